@@ -18,7 +18,7 @@ import bursar.loops.housekeeping
 import bursar.rpc.serve
 from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.nodes.liveness import Patience
-from bursar.core.objects.pending_reason import Why
+from bursar.core.objects.pending_reason import ReasonCode
 from bursar.core.values.money import credits_of
 from bursar.main import api, controller, serve
 from bursar.wire.kinds.registry import KINDS
@@ -133,7 +133,7 @@ def test_every_kind_is_in_the_table_of_kinds() -> None:
 def test_every_reason_is_in_the_table_of_reasons_in_its_order() -> None:
     section = page("docs/scheduling.md").partition("## Why is it waiting?")[2]
     told = re.findall(r"^\| `([a-z_]+?)(?:_<resource>)?` \|", section, re.MULTILINE)
-    assert told == list(Why)
+    assert told == list(ReasonCode)
 
 
 def test_every_setting_of_the_scheduler_is_in_the_table_of_settings() -> None:

@@ -45,17 +45,17 @@ def test_every_module_says_first_what_it_is() -> None:
 
 def test_nothing_is_left_for_later() -> None:
     # In two halves, so that this file is not found itself.
-    marks = re.compile(rf"\b({'TO' + 'DO'}|{'FIX' + 'ME'}|{'X' + 'XX'})\b")
+    fingerprints = re.compile(rf"\b({'TO' + 'DO'}|{'FIX' + 'ME'}|{'X' + 'XX'})\b")
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in CODE
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if marks.search(line)
+        if fingerprints.search(line)
     ]
     assert not found
 
 
 def test_objects_are_removed_in_one_place() -> None:
     # What has finalizers must not slip out by another way.
-    found = [str(path.relative_to(SOURCE)) for path in MODULES if "sheet.remove(" in path.read_text(encoding="utf-8")]
+    found = [str(path.relative_to(SOURCE)) for path in MODULES if "batch.remove(" in path.read_text(encoding="utf-8")]
     assert found == ["ops/objects/removal.py"]

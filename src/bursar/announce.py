@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from bursar.client.contexts import DEFAULT_URL
-from bursar.config import Settings
+from bursar.config import ServerSettings
 
 
-def announce(settings: Settings, listener: socket.socket, token: str | None, ca: Path | None) -> None:
+def announce(settings: ServerSettings, listener: socket.socket, token: str | None, ca: Path | None) -> None:
     """One line when it is ready; a new token before it, once."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if settings.tls_cert else "http"
@@ -29,7 +29,7 @@ def announce(settings: Settings, listener: socket.socket, token: str | None, ca:
         print(_next_step(settings, url, ca), flush=True)
 
 
-def _next_step(settings: Settings, url: str, ca: Path | None) -> str:
+def _next_step(settings: ServerSettings, url: str, ca: Path | None) -> str:
     """Commands for another terminal, spelled as this one was started."""
     program = sys.argv[0] if "/" in sys.argv[0] and not sys.argv[0].startswith("/") else "bursar"
     assert settings.admin_token_file is not None

@@ -19,7 +19,7 @@ READY = "ready"  # the line that a child prints when it serves
 
 
 @dataclass(slots=True)
-class Child:
+class ChildProcess:
     """Invariant: while it is not told to stop, at most one process of it lives, and a dead one is replaced."""
 
     name: str

@@ -21,9 +21,9 @@ log = structlog.get_logger()
 
 async def _work(its: socket.socket) -> None:
     database = await Database.open(os.environ["BURSAR_DATABASE_URL"], readers=1)
-    office = await open_runtime(database)
+    runtime = await open_runtime(database)
     calm_collector()
-    await serve(office, its)
+    await serve(runtime, its)
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ class WaldurSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServerSettings:
     """What a server process needs to know."""
 
     http: Address

@@ -17,9 +17,9 @@ from bursar.core.values.wording import counted
 
 if TYPE_CHECKING:
     from bursar.client import AsyncClient
-    from bursar.config import Settings
+    from bursar.config import ServerSettings
     from bursar.sim.rest import RestNodes
-    from bursar.sim.shape import Shape
+    from bursar.sim.shape import NodeShape
     from bursar.sim.stream import AgentNodes
 
 DATABASE = click.option(
@@ -181,17 +181,17 @@ def nodes(connection: Connection, keep: bool, **options: Any) -> None:
     """
     import asyncio
 
-    from bursar.sim.shape import Shape
+    from bursar.sim.shape import NodeShape
 
     if options["rest"] and (options["grpc"] or options["insecure"]):
         raise click.UsageError("--rest goes without --grpc and --insecure")
     if options["insecure"] and not options["grpc"]:
         raise click.UsageError("--insecure needs --grpc HOST:PORT")
     ways = {name: options.pop(name) for name in ("run_seconds", "stop_seconds", "grpc", "insecure", "rest")}
-    asyncio.run(_simulate(connection, Shape(**options), keep, ways))
+    asyncio.run(_simulate(connection, NodeShape(**options), keep, ways))
 
 
-async def _simulate(connection: Connection, shape: Shape, keep: bool, ways: dict[str, Any]) -> None:
+async def _simulate(connection: Connection, shape: NodeShape, keep: bool, ways: dict[str, Any]) -> None:
     import asyncio
     import signal
 
@@ -240,7 +240,7 @@ def _in_foreground() -> bool:
 
 async def _simulated(
     client: AsyncClient,
-    shape: Shape,
+    shape: NodeShape,
     *,
     run_seconds: float | None,
     stop_seconds: float,
@@ -249,22 +249,22 @@ async def _simulated(
     rest: bool,
 ) -> AgentNodes | RestNodes:
     """Nodes that speak as agents do, where the server can hear them."""
-    from bursar.sim.fake_executor import Manner
+    from bursar.sim.fake_executor import FakeBehaviour
     from bursar.sim.rest import RestNodes
     from bursar.sim.stream import AgentNodes, find_address
 
     address = "" if rest else grpc or await find_address(client)
     if not address:
         return RestNodes(client, shape, default_seconds=run_seconds, stop_seconds=stop_seconds)
-    return AgentNodes(client, shape, address, Manner(run_seconds, stop_seconds), insecure=insecure)
+    return AgentNodes(client, shape, address, FakeBehaviour(run_seconds, stop_seconds), insecure=insecure)
 
 
-def _settings(options: dict[str, Any]) -> Settings:
+def _settings(options: dict[str, Any]) -> ServerSettings:
     from bursar.config import (
         CONNECTIONS_MAX,
         CONNECTIONS_PER_ADDRESS_MAX,
         ConfigError,
-        Settings,
+        ServerSettings,
         oidc_from_environment,
         parse_address,
         requests_per_minute_from_environment,
@@ -272,7 +272,7 @@ def _settings(options: dict[str, Any]) -> Settings:
     )
 
     try:
-        return Settings(
+        return ServerSettings(
             http=parse_address(options["http"], "--http"),
             grpc=parse_address(options["grpc"], "--grpc") if options.get("grpc") else None,
             database_url=options.get("database_url", ""),

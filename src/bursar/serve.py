@@ -26,11 +26,11 @@ import uvloop
 from bursar.announce import announce
 from bursar.api.http.connection import Bounds
 from bursar.api.http.tls import ensure_server_certificate
-from bursar.api.serve import door_of, opened_house, serve_http
-from bursar.api.site.metrics_app import MetricsDoor
+from bursar.api.serve import app_of, opened_context, serve_http
+from bursar.api.site.metrics_app import MetricsApp
 from bursar.bridges.webhook import run_webhooks
-from bursar.child import READY, Child
-from bursar.config import Address, Settings, with_password_hidden
+from bursar.child import READY, ChildProcess
+from bursar.config import Address, ServerSettings, with_password_hidden
 from bursar.logs import set_up_logs
 from bursar.loops.claims import run_claims
 from bursar.loops.drain import run_drains
@@ -63,7 +63,7 @@ READY_SECONDS_MAX = 60.0
 _PR_SET_PDEATHSIG = 1
 
 
-class StartError(Exception):
+class ServerStartError(Exception):
     """Why the server cannot start; the message says what to do."""
 
 
@@ -72,7 +72,7 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             return runner.run(main)
-        except (StartError, EmbeddedError, MigrationError, TokenFileError, OsUserError, OSError) as error:
+        except (ServerStartError, EmbeddedError, MigrationError, TokenFileError, OsUserError, OSError) as error:
             print(f"bursar: {error}", file=sys.stderr)
             return 1
         except AWAY as error:
@@ -83,16 +83,16 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 # The parts, each a process.
 
 
-def run_api(settings: Settings, fd: int | None, metrics_fd: int | None = None) -> int:
+def run_api(settings: ServerSettings, fd: int | None, metrics_fd: int | None = None) -> int:
     return _run(_api(settings, fd, metrics_fd))
 
 
-async def _api(settings: Settings, fd: int | None, metrics_fd: int | None) -> int:
+async def _api(settings: ServerSettings, fd: int | None, metrics_fd: int | None) -> int:
     die_with_parent()
     allow_open_files()
     _check_grpc(settings)
     if not settings.database_url:
-        raise StartError(
+        raise ServerStartError(
             "`bursar api` needs --database-url or BURSAR_DATABASE_URL; `bursar serve` brings its own database"
         )
     if fd is None:
@@ -104,8 +104,8 @@ async def _api(settings: Settings, fd: int | None, metrics_fd: int | None) -> in
     listener = socket.socket(fileno=fd) if fd is not None else listen(settings.http, "--http")
     scraped = socket.socket(fileno=metrics_fd) if metrics_fd is not None else _listen_metrics(settings)
     async with AsyncExitStack() as opened:
-        house = await opened.enter_async_context(
-            opened_house(
+        context = await opened.enter_async_context(
+            opened_context(
                 settings.database_url,
                 redis_url=settings.redis_url,
                 requests_per_minute=settings.requests_per_minute,
@@ -116,7 +116,7 @@ async def _api(settings: Settings, fd: int | None, metrics_fd: int | None) -> in
         )
         from bursar.rpc.agent_client import Agents
 
-        house.keeper = agents = Agents(house.database, insecure=settings.grpc_insecure)
+        context.informer = agents = Agents(context.database, insecure=settings.grpc_insecure)
         opened.push_async_callback(agents.close)
         if settings.grpc is not None:
             from bursar.rpc.serve import AddressTaken, opened_grpc
@@ -124,8 +124,8 @@ async def _api(settings: Settings, fd: int | None, metrics_fd: int | None) -> in
             try:
                 await opened.enter_async_context(
                     opened_grpc(
-                        house.office,
-                        house.feed,
+                        context.runtime,
+                        context.feed,
                         str(settings.grpc),
                         hosts=settings.grpc_names,
                         insecure=settings.grpc_insecure,
@@ -134,7 +134,7 @@ async def _api(settings: Settings, fd: int | None, metrics_fd: int | None) -> in
                 )
             except AddressTaken as error:
                 raise _cannot_serve_grpc(settings.grpc, "--grpc", str(error)) from error
-        door = door_of(house)
+        app = app_of(context)
         if settings.grpc_admin is not None:
             from bursar.rpc.serve import AddressTaken, opened_admin
 
@@ -142,16 +142,16 @@ async def _api(settings: Settings, fd: int | None, metrics_fd: int | None) -> in
             try:
                 shared = settings.grpc_shared
                 await opened.enter_async_context(
-                    opened_admin(house.database, door, str(settings.grpc_admin), tls=tls, shared=shared)
+                    opened_admin(context.database, app, str(settings.grpc_admin), tls=tls, shared=shared)
                 )
             except AddressTaken as error:
                 raise _cannot_serve_grpc(settings.grpc_admin, "--grpc-admin", str(error)) from error
         calm_collector()
         print(READY, flush=True)
         bounds = Bounds(min(settings.connections, open_files_max() - RESERVED_FILES), settings.connections_per_address)
-        metrics = (MetricsDoor(house), scraped) if scraped is not None else None
+        metrics = (MetricsApp(context), scraped) if scraped is not None else None
         await serve_http(
-            door, listener, tls_cert=settings.tls_cert, tls_key=settings.tls_key, bounds=bounds, metrics=metrics
+            app, listener, tls_cert=settings.tls_cert, tls_key=settings.tls_key, bounds=bounds, metrics=metrics
         )
     return 0
 
@@ -161,68 +161,70 @@ def _warn_of_root(command: str) -> None:
         log.warning(f"`{command}` runs as root: start it as an ordinary user; `bursar serve` hands over by itself")
 
 
-def _check_grpc(settings: Settings, *, tls_auto: bool = False) -> None:
+def _check_grpc(settings: ServerSettings, *, tls_auto: bool = False) -> None:
     if settings.grpc is not None and settings.grpc_insecure and not settings.grpc.is_loopback:
-        raise StartError(
+        raise ServerStartError(
             f"--grpc {settings.grpc} is not on loopback: with --grpc-insecure gRPC is served on loopback only"
         )
     if settings.grpc_admin is not None and not settings.grpc_admin.is_loopback and not (settings.tls_cert or tls_auto):
-        raise StartError(
+        raise ServerStartError(
             f"--grpc-admin {settings.grpc_admin} is not on loopback: tokens could be read on the wire; "
             "give --tls-cert and --tls-key, or --tls auto"
         )
 
 
-def _cannot_serve_grpc(address: Address, option: str, why: str) -> StartError:
-    return StartError(f"cannot listen on {address} for gRPC: {why}; choose another address with {option} HOST:PORT")
+def _cannot_serve_grpc(address: Address, option: str, why: str) -> ServerStartError:
+    return ServerStartError(
+        f"cannot listen on {address} for gRPC: {why}; choose another address with {option} HOST:PORT"
+    )
 
 
-def run_controller(settings: Settings) -> int:
+def run_controller(settings: ServerSettings) -> int:
     return _run(_controller(settings))
 
 
-async def _controller(settings: Settings) -> int:
+async def _controller(settings: ServerSettings) -> int:
     die_with_parent()
     if not settings.database_url:
-        raise StartError("`bursar controller` needs --database-url or BURSAR_DATABASE_URL")
+        raise ServerStartError("`bursar controller` needs --database-url or BURSAR_DATABASE_URL")
     stopping = _on_signals()
     if "BURSAR_PARENT" not in os.environ:
         _warn_of_root("bursar controller")
         await prepare(settings.database_url)
     database = await Database.open(settings.database_url)
-    office = await open_runtime(database)
+    runtime = await open_runtime(database)
     loops = asyncio.gather(
-        run_upkeep(office),
-        run_drains(office),
-        run_jobs(office),
-        run_nodes(office),
-        run_ledger(office),
-        run_hours(office),
-        run_leases(office),
-        run_claims(office),
-        run_reconcile(office),
-        run_webhooks(office),
-        run_lead(database, f"{socket.gethostname()}/{os.getpid()}", lambda fence: run_schedule(office, fence)),
+        run_upkeep(runtime),
+        run_drains(runtime),
+        run_jobs(runtime),
+        run_nodes(runtime),
+        run_ledger(runtime),
+        run_hours(runtime),
+        run_leases(runtime),
+        run_claims(runtime),
+        run_reconcile(runtime),
+        run_webhooks(runtime),
+        run_lead(database, f"{socket.gethostname()}/{os.getpid()}", lambda fence: run_schedule(runtime, fence)),
     )
     print(READY, flush=True)
     await _until(stopping, loops)
     loops.cancel()
     await asyncio.gather(loops, return_exceptions=True)
-    await office.close()
+    await runtime.close()
     await database.close()
     return 0
 
 
-def run_waldur(settings: Settings) -> int:
+def run_waldur(settings: ServerSettings) -> int:
     return _run(_waldur(settings))
 
 
-async def _waldur(settings: Settings) -> int:
+async def _waldur(settings: ServerSettings) -> int:
     die_with_parent()
     if not settings.database_url:
-        raise StartError("`bursar waldur` needs --database-url or BURSAR_DATABASE_URL")
+        raise ServerStartError("`bursar waldur` needs --database-url or BURSAR_DATABASE_URL")
     if settings.waldur is None:
-        raise StartError("`bursar waldur` needs BURSAR_WALDUR_URL")
+        raise ServerStartError("`bursar waldur` needs BURSAR_WALDUR_URL")
     _check_waldur(settings)
     stopping = _on_signals()
     if "BURSAR_PARENT" not in os.environ:
@@ -230,14 +232,14 @@ async def _waldur(settings: Settings) -> int:
     database = await Database.open(settings.database_url)
     # Nobody waits for what Waldur says: its client takes seconds to import.
     print(READY, flush=True)
-    from bursar.bridges.budget import Pace, run_budget_source
+    from bursar.bridges.budget import ReadPace, run_budget_source
     from bursar.bridges.waldur import Component, Waldur
 
     said = settings.waldur
     source = Waldur(
         said.url, said.token_file, said.offerings, Component(*said.gpu_hours), Component(*said.node_hours), said.ca_file
     )
-    reading = asyncio.ensure_future(run_budget_source(database, source, Pace(said.poll_seconds)))
+    reading = asyncio.ensure_future(run_budget_source(database, source, ReadPace(said.poll_seconds)))
     await _until(stopping, reading)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
@@ -245,9 +247,11 @@ async def _waldur(settings: Settings) -> int:
     return 0
 
 
-def _check_waldur(settings: Settings) -> None:
+def _check_waldur(settings: ServerSettings) -> None:
     if settings.waldur is not None and find_spec("waldur_api_client") is None:
-        raise StartError("BURSAR_WALDUR_URL is set, and Waldur's client is not installed: pip install 'bursar[waldur]'")
+        raise ServerStartError(
+            "BURSAR_WALDUR_URL is set, and Waldur's client is not installed: pip install 'bursar[waldur]'"
+        )
 
 
 async def _until(stopping: asyncio.Event, loops: asyncio.Future[Any]) -> None:
@@ -273,10 +277,10 @@ def die_with_parent() -> None:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != int(os.environ["BURSAR_PARENT"]):
-        raise StartError("the server that started this process is gone")
+        raise ServerStartError("the server that started this process is gone")
 
 
-def _listen_metrics(settings: Settings) -> socket.socket | None:
+def _listen_metrics(settings: ServerSettings) -> socket.socket | None:
     return listen(settings.metrics, "--metrics") if settings.metrics is not None else None
 
 
@@ -287,7 +291,7 @@ def listen(address: Address, option: str) -> socket.socket:
     try:
         listener.bind((address.host, address.port))
     except OSError as error:
-        raise StartError(
+        raise ServerStartError(
             f"cannot listen on {address}: {error.strerror}; choose another address with {option} HOST:PORT"
         ) from error
     listener.listen(4096)
@@ -312,18 +316,18 @@ def _try_grpc_address(address: Address | None, option: str) -> None:
 # The parent.
 
 
-def run(settings: Settings, *, data: Path | None, tls_auto: bool) -> int:
+def run(settings: ServerSettings, *, data: Path | None, tls_auto: bool) -> int:
     return _run(_serve(settings, data, tls_auto))
 
 
-async def _serve(settings: Settings, data: Path | None, tls_auto: bool) -> int:
+async def _serve(settings: ServerSettings, data: Path | None, tls_auto: bool) -> int:
     stopping = _on_signals()
     _check_grpc(settings, tls_auto=tls_auto)
     _check_waldur(settings)
     _try_grpc_address(settings.grpc, "--grpc")
     _try_grpc_address(settings.grpc_admin, "--grpc-admin")
     if bool(settings.tls_cert) != bool(settings.tls_key):
-        raise StartError("--tls-cert and --tls-key go together")
+        raise ServerStartError("--tls-cert and --tls-key go together")
     if not settings.http.is_loopback and not (settings.tls_cert or tls_auto):
         log.warning("plain HTTP beyond loopback: tokens can be read on the wire; use --tls, or a proxy that does")
     data = (data or default_data_directory()).absolute()
@@ -343,19 +347,19 @@ async def _serve(settings: Settings, data: Path | None, tls_auto: bool) -> int:
             await embedded.stop()
 
 
-def _server_user(settings: Settings) -> OsUser | None:
+def _server_user(settings: ServerSettings) -> OsUser | None:
     """Who runs the children; None where that is the user we are."""
     own = name_of(os.geteuid())
     if os.geteuid() != 0:
         if settings.user not in ("", own):
-            raise StartError(f"--user {settings.user}: only root can start it as another user")
+            raise ServerStartError(f"--user {settings.user}: only root can start it as another user")
         return None
     if settings.user in ("root", own):
         return None
     user = system_user(settings.user or SERVER)
     for address, option in ((settings.grpc, "--grpc"), (settings.grpc_admin, "--grpc-admin")):
         if address is not None and 0 < address.port < _unprivileged_port():
-            raise StartError(f"{option} {address}: the user {user.name} may not listen on ports below 1024")
+            raise ServerStartError(f"{option} {address}: the user {user.name} may not listen on ports below 1024")
     return user
 
 
@@ -366,7 +370,7 @@ def _unprivileged_port() -> int:
         return 1024
 
 
-def _files(settings: Settings) -> list[Path]:
+def _files(settings: ServerSettings) -> list[Path]:
     """What the children read, as the user that they run as."""
     oidc, waldur = settings.oidc, settings.waldur
     files = [settings.tls_cert, settings.tls_key]
@@ -378,7 +382,7 @@ def _files(settings: Settings) -> list[Path]:
 
 
 async def _serve_on(
-    settings: Settings,
+    settings: ServerSettings,
     listeners: tuple[socket.socket, socket.socket | None],
     data: Path,
     tls_auto: bool,
@@ -407,20 +411,20 @@ async def _serve_on(
         await asyncio.gather(*keepers, return_exceptions=True)
 
 
-async def _all_ready(children: list[Child], stopping: asyncio.Event) -> bool:
+async def _all_ready(children: list[ChildProcess], stopping: asyncio.Event) -> bool:
     """Whether all children came up before somebody said stop."""
     stop = asyncio.create_task(stopping.wait())
     ready = asyncio.gather(*(child.ready.wait() for child in children))
     done, _ = await asyncio.wait((stop, ready), timeout=READY_SECONDS_MAX, return_when=asyncio.FIRST_COMPLETED)
     if not done:
-        raise StartError(f"the server's parts did not come up within {READY_SECONDS_MAX:.0f} s; the log says why")
+        raise ServerStartError(f"the server's parts did not come up within {READY_SECONDS_MAX:.0f} s; the log says why")
     for one in (stop, ready):
         one.cancel()
     await asyncio.gather(stop, ready, return_exceptions=True)
     return stop not in done
 
 
-async def _admin_token(settings: Settings) -> str | None:
+async def _admin_token(settings: ServerSettings) -> str | None:
     db = await connect(settings.database_url)
     try:
         return await ensure_admin_token(db, settings.admin_token_file, now())
@@ -428,7 +432,7 @@ async def _admin_token(settings: Settings) -> str | None:
         await db.close()
 
 
-async def _warn_of_agents(settings: Settings) -> None:
+async def _warn_of_agents(settings: ServerSettings) -> None:
     """Without gRPC the nodes of an earlier start fall silent, and nothing else would say why."""
     if settings.grpc is not None:
         return
@@ -443,8 +447,8 @@ async def _warn_of_agents(settings: Settings) -> None:
 
 
 def _children(
-    settings: Settings, listeners: tuple[socket.socket, socket.socket | None], over: HandOver | None
-) -> list[Child]:
+    settings: ServerSettings, listeners: tuple[socket.socket, socket.socket | None], over: HandOver | None
+) -> list[ChildProcess]:
     environment = {
         **os.environ,
         "BURSAR_PARENT": str(os.getpid()),
@@ -471,10 +475,10 @@ def _children(
         shared.append("--grpc-shared")
     shared += ["--connections", str(settings.connections)]
     shared += ["--connections-per-address", str(settings.connections_per_address)]
-    children = [Child(f"api-{index}", shared, environment, fds, over) for index in range(settings.workers)]
-    children.append(Child("controller", ["controller"], environment, over=over))
+    children = [ChildProcess(f"api-{index}", shared, environment, fds, over) for index in range(settings.workers)]
+    children.append(ChildProcess("controller", ["controller"], environment, over=over))
     if settings.waldur is not None:
-        children.append(Child("waldur", ["waldur"], environment, over=over))
+        children.append(ChildProcess("waldur", ["waldur"], environment, over=over))
     return children
 
 

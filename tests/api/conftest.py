@@ -6,7 +6,7 @@ import pytest_asyncio
 
 from bursar.store.embedded import Embedded
 from support.api.site import Site, opened_site
-from support.api.two_tenants import Cast, assembled
+from support.api.two_tenants import TwoTenants, assembled
 from support.runtime.postgres import _url, clone_database, drop_database
 
 
@@ -19,5 +19,5 @@ async def site(embedded_postgres: Embedded, database_template: str) -> AsyncIter
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cast(site: Site) -> Cast:
+async def cast(site: Site) -> TwoTenants:
     return await assembled(site)

@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from bursar.agent.machine.types import Run, State
+from bursar.agent.machine.types import PlacementState, Run
 from bursar.bench.h2 import RawLine
-from bursar.sim.agents import Crowd
+from bursar.sim.agents import AgentCrowd
 from bursar.sim.work import SECONDS
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from support.nodes.plain_control_plane import Plane, played
 
 
 @asynccontextmanager
-async def acting(address: str, names: list[str], streams: int) -> AsyncIterator[Crowd]:
+async def acting(address: str, names: list[str], streams: int) -> AsyncIterator[AgentCrowd]:
     line = RawLine(address, streams)
-    crowd = Crowd(names, line, beat_seconds=0.1)
+    crowd = AgentCrowd(names, line, beat_seconds=0.1)
     task = asyncio.create_task(crowd.run())
     try:
         async with asyncio.timeout(30):
@@ -44,9 +44,9 @@ async def test_many_streams_share_a_connection_and_each_is_its_own() -> None:
         await plane.push("sim-7", Run("alloc-a", 1, "team", "a", annotations={SECONDS: "0"}))
         await plane.push("sim-3", *plane.wanted["sim-3"])
         await eventually(lambda: crowd.running == 300)
-        await eventually(lambda: plane.states.get(("alloc-a", 1)) is State.SUCCEEDED)
-        await eventually(lambda: all(len(plane.beats[name]) >= 5 for name in names))
-    assert all(beats == list(range(1, len(beats) + 1)) for beats in plane.beats.values())
+        await eventually(lambda: plane.states.get(("alloc-a", 1)) is PlacementState.SUCCEEDED)
+        await eventually(lambda: all(len(plane.heartbeats[name]) >= 5 for name in names))
+    assert all(heartbeats == list(range(1, len(heartbeats) + 1)) for heartbeats in plane.heartbeats.values())
 
 
 async def test_whoever_is_sent_away_comes_back() -> None:

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from bursar.bench import schedule
 from bursar.bench.main import bench
 from bursar.bench.schedule import TooMuch, _bind_backlog, measure_decisions, require_room
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.sim.local import register
 from support.runtime.runtime import namespace
 
@@ -73,10 +73,10 @@ def test_what_cannot_be_measured_is_refused(options: list[str]) -> None:
     assert CliRunner().invoke(bench, options).exit_code == 2
 
 
-async def test_a_backlog_that_does_not_fit_is_given_up(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_backlog_that_does_not_fit_is_given_up(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "STALL_SECONDS", 0.0)
-    await register(office, 1)
+    await register(runtime, 1)
     for index in range(schedule.TENANTS):
-        await namespace(office, f"team-{index}")
+        await namespace(runtime, f"team-{index}")
     with pytest.raises(TooMuch, match="nothing more was"):
-        await _bind_backlog(office, 9, "basic")
+        await _bind_backlog(runtime, 9, "basic")

@@ -3,22 +3,22 @@
 from bursar.bridges.webhook import Courier, opened_client
 from bursar.loops.budget import review
 from bursar.ops.objects.webhook import add_webhook
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.objects.webhook import Webhook
 from support.process.receivers import Receiver, receiving
 from support.runtime.runtime import change, code, tenant
 from support.usage.spent_hours import spend
 
 
-async def hook(office: Office, name: str, receiver: Receiver, **more: object) -> str:
-    made = await add_webhook(office, Webhook(name, url=receiver.url, allow_local=True, **more))  # type: ignore[arg-type]
+async def hook(runtime: Runtime, name: str, receiver: Receiver, **more: object) -> str:
+    made = await add_webhook(runtime, Webhook(name, url=receiver.url, allow_local=True, **more))  # type: ignore[arg-type]
     assert isinstance(made, tuple), made
     return made[1]
 
 
-async def send_all(office: Office) -> None:
+async def send_all(runtime: Runtime) -> None:
     async with opened_client() as http:
-        courier = Courier(office, http)
+        courier = Courier(runtime, http)
         try:
             while await courier.start_due() or courier._tasks:
                 await courier.pause(5)
@@ -26,22 +26,22 @@ async def send_all(office: Office) -> None:
             await courier.close()
 
 
-async def test_a_tenants_people_are_sent_what_became_of_their_budget_at_80_and_at_100_percent(office: Office) -> None:
+async def test_a_tenants_people_are_sent_what_became_of_their_budget_at_80_and_at_100_percent(runtime: Runtime) -> None:
     for name in ("physics", "chemistry"):
-        assert code(await tenant(office, name, gpuHoursBudget=100, nodeHoursBudget=1000)) == "ok"
+        assert code(await tenant(runtime, name, gpuHoursBudget=100, nodeHoursBudget=1000)) == "ok"
     async with receiving() as theirs, receiving() as others, receiving() as money:
-        secret = await hook(office, "theirs", theirs, tenant="physics")
-        await hook(office, "others", others, tenant="chemistry")
-        await hook(office, "money", money, types=("credit.low",))
-        await spend(office, "physics", gpu_hours=81, node_hours=20)
-        await review(office)
-        await spend(office, "physics", gpu_hours=19)
-        await review(office)
-        await send_all(office)
-        assert code(await change(office, "Tenant", "", "physics", gpuHoursBudget=1000)) == "ok"
-        await review(office)
-        await review(office)
-        await send_all(office)
+        secret = await hook(runtime, "theirs", theirs, tenant="physics")
+        await hook(runtime, "others", others, tenant="chemistry")
+        await hook(runtime, "money", money, types=("credit.low",))
+        await spend(runtime, "physics", gpu_hours=81, node_hours=20)
+        await review(runtime)
+        await spend(runtime, "physics", gpu_hours=19)
+        await review(runtime)
+        await send_all(runtime)
+        assert code(await change(runtime, "Tenant", "", "physics", gpuHoursBudget=1000)) == "ok"
+        await review(runtime)
+        await review(runtime)
+        await send_all(runtime)
         assert others.got == money.got == []
         assert all(one.is_signed_with(secret) for one in theirs.got)
         events = sorted((one.event for one in theirs.got), key=lambda event: str(event["time"]))

@@ -8,16 +8,16 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from bursar.bridges.budget import Pace, SourceAway, read_once
+from bursar.bridges.budget import ReadPace, SourceAway, read_once
 from bursar.bridges.waldur import Component, Waldur
 from bursar.core.usage.external_budget import Remaining
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.usage.usage_rollup import BudgetUse, load_budgets
 from support.api.site import eventually
 from support.process.waldurs import TOKEN, WaldurServer, serving
 from support.runtime.runtime import tenant
 
-PACE = Pace(600.0, again_seconds=0.0)
+PACE = ReadPace(600.0, again_seconds=0.0)
 
 
 @pytest.fixture
@@ -113,16 +113,16 @@ async def test_amounts_that_are_no_numbers_are_no_figures(waldur: WaldurServer, 
 
 
 async def test_waldurs_figure_counts_while_it_answers_and_ours_as_soon_as_it_does_not(
-    office: Office, waldur: WaldurServer, source: Waldur
+    runtime: Runtime, waldur: WaldurServer, source: Waldur
 ) -> None:
-    await tenant(office, "physics", gpuHoursBudget=1000)
+    await tenant(runtime, "physics", gpuHoursBudget=1000)
     resource = waldur.resource("physics", limits={"gpu_hours": 1000}, limit_usage={"gpu_hours": 900})
 
     async def budgets() -> dict[str, BudgetUse]:
-        async with office.database.reader() as db:
+        async with runtime.database.reader() as db:
             await db.execute("UPDATE budget_source SET due_at = now()")
-            await read_once(office.database, source, PACE)
-            return await load_budgets(db, await office.trees.refresh(db))
+            await read_once(runtime.database, source, PACE)
+            return await load_budgets(db, await runtime.trees.refresh(db))
 
     assert await budgets() == {"physics": BudgetUse(900.0, 0.0, "waldur")}
     waldur.plan = [502, 502]
@@ -132,25 +132,25 @@ async def test_waldurs_figure_counts_while_it_answers_and_ours_as_soon_as_it_doe
 
 
 async def test_nobody_who_counts_waits_for_a_waldur_that_hangs(
-    office: Office, waldur: WaldurServer, source: Waldur
+    runtime: Runtime, waldur: WaldurServer, source: Waldur
 ) -> None:
-    await tenant(office, "physics", gpuHoursBudget=1000)
+    await tenant(runtime, "physics", gpuHoursBudget=1000)
     waldur.resource("physics", limits={"gpu_hours": 1000}, limit_usage={"gpu_hours": 900})
-    assert await read_once(office.database, source, PACE)
+    assert await read_once(runtime.database, source, PACE)
     waldur.gate.clear()
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await db.execute("UPDATE budget_source SET due_at = now()")
-    reading = asyncio.create_task(read_once(office.database, source, PACE))
+    reading = asyncio.create_task(read_once(runtime.database, source, PACE))
 
     async def is_asked() -> bool:
         return len(waldur.calls) == 2
 
     await eventually(is_asked)
-    async with office.database.reader() as db:
-        assert (await load_budgets(db, await office.trees.refresh(db)))["physics"].source == "waldur"
+    async with runtime.database.reader() as db:
+        assert (await load_budgets(db, await runtime.trees.refresh(db)))["physics"].source == "waldur"
     assert not reading.done()
     waldur.plan = [503, 503]
     waldur.gate.set()
     assert not await reading
-    async with office.database.reader() as db:
-        assert (await load_budgets(db, office.trees.latest))["physics"].source == "internal"
+    async with runtime.database.reader() as db:
+        assert (await load_budgets(db, runtime.trees.latest))["physics"].source == "internal"

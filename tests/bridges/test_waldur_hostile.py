@@ -12,14 +12,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from bursar.bridges import waldur
-from bursar.bridges.budget import FAULT_CHARS_MAX, Pace, SourceAway, read_once
+from bursar.bridges.budget import FAULT_CHARS_MAX, ReadPace, SourceAway, read_once
 from bursar.bridges.waldur import Waldur
 from bursar.core.usage.external_budget import Remaining
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.usage import budget as store
 from support.process.waldurs import listening
 
-PACE = Pace(600.0, again_seconds=0.0)
+PACE = ReadPace(600.0, again_seconds=0.0)
 SECRET = "s3cret-w0rd"
 
 
@@ -86,16 +86,16 @@ def resource(backend_id: Any, limit: Any = 100) -> dict[str, Any]:
     ],
 )  # fmt: skip
 async def test_what_was_said_before_is_withdrawn_and_the_fault_is_short(
-    office: Office, answers: Answers, source: Waldur, body: bytes
+    runtime: Runtime, answers: Answers, source: Waldur, body: bytes
 ) -> None:
     answers.body = json.dumps([resource("physics")]).encode()
-    assert await read_once(office.database, source, PACE)
+    assert await read_once(runtime.database, source, PACE)
     answers.body = body or b" "
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await db.execute("UPDATE budget_source SET due_at = now()")
     with capture_logs() as logged:
-        assert not await read_once(office.database, source, PACE)
-    async with office.database.reader() as db:
+        assert not await read_once(runtime.database, source, PACE)
+    async with runtime.database.reader() as db:
         assert await store.load_remaining(db) == {}
         ((_, answered, fault),) = await store.load_sources(db)
     assert not answered
@@ -105,11 +105,11 @@ async def test_what_was_said_before_is_withdrawn_and_the_fault_is_short(
 
 @pytest.mark.parametrize("name", ["phy\0sics", "\ud800", "Physics", "a/b", "x" * 1000, " ", 5, None])
 async def test_a_resource_that_can_be_no_tenant_does_not_spoil_the_others(
-    office: Office, answers: Answers, source: Waldur, name: Any
+    runtime: Runtime, answers: Answers, source: Waldur, name: Any
 ) -> None:
     answers.body = json.dumps([resource(name), resource("physics")]).encode()
-    assert await read_once(office.database, source, PACE)
-    async with office.database.reader() as db:
+    assert await read_once(runtime.database, source, PACE)
+    async with runtime.database.reader() as db:
         assert await store.load_remaining(db) == {"physics": Remaining(99.0, None, "waldur")}
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from bursar.bridges.waldur_tenant import CHANGES_MAX, NotTheirs, State, Tenants
+from bursar.bridges.waldur_tenant import CHANGES_MAX, NotTheirs, ResourceState, Tenants
 from bursar.client import Client, NotFound
 from bursar.loops.housekeeping import finish_namespaces
 from support.api.site import Site, eventually, opened_site
@@ -36,7 +36,7 @@ async def test_what_others_change_at_the_same_time_is_kept_and_nothing_errs(site
 
     def order() -> None:
         for nodes in range(1, 9):
-            tenants.set_state("physics", OWNER, State.PAUSED if nodes % 2 else State.OPEN)
+            tenants.set_state("physics", OWNER, ResourceState.PAUSED if nodes % 2 else ResourceState.OPEN)
             tenants.set_limits("physics", OWNER, {"nodes": nodes})
 
     await asyncio.gather(weigh(), asyncio.to_thread(order))
@@ -57,7 +57,7 @@ async def test_whoever_has_the_name_now_is_not_touched_for_another_resource(tena
     def orders(owner: str) -> None:
         some: list[Callable[[], None]] = [
             lambda: tenants.set_limits("physics", owner, {"nodes": 1}),
-            lambda: tenants.set_state("physics", owner, State.PAUSED),
+            lambda: tenants.set_state("physics", owner, ResourceState.PAUSED),
             lambda: tenants.delete("physics", owner),
         ]
         for order in some:
@@ -84,7 +84,7 @@ async def test_a_name_that_is_taken_while_it_is_deleted_stays_whose_it_is(site: 
         ending = asyncio.create_task(asyncio.to_thread(tenants.delete, "physics", OWNER))
         await eventually(lambda: is_ending(site, "physics"))
         assert (await site.patch("tenants/physics", label)).status == 200
-        await finish_namespaces(site.house.office)
+        await finish_namespaces(site.context.runtime)
         with pytest.raises(NotTheirs):
             await ending
     assert (await site.get("tenants/physics")).status == 200

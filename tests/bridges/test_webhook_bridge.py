@@ -20,7 +20,7 @@ from bursar.core.values.money import nanocredits
 from bursar.ops.credit.credit import PutAccount, put_account, top_up
 from bursar.ops.credit.ledger import Extend
 from bursar.ops.objects.webhook import add_webhook, list_webhooks, remove_webhook
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.objects.webhook import Webhook
 from support.api.site import eventually
 from support.credit.metering import POOL, done, event, furnish, lapse, lease, pass_time, reconcile, send
@@ -28,16 +28,16 @@ from support.process.receivers import HANG, Receiver, receiving
 from support.runtime.runtime import change, opened, tenant
 
 
-async def hook(office: Office, receiver: Receiver | str, name: str = "hook", **more: Any) -> str:
+async def hook(runtime: Runtime, receiver: Receiver | str, name: str = "hook", **more: Any) -> str:
     """A webhook at this receiver; its secret."""
     url = receiver if isinstance(receiver, str) else receiver.url
-    made = await add_webhook(office, Webhook(name, url=url, allow_local=more.pop("allow_local", True), **more))
+    made = await add_webhook(runtime, Webhook(name, url=url, allow_local=more.pop("allow_local", True), **more))
     assert isinstance(made, tuple), made
     return made[1]
 
 
-async def notice(office: Office, count: int = 1, *, type_: str = "credit.low", tenant: str = "default") -> None:
-    async with office.database.reader() as db:
+async def notice(runtime: Runtime, count: int = 1, *, type_: str = "credit.low", tenant: str = "default") -> None:
+    async with runtime.database.reader() as db:
         await db.executemany(
             "INSERT INTO notice (type, tenant, subject, data) VALUES ($1, $2, $2, $3)",
             [(type_, tenant, b'{"account": "default", "available": "%d"}' % index) for index in range(count)],
@@ -45,9 +45,9 @@ async def notice(office: Office, count: int = 1, *, type_: str = "credit.low", t
 
 
 @asynccontextmanager
-async def courier(office: Office, **more: Any) -> AsyncIterator[Courier]:
+async def courier(runtime: Runtime, **more: Any) -> AsyncIterator[Courier]:
     async with opened_client() as http:
-        one = Courier(office, more.pop("http", http), chance=lambda: 1.0, **more)
+        one = Courier(runtime, more.pop("http", http), chance=lambda: 1.0, **more)
         try:
             yield one
         finally:
@@ -60,9 +60,9 @@ async def work(one: Courier) -> None:
         await one.pause(5)
 
 
-async def waiting(office: Office) -> list[tuple[int, float, str]]:
+async def waiting(runtime: Runtime) -> list[tuple[int, float, str]]:
     """(tries, seconds until the next one, what was said) of what is not delivered."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         rows = await db.fetch(
             "SELECT tries, CASE WHEN next_at = 'infinity' THEN -1 ELSE extract(epoch FROM next_at - now()) END AS wait,"
             " last_said FROM notice_delivery ORDER BY notice"
@@ -70,15 +70,15 @@ async def waiting(office: Office) -> list[tuple[int, float, str]]:
     return [(row["tries"], float(row["wait"]), row["last_said"]) for row in rows]
 
 
-async def make_due(office: Office) -> None:
-    async with office.database.reader() as db:
+async def make_due(runtime: Runtime) -> None:
+    async with runtime.database.reader() as db:
         await db.execute("UPDATE notice_delivery SET next_at = now() WHERE next_at < 'infinity'")
 
 
-async def test_a_notice_is_a_signed_cloud_event_and_is_sent_once(office: Office) -> None:
-    async with receiving() as receiver, courier(office) as one:
-        secret = await hook(office, receiver)
-        await notice(office)
+async def test_a_notice_is_a_signed_cloud_event_and_is_sent_once(runtime: Runtime) -> None:
+    async with receiving() as receiver, courier(runtime) as one:
+        secret = await hook(runtime, receiver)
+        await notice(runtime)
         await work(one)
         await work(one)
         (got,) = receiver.got
@@ -93,64 +93,64 @@ async def test_a_notice_is_a_signed_cloud_event_and_is_sent_once(office: Office)
             "subject": "default", "tenant": "default", "datacontenttype": "application/json",
             "data": {"account": "default", "available": "0"},
         }  # fmt: skip
-        assert await waiting(office) == []
+        assert await waiting(runtime) == []
 
 
-async def test_what_is_not_taken_is_sent_again_later_and_later_under_the_same_id(office: Office) -> None:
-    async with receiving(500, 503, 302) as receiver, courier(office) as one:
-        await hook(office, receiver)
-        await notice(office)
+async def test_what_is_not_taken_is_sent_again_later_and_later_under_the_same_id(runtime: Runtime) -> None:
+    async with receiving(500, 503, 302) as receiver, courier(runtime) as one:
+        await hook(runtime, receiver)
+        await notice(runtime)
         for tries, seconds, said in ((1, 5, "HTTP 500"), (2, 10, "HTTP 503"), (3, 20, "HTTP 302")):
             await work(one)
-            ((done_tries, wait, words),) = await waiting(office)
+            ((done_tries, wait, words),) = await waiting(runtime)
             assert (done_tries, words) == (tries, said)
             assert seconds - 5 < wait <= seconds
             assert await one.start_due() == 0, "not before its time"
-            await make_due(office)
+            await make_due(runtime)
         await work(one)
         assert len(set(receiver.ids)) == 1
         assert len(receiver.got) == 4
-        assert await waiting(office) == []
+        assert await waiting(runtime) == []
 
 
-async def test_a_receiver_that_asks_for_more_time_is_given_it(office: Office) -> None:
-    async with receiving(429) as receiver, courier(office) as one:
+async def test_a_receiver_that_asks_for_more_time_is_given_it(runtime: Runtime) -> None:
+    async with receiving(429) as receiver, courier(runtime) as one:
         receiver.headers["retry-after"] = "120"
-        await hook(office, receiver)
-        await notice(office)
+        await hook(runtime, receiver)
+        await notice(runtime)
         await work(one)
-        ((_, wait, _),) = await waiting(office)
+        ((_, wait, _),) = await waiting(runtime)
         assert 100 < wait <= 120
 
 
-async def test_redirects_are_not_followed(office: Office) -> None:
-    async with receiving() as elsewhere, receiving(307) as receiver, courier(office) as one:
+async def test_redirects_are_not_followed(runtime: Runtime) -> None:
+    async with receiving() as elsewhere, receiving(307) as receiver, courier(runtime) as one:
         receiver.headers["location"] = elsewhere.url
-        await hook(office, receiver)
-        await notice(office)
+        await hook(runtime, receiver)
+        await notice(runtime)
         await work(one)
         assert elsewhere.got == []
-        assert [row[2] for row in await waiting(office)] == ["HTTP 307"]
+        assert [row[2] for row in await waiting(runtime)] == ["HTTP 307"]
 
 
-async def test_a_receiver_that_is_gone_is_sent_nothing_more(office: Office) -> None:
-    async with receiving(410) as receiver, courier(office) as one:
-        await hook(office, receiver)
-        await notice(office)
+async def test_a_receiver_that_is_gone_is_sent_nothing_more(runtime: Runtime) -> None:
+    async with receiving(410) as receiver, courier(runtime) as one:
+        await hook(runtime, receiver)
+        await notice(runtime)
         await work(one)
-        await notice(office, 3)
+        await notice(runtime, 3)
         await work(one)
         assert len(receiver.got) == 1
-        assert await waiting(office) == []
-        (shown,) = await list_webhooks(office)
+        assert await waiting(runtime) == []
+        (shown,) = await list_webhooks(runtime)
         assert "410" in shown.stopped
 
 
-async def test_one_that_hangs_holds_up_nobody_else(office: Office) -> None:
-    async with receiving(*[HANG] * 50) as hanging, receiving() as well, courier(office, send_seconds_max=2.0) as one:
-        await hook(office, hanging, "a-hanging")
-        await hook(office, well, "well")
-        await notice(office, 30)
+async def test_one_that_hangs_holds_up_nobody_else(runtime: Runtime) -> None:
+    async with receiving(*[HANG] * 50) as hanging, receiving() as well, courier(runtime, send_seconds_max=2.0) as one:
+        await hook(runtime, hanging, "a-hanging")
+        await hook(runtime, well, "well")
+        await notice(runtime, 30)
 
         async def go_on() -> None:
             while len(well.got) < 30:
@@ -162,7 +162,7 @@ async def test_one_that_hangs_holds_up_nobody_else(office: Office) -> None:
         assert len(set(well.ids)) == 30
 
 
-async def test_a_name_server_that_hangs_holds_up_nobody_else(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_server_that_hangs_holds_up_nobody_else(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither other receivers nor what else waits for a thread in this process."""
     answers, real = threading.Event(), socket.getaddrinfo
 
@@ -174,11 +174,11 @@ async def test_a_name_server_that_hangs_holds_up_nobody_else(office: Office, mon
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
-    async with receiving() as well, courier(office, send_seconds_max=20.0) as one:
+    async with receiving() as well, courier(runtime, send_seconds_max=20.0) as one:
         try:
-            await hook(office, "http://slow.example/", "a-slow")
-            await hook(office, well, "well")
-            await notice(office, 8)
+            await hook(runtime, "http://slow.example/", "a-slow")
+            await hook(runtime, well, "well")
+            await notice(runtime, 8)
             async with asyncio.timeout(15):
                 while len(well.got) < 8:
                     await one.start_due()
@@ -188,59 +188,59 @@ async def test_a_name_server_that_hangs_holds_up_nobody_else(office: Office, mon
             answers.set()
 
 
-async def test_one_that_never_answers_is_given_up_in_time_and_tried_again(office: Office) -> None:
-    async with receiving(HANG) as receiver, courier(office, send_seconds_max=0.3) as one:
-        await hook(office, receiver)
-        await notice(office)
+async def test_one_that_never_answers_is_given_up_in_time_and_tried_again(runtime: Runtime) -> None:
+    async with receiving(HANG) as receiver, courier(runtime, send_seconds_max=0.3) as one:
+        await hook(runtime, receiver)
+        await notice(runtime)
         await work(one)
-        ((tries, _, said),) = await waiting(office)
+        ((tries, _, said),) = await waiting(runtime)
         assert (tries, said) == (1, "no answer within 0.3 s")
-        await make_due(office)
+        await make_due(runtime)
         await work(one)
         assert len(set(receiver.ids)) == 1
-        assert await waiting(office) == []
+        assert await waiting(runtime) == []
 
 
-async def test_nobody_there_is_tried_again(office: Office) -> None:
+async def test_nobody_there_is_tried_again(runtime: Runtime) -> None:
     async with receiving() as receiver:
-        await hook(office, receiver)
-    async with courier(office) as one:
-        await notice(office)
+        await hook(runtime, receiver)
+    async with courier(runtime) as one:
+        await notice(runtime)
         await work(one)
-        ((tries, _, said),) = await waiting(office)
+        ((tries, _, said),) = await waiting(runtime)
         assert tries == 1
         assert "ConnectError" in said
 
 
-async def test_who_dies_between_sending_and_recording_has_it_sent_again(office: Office) -> None:
+async def test_who_dies_between_sending_and_recording_has_it_sent_again(runtime: Runtime) -> None:
     async with receiving(HANG) as receiver:
-        secret = await hook(office, receiver)
-        await notice(office)
-        async with courier(office) as dying:
+        secret = await hook(runtime, receiver)
+        await notice(runtime)
+        async with courier(runtime) as dying:
             await dying.start_due()
             await receiver.comes(1)
-        async with courier(office) as next_one:
+        async with courier(runtime) as next_one:
             assert await next_one.start_due() == 0, "another's claim is kept while it may be alive"
-            await make_due(office)
+            await make_due(runtime)
             await work(next_one)
         assert len(receiver.got) == 2
         assert len(set(receiver.ids)) == 1, "so that the receiver can know it again"
         assert all(one.is_signed_with(secret) for one in receiver.got)
-        assert await waiting(office) == []
+        assert await waiting(runtime) == []
 
 
-async def test_what_a_late_one_says_does_not_undo_what_another_did(office: Office) -> None:
+async def test_what_a_late_one_says_does_not_undo_what_another_did(runtime: Runtime) -> None:
     """Its claim is over, another has claimed and failed since: the other's word stands."""
-    async with receiving(HANG, 500) as receiver, courier(office, send_seconds_max=3) as slow:
-        await hook(office, receiver)
-        await notice(office)
+    async with receiving(HANG, 500) as receiver, courier(runtime, send_seconds_max=3) as slow:
+        await hook(runtime, receiver)
+        await notice(runtime)
         await slow.start_due()
         await receiver.comes(1)
-        await make_due(office)
-        async with courier(office) as quick:
+        await make_due(runtime)
+        async with courier(runtime) as quick:
             await work(quick)
         await work(slow)
-        ((tries, _, said),) = await waiting(office)
+        ((tries, _, said),) = await waiting(runtime)
         assert (tries, said) == (2, "HTTP 500")
 
 
@@ -253,43 +253,43 @@ async def test_several_couriers_send_each_notice_once(database_url: str) -> None
         assert len(receiver.got) == len(set(receiver.ids)) == 60
 
 
-async def test_a_notice_reaches_those_who_asked_for_it(office: Office) -> None:
-    await tenant(office, "physics")
-    async with receiving() as all_, receiving() as ours, receiving() as drifts, courier(office) as one:
-        await hook(office, all_, "all")
-        await hook(office, ours, "ours", tenant="physics")
-        await hook(office, drifts, "drifts", types=("credit.drift",))
-        await notice(office)
-        await notice(office, tenant="physics")
-        await notice(office, type_="credit.drift")
+async def test_a_notice_reaches_those_who_asked_for_it(runtime: Runtime) -> None:
+    await tenant(runtime, "physics")
+    async with receiving() as all_, receiving() as ours, receiving() as drifts, courier(runtime) as one:
+        await hook(runtime, all_, "all")
+        await hook(runtime, ours, "ours", tenant="physics")
+        await hook(runtime, drifts, "drifts", types=("credit.drift",))
+        await notice(runtime)
+        await notice(runtime, tenant="physics")
+        await notice(runtime, type_="credit.drift")
         await work(one)
         assert (len(all_.got), len(ours.got), len(drifts.got)) == (3, 1, 1)
         assert ours.got[0].event["tenant"] == "physics"
-        assert await remove_webhook(office, "all") is None
-        await notice(office)
+        assert await remove_webhook(runtime, "all") is None
+        await notice(runtime)
         await work(one)
         assert len(all_.got) == 3
 
 
-async def test_nobody_is_told_of_what_was_before_the_webhook(office: Office) -> None:
-    async with receiving() as receiver, courier(office) as one:
-        await notice(office)
+async def test_nobody_is_told_of_what_was_before_the_webhook(runtime: Runtime) -> None:
+    async with receiving() as receiver, courier(runtime) as one:
+        await notice(runtime)
         await work(one)
-        await hook(office, receiver)
+        await hook(runtime, receiver)
         await work(one)
         assert receiver.got == []
 
 
-async def test_local_addresses_are_not_called_unless_that_is_allowed(office: Office) -> None:
-    async with receiving() as receiver, courier(office) as one:
-        await hook(office, receiver, "by-number", allow_local=False)
-        await hook(office, receiver.url.replace("127.0.0.1", "localhost"), "by-name", allow_local=False)
-        await hook(office, "http://169.254.169.254/latest/meta-data", "metadata", allow_local=False)
-        await hook(office, receiver.url.replace("127.0.0.1", "[::ffff:127.0.0.1]"), "wrapped", allow_local=False)
-        await notice(office)
+async def test_local_addresses_are_not_called_unless_that_is_allowed(runtime: Runtime) -> None:
+    async with receiving() as receiver, courier(runtime) as one:
+        await hook(runtime, receiver, "by-number", allow_local=False)
+        await hook(runtime, receiver.url.replace("127.0.0.1", "localhost"), "by-name", allow_local=False)
+        await hook(runtime, "http://169.254.169.254/latest/meta-data", "metadata", allow_local=False)
+        await hook(runtime, receiver.url.replace("127.0.0.1", "[::ffff:127.0.0.1]"), "wrapped", allow_local=False)
+        await notice(runtime)
         await work(one)
         assert receiver.got == []
-        said = [row[2] for row in await waiting(office)]
+        said = [row[2] for row in await waiting(runtime)]
         assert len(said) == 4
         assert all("allowLocal" in words for words in said), said
 
@@ -301,7 +301,7 @@ async def test_an_address_that_is_allowed_is_the_one_that_was_looked_at() -> Non
 
 @pytest.mark.parametrize(("name", "taken"), [("localhost", True), ("elsewhere.example", False)])
 async def test_certificates_are_checked_for_the_name_and_not_for_the_address(
-    office: Office, name: str, taken: bool
+    runtime: Runtime, name: str, taken: bool
 ) -> None:
     authority = trustme.CA()
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -311,60 +311,60 @@ async def test_certificates_are_checked_for_the_name_and_not_for_the_address(
     async with (
         receiving(tls=serving) as receiver,
         httpx2.AsyncClient(verify=trusting, trust_env=False) as http,
-        courier(office, http=http) as one,
+        courier(runtime, http=http) as one,
     ):
-        await hook(office, receiver)
-        await notice(office)
+        await hook(runtime, receiver)
+        await notice(runtime)
         await work(one)
         assert len(receiver.got) == taken
-        assert len(await waiting(office)) == (not taken)
+        assert len(await waiting(runtime)) == (not taken)
 
 
-async def test_secrets_are_never_logged(office: Office) -> None:
+async def test_secrets_are_never_logged(runtime: Runtime) -> None:
     with structlog.testing.capture_logs() as logs:
-        async with receiving(500, 410) as receiver, courier(office) as one:
-            secret = await hook(office, receiver)
-            await notice(office, 2)
+        async with receiving(500, 410) as receiver, courier(runtime) as one:
+            secret = await hook(runtime, receiver)
+            await notice(runtime, 2)
             await work(one)
     assert logs
     assert secret not in repr(logs)
     assert secret.removeprefix("whsec_")[:20] not in repr(logs)
-    assert secret not in repr(await list_webhooks(office))
+    assert secret not in repr(await list_webhooks(runtime))
 
 
-async def test_after_three_days_it_is_given_up(office: Office) -> None:
-    async with receiving(500) as receiver, courier(office) as one:
-        await hook(office, receiver)
-        await notice(office)
-        async with office.database.reader() as db:
+async def test_after_three_days_it_is_given_up(runtime: Runtime) -> None:
+    async with receiving(500) as receiver, courier(runtime) as one:
+        await hook(runtime, receiver)
+        await notice(runtime)
+        async with runtime.database.reader() as db:
             await db.execute("UPDATE notice SET at = now() - interval '73 hours'")
         await work(one)
-        assert [row[:2] for row in await waiting(office)] == [(1, -1.0)]
-        await make_due(office)
+        assert [row[:2] for row in await waiting(runtime)] == [(1, -1.0)]
+        await make_due(runtime)
         await work(one)
         assert len(receiver.got) == 1
-        (shown,) = await list_webhooks(office)
+        (shown,) = await list_webhooks(runtime)
         assert (shown.waiting, shown.given_up, shown.last_said) == (0, 1, "HTTP 500")
 
 
-async def test_what_becomes_of_credit_reaches_its_owner(office: Office) -> None:
+async def test_what_becomes_of_credit_reaches_its_owner(runtime: Runtime) -> None:
     """From the ledger to the receiver: topped up, low, exhausted, and drift of a lease and of its account."""
-    await furnish(office, "1")
+    await furnish(runtime, "1")
     limits = {"reconcileSeconds": 0, "driftCredits": "0.1", "driftAccountCredits": "0.2"}
-    await change(office, "Settings", "", "system", credits=limits)
-    done(await put_account(office, PutAccount(whose=POOL, changes={"low_balance": nanocredits("0.5")}, actor="test")))
+    await change(runtime, "Settings", "", "system", credits=limits)
+    done(await put_account(runtime, PutAccount(whose=POOL, changes={"low_balance": nanocredits("0.5")}, actor="test")))
     async with receiving() as receiver:
-        await hook(office, receiver)
-        running = asyncio.create_task(run_webhooks(office))
+        await hook(runtime, receiver)
+        running = asyncio.create_task(run_webhooks(runtime))
         try:
-            done(await top_up(office, Owner("default"), nanocredits("0.1"), actor="test"))
-            one = await lease(office, "train", window=20)
-            await pass_time(office, 15, one)
-            await office.extending.submit(Extend(one.id, 1))
-            await pass_time(office, 60, one)
-            await lapse(office, one)
-            await send(office, event("train", 1, 1))
-            await reconcile(office)
+            done(await top_up(runtime, Owner("default"), nanocredits("0.1"), actor="test"))
+            one = await lease(runtime, "train", window=20)
+            await pass_time(runtime, 15, one)
+            await runtime.extending.submit(Extend(one.id, 1))
+            await pass_time(runtime, 60, one)
+            await lapse(runtime, one)
+            await send(runtime, event("train", 1, 1))
+            await reconcile(runtime)
             words = ("topped-up", "low", "exhausted", "drift", "account-drift")
             wanted = {"io.bursar.credit." + word for word in words}
 

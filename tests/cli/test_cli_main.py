@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bursar.cli.main import ENTRIES, cli
-from bursar.cli.shell.lazy import Entry, LazyGroup, load
+from bursar.cli.shell.lazy import CommandEntry, LazyGroup, load
 
 # What no command may need before it asks the server something.
 HEAVY = {"httpx2", "asyncio", "yaml", "rich", "asyncpg", "uvicorn", "cryptography", "msgspec"}
@@ -65,7 +65,7 @@ def _paths(group: click.Group, before: list[str]) -> list[list[str]]:
 
 
 def test_others_can_add_commands() -> None:
-    group = LazyGroup("x", entries={"get": Entry("bursar.cli.objects.get:get", "Show.", "Objects")})
+    group = LazyGroup("x", entries={"get": CommandEntry("bursar.cli.objects.get:get", "Show.", "Objects")})
     group.add_lazy("serve", "no.such.module:serve", help="Start everything.")
     shown = CliRunner().invoke(group, ["--help"])
     assert "serve  Start everything." in shown.output

@@ -8,7 +8,7 @@ import yaml
 
 from bursar.cli.objects.describe import described
 from bursar.cli.shell.output import (
-    Columns,
+    TableColumns,
     due,
     lines,
     moments,
@@ -19,9 +19,9 @@ from bursar.cli.shell.output import (
     to_yaml,
     widths,
 )
-from bursar.cli.shell.resource_arg import Noun
+from bursar.cli.shell.resource_arg import ResourceType
 
-ALLOCATION = Noun("Allocation", "allocations", True, ("alloc",))
+ALLOCATION = ResourceType("Allocation", "allocations", True, ("alloc",))
 TABLE: dict[str, Any] = {
     "kind": "Table",
     "columnDefinitions": [
@@ -41,7 +41,7 @@ TABLE: dict[str, Any] = {
 
 
 def test_columns_are_aligned_and_nothing_trails(capsys: pytest.CaptureFixture[str]) -> None:
-    columns = Columns()
+    columns = TableColumns()
     print_rows(columns.header(TABLE), columns.rows(TABLE))
     assert capsys.readouterr().out == (
         "NAME          PHASE     AGE\n"
@@ -51,7 +51,7 @@ def test_columns_are_aligned_and_nothing_trails(capsys: pytest.CaptureFixture[st
 
 
 def test_wide_namespace_and_labels(capsys: pytest.CaptureFixture[str]) -> None:
-    columns = Columns(wide=True, with_namespace=True, with_labels=True)
+    columns = TableColumns(wide=True, with_namespace=True, with_labels=True)
     print_rows(columns.header(TABLE), columns.rows(TABLE))
     assert capsys.readouterr().out == (
         "NAMESPACE   NAME          PHASE     AGE    NODE     LABELS\n"
@@ -61,14 +61,14 @@ def test_wide_namespace_and_labels(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_later_tables_of_a_watch_have_the_columns_of_the_first() -> None:
-    columns = Columns()
+    columns = TableColumns()
     columns.header(TABLE)
     later = {"columnDefinitions": None, "rows": [{"cells": ["train", "Succeeded", "9m", "gpu-1"]}]}
     assert columns.rows(later) == [["train", "Succeeded", "9m"]]
 
 
 def test_a_cell_is_one_line() -> None:
-    assert Columns().rows({**TABLE, "rows": [{"cells": ["a\nb", "\t", 3, ""]}]}) == [["a b", "", "3"]]
+    assert TableColumns().rows({**TABLE, "rows": [{"cells": ["a\nb", "\t", 3, ""]}]}) == [["a b", "", "3"]]
 
 
 def test_a_row_wider_than_the_others_is_not_cut() -> None:

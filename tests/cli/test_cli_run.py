@@ -17,12 +17,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from bursar.cli.main import cli
-from bursar.cli.shell.interrupt import Interrupted, Trap
+from bursar.cli.shell.interrupt import Interrupted, InterruptTrap
 from bursar.cli.workloads import run_output
-from bursar.cli.workloads.log_follow import Lines
+from bursar.cli.workloads.log_follow import LineSink
 from bursar.cli.workloads.run import spec_of
 from bursar.cli.workloads.run_flags import in_flags, told_in_flags
-from bursar.cli.workloads.run_output import Events, Quiet, Words, standing
+from bursar.cli.workloads.run_output import JsonOutput, QuietOutput, TerminalOutput, standing
 from bursar.client import NotFound, Resource
 from bursar.client.errors import Invalid
 from bursar.core.values.refusal import field_fault
@@ -230,7 +230,7 @@ def test_how_it_stands_in_one_line(status: dict[str, Any], said: str) -> None:
 def test_an_estimate_that_only_comes_nearer_is_said_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words, status = Words(), {"message": "no room", "estimatedStartTime": "2024-01-15T10:30:00Z"}
+    words, status = TerminalOutput(), {"message": "no room", "estimatedStartTime": "2024-01-15T10:30:00Z"}
     for minutes in (10, 9):
         monkeypatch.setattr(run_output, "due", f"in about {minutes} min {{}}".format)
         words.stands("a", status)
@@ -266,20 +266,20 @@ def test_a_fault_that_two_fields_share_is_told_once() -> None:
 
 def test_lines_of_several_nodes_are_kept_apart() -> None:
     out = io.BytesIO()
-    lines = Lines(named=True, out=out)
+    lines = LineSink(named=True, out=out)
     lines("n1", b"one\nha")
     lines("n2", b"other\n\n")
     lines("n1", b"lf\nrest")
     lines.finish()
     assert out.getvalue() == b"[n1] one\n[n2] other\n[n2] \n[n1] half\n[n1] rest\n"
-    plain = Lines(named=False, out=(out := io.BytesIO()))
+    plain = LineSink(named=False, out=(out := io.BytesIO()))
     plain("n1", b"no end \xff")
     plain.finish()
     assert out.getvalue() == b"no end \xff"
 
 
 def test_events_keep_characters_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    told = Events()
+    told = JsonOutput()
     sink = told.sink(named=False)
     sink("n1", "ü".encode()[:1])
     sink("n2", b"x")
@@ -304,20 +304,20 @@ def test_events_keep_characters_whole(capsys: pytest.CaptureFixture[str]) -> Non
     ],
 )
 def test_only_what_explains_is_said(status: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Quiet().ended("a", status, 1)
+    QuietOutput().ended("a", status, 1)
     assert capsys.readouterr().err == said
 
 
 def test_a_signal_waits_until_it_can_be_heeded() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Trap() as trap:
+    with InterruptTrap() as trap:
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Interrupted) as heard:
             trap.release()
         assert heard.value.number == signal.SIGTERM
         with pytest.raises(Interrupted):
             signal.raise_signal(signal.SIGINT)
-    with Trap():
+    with InterruptTrap():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(Interrupted):
             signal.raise_signal(signal.SIGINT)

@@ -50,13 +50,13 @@ async def shell(embedded_postgres: Embedded, database_template: str) -> AsyncIte
     async with opened_site(_url(embedded_postgres, name)) as site:
         tenant = await site.namespace()
         await site.put(f"tenants/{tenant}", {"gpu_hours_budget": 100, "node_hours_budget": 1000})
-        await aged(site.house.database, tenant, 100)
-        await priced(site.house.database, {GPU: "0.001"})
+        await aged(site.context.database, tenant, 100)
+        await priced(site.context.database, {GPU: "0.001"})
         for user, gpus, hours in (("ann", 4, 10), ("bob", 2, 5)):
             amounts = {GPU: gpus * 1000, "nodes": gpus * 125}
             begin = ago(days=2)
             await spent(
-                site.house.database, tenant, f"{tenant}/{user}", amounts, begin=begin, hours=hours, klass="a100"
+                site.context.database, tenant, f"{tenant}/{user}", amounts, begin=begin, hours=hours, klass="a100"
             )
         yield Shell(site, tenant, await site.token("user", tenant=tenant, user="ann"))
     await drop_database(embedded_postgres, name)

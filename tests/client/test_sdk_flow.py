@@ -3,24 +3,24 @@
 import pytest
 
 from bursar.client import ApiError, ConnectionFailed, QuotaExceeded, Retries, Unavailable
-from bursar.client.calls import Place, create, list_, table
-from bursar.client.flow import Give, Outcome, Pause, Request, Response, Send, exchange
+from bursar.client.calls import ResourcePath, create, list_, table
+from bursar.client.flow import Give, HttpRequest, Outcome, Pause, Response, SendRequest, exchange
 from support.client.driving import ALLOCATIONS, LOST, answer, drive, sent
 
 
 @pytest.mark.parametrize("trouble", [LOST, answer(503), answer(429), answer(502)], ids=["lost", "503", "429", "502"])
 @pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "DELETE"])
 def test_passing_trouble_is_tried_again(method: str, trouble: Outcome) -> None:
-    steps, result = drive(exchange(Request(method, "/x"), Retries()), trouble, answer(200))
+    steps, result = drive(exchange(HttpRequest(method, "/x"), Retries()), trouble, answer(200))
     assert result.status == 200
-    assert [type(step) for step in steps] == [Send, Pause, Send]
+    assert [type(step) for step in steps] == [SendRequest, Pause, SendRequest]
 
 
 def test_a_repeated_write_carries_the_same_key_and_reading_carries_none() -> None:
-    steps, _ = drive(exchange(Request("POST", "/x"), Retries()), LOST, answer(201))
+    steps, _ = drive(exchange(HttpRequest("POST", "/x"), Retries()), LOST, answer(201))
     first, second = (request.headers["idempotency-key"] for request in sent(steps))
     assert first == second
-    steps, _ = drive(exchange(Request("GET", "/x"), Retries()), answer(200))
+    steps, _ = drive(exchange(HttpRequest("GET", "/x"), Retries()), answer(200))
     assert "idempotency-key" not in sent(steps)[0].headers
 
 
@@ -34,31 +34,31 @@ def test_two_writes_have_two_keys_unless_the_caller_gives_one() -> None:
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 422, 500])
 def test_a_no_is_not_asked_twice(status: int) -> None:
     with pytest.raises(ApiError) as caught:
-        drive(exchange(Request("GET", "/x"), Retries()), answer(status))
+        drive(exchange(HttpRequest("GET", "/x"), Retries()), answer(status))
     assert caught.value.status == status
 
 
 def test_attempts_are_bounded() -> None:
     with pytest.raises(Unavailable):
-        drive(exchange(Request("GET", "/x"), Retries(attempts_max=3)), answer(503), answer(503), answer(503))
+        drive(exchange(HttpRequest("GET", "/x"), Retries(attempts_max=3)), answer(503), answer(503), answer(503))
 
 
 def test_the_server_says_how_long_to_wait() -> None:
     busy = answer(429, headers={"retry-after": "7"})
-    steps, _ = drive(exchange(Request("GET", "/x"), Retries()), busy, answer(200))
+    steps, _ = drive(exchange(HttpRequest("GET", "/x"), Retries()), busy, answer(200))
     assert steps[1] == Pause(7.0)
 
 
 def test_a_wait_longer_than_the_patience_is_not_begun() -> None:
     busy = answer(429, headers={"retry-after": "3600"})
     with pytest.raises(ApiError) as caught:
-        drive(exchange(Request("GET", "/x"), Retries(seconds_max=10)), busy)
+        drive(exchange(HttpRequest("GET", "/x"), Retries(seconds_max=10)), busy)
     assert caught.value.retry_after == 3600
 
 
 def test_what_will_not_pass_is_not_tried_again() -> None:
     with pytest.raises(ConnectionFailed):
-        drive(exchange(Request("GET", "/x"), Retries()), ConnectionFailed("untrusted", passing=False))
+        drive(exchange(HttpRequest("GET", "/x"), Retries()), ConnectionFailed("untrusted", passing=False))
 
 
 def test_pauses_grow_and_are_bounded() -> None:
@@ -89,14 +89,14 @@ def test_quota_is_told_from_other_nos_by_its_code() -> None:
     body = b'{"message": "no room", "details": {"code": "quota_exceeded", "causes": [{"dimension": "cpu", "new": 1}]}}'
     for status in (403, 409):
         with pytest.raises(QuotaExceeded) as caught:
-            drive(exchange(Request("POST", "/x"), Retries()), answer(status, body))
+            drive(exchange(HttpRequest("POST", "/x"), Retries()), answer(status, body))
         assert caught.value.causes[0].dimension == "cpu"
 
 
 def test_a_page_from_a_proxy_is_told_in_its_first_line() -> None:
     page = Response(502, {"content-type": "text/html"}, b"<h1>Bad Gateway</h1>\n<p>nginx</p>")
     with pytest.raises(Unavailable, match=r"^502: <h1>Bad Gateway</h1>$"):
-        drive(exchange(Request("GET", "/x"), Retries(attempts_max=1)), page)
+        drive(exchange(HttpRequest("GET", "/x"), Retries(attempts_max=1)), page)
 
 
 @pytest.mark.parametrize("name", ["", ".", ".."])
@@ -118,7 +118,7 @@ def test_a_name_is_one_segment(name: str, path: str) -> None:
 
 
 def test_an_object_may_name_its_own_namespace() -> None:
-    anywhere = Place("allocations", True, Retries())
+    anywhere = ResourcePath("allocations", True, Retries())
     assert anywhere.path_for({"metadata": {"namespace": "a"}}) == "/api/v1/namespaces/a/allocations"
     with pytest.raises(ValueError, match="live in a namespace"):
         anywhere.path_for({"metadata": {}})

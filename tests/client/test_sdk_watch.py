@@ -9,7 +9,7 @@ import pytest
 
 from bursar.client import ConnectionFailed, Event, Forbidden
 from bursar.client import watch as watching
-from bursar.client.flow import Give, Open, Pause, Read, Response, Send, resume
+from bursar.client.flow import Give, Open, Pause, Read, Response, SendRequest, resume
 from support.client.driving import ALLOCATIONS, JSON, LOST
 
 OPENED = Response(200, JSON)
@@ -57,8 +57,8 @@ class Script:
                 return
             if isinstance(step, Open):
                 self.opened_at.append(step.request.query["resourceVersion"])
-            self.lists += isinstance(step, Send)
-            assert isinstance(step, Open | Send | Read)
+            self.lists += isinstance(step, SendRequest)
+            assert isinstance(step, Open | SendRequest | Read)
             step = resume(self._flow, self._outcomes.pop(0))
 
 

@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from bursar.core.objects.object import Key
-from bursar.core.objects.pending_reason import Why
-from bursar.core.scheduling.explain.explain_types import Explanation, Figures
+from bursar.core.objects.pending_reason import ReasonCode
+from bursar.core.scheduling.explain.explain_types import ExplainAnswer, Figures
 from bursar.core.values.refusal import Refusal
 from bursar.loops.schedule import run_schedule
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling import leader_query as inquiry_ops
-from bursar.ops.scheduling.leader_query import Draft, Inquiries, Look, Simulate
+from bursar.ops.scheduling.leader_query import Draft, LeaderQueries, LookQuestion, Simulate
 from bursar.store.db.database import Database
 from support.api.site import eventually
 from support.runtime.runtime import allocation, document, namespace, node, tenant
@@ -25,11 +25,11 @@ GPU = "nvidia.com/gpu"
 
 
 @asynccontextmanager
-async def asked(office: Office, database_url: str) -> AsyncIterator[Inquiries]:
+async def asked(runtime: Runtime, database_url: str) -> AsyncIterator[LeaderQueries]:
     """A leader that schedules and answers, and somebody elsewhere who asks."""
     database = await Database.open(database_url)
-    asker = Inquiries(database)
-    task = asyncio.create_task(run_schedule(office, await term(office)))
+    asker = LeaderQueries(database)
+    task = asyncio.create_task(run_schedule(runtime, await term(runtime)))
     try:
         yield asker
     finally:
@@ -39,22 +39,22 @@ async def asked(office: Office, database_url: str) -> AsyncIterator[Inquiries]:
         await database.close()
 
 
-async def test_why_what_if_and_how_many(office: Office, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_why_what_if_and_how_many(runtime: Runtime, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inquiry_ops, "GLIMPSE_SECONDS_MAX", 60.0)
-    await tenant(office, "physics")
-    await namespace(office, "team", "physics")
-    await node(office, "n0", cpu=8, memory="64Gi", gpu=4)
-    async with asked(office, database_url) as asker:
-        await allocation(office, "team", "runs", spec={"ttl": "1h"}, gpu=3)
-        await eventually(lambda: in_phase(office, "runs", "Scheduled"))
-        uid = document(await allocation(office, "team", "waits", gpu=2))["metadata"]["uid"]
-        await eventually(lambda: is_reason(office, "waits", f"no_capacity_{GPU}"))
+    await tenant(runtime, "physics")
+    await namespace(runtime, "team", "physics")
+    await node(runtime, "n0", cpu=8, memory="64Gi", gpu=4)
+    async with asked(runtime, database_url) as asker:
+        await allocation(runtime, "team", "runs", spec={"ttl": "1h"}, gpu=3)
+        await eventually(lambda: in_phase(runtime, "runs", "Scheduled"))
+        uid = document(await allocation(runtime, "team", "waits", gpu=2))["metadata"]["uid"]
+        await eventually(lambda: is_reason(runtime, "waits", f"no_capacity_{GPU}"))
 
         found = await asker.explain(uid)
-        assert isinstance(found, Explanation)
-        assert (found.reason.why, found.reason.short[0].has, found.position) == (Why.NO_CAPACITY, 1000, 1)
+        assert isinstance(found, ExplainAnswer)
+        assert (found.reason.why, found.reason.short[0].has, found.position) == (ReasonCode.NO_CAPACITY, 1000, 1)
         assert found.starts_at is not None, "what runs ends within the hour"
-        seen = await asker.glimpse(Look(uid))
+        seen = await asker.glimpse(LookQuestion(uid))
         assert seen is not None
         assert seen.position == 1
 
@@ -70,7 +70,7 @@ async def test_why_what_if_and_how_many(office: Office, database_url: str, monke
         assert figures.latency.count == 1
         default = next(one for one in figures.queues if one.name == "default")
         assert (default.depth, default.wait.count) == (1, 1)
-        assert await in_phase(office, "waits", "Pending"), "a question places nothing"
+        assert await in_phase(runtime, "waits", "Pending"), "a question places nothing"
 
 
 def draft(name: str, gpus: int) -> Draft:
@@ -81,11 +81,11 @@ def draft(name: str, gpus: int) -> Draft:
     return Draft(f"sim-{name}", "physics", {}, msgspec.Raw(msgspec.json.encode(doc)))
 
 
-async def in_phase(office: Office, name: str, phase: str) -> bool:
-    one = await object_ops.get(office, Key("Allocation", "team", name))
+async def in_phase(runtime: Runtime, name: str, phase: str) -> bool:
+    one = await object_ops.get(runtime, Key("Allocation", "team", name))
     return not isinstance(one, Refusal) and one.fields.get("status.phase") == phase
 
 
-async def is_reason(office: Office, name: str, reason: str) -> bool:
-    one = await object_ops.get(office, Key("Allocation", "team", name))
+async def is_reason(runtime: Runtime, name: str, reason: str) -> bool:
+    one = await object_ops.get(runtime, Key("Allocation", "team", name))
     return not isinstance(one, Refusal) and msgspec.json.decode(one.status).get("reason") == reason

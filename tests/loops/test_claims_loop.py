@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.credit.lease_expiry import Watch
-from bursar.core.nodes.node_claim import State
+from bursar.core.credit.lease_expiry import ExpiryWatch
+from bursar.core.nodes.node_claim import ClaimState
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Origin
 from bursar.core.values.money import nanocredits
@@ -20,7 +20,7 @@ from bursar.ops.credit import agentless_billing, credit
 from bursar.ops.credit.credit import PutAccount
 from bursar.ops.nodes.claim import end_wipe
 from bursar.ops.nodes.drain import placed_there
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from support.credit.ledgers import LAB, funded, receipt
 from support.credit.paying import account, ended, ends, leases, submitted_by
 from support.nodes.claims import claim, claim_of, release
@@ -31,25 +31,25 @@ from support.scheduling.schedulers import is_in, scheduling, until, waits_for
 
 
 @pytest.fixture
-async def lab(office: Office) -> Office:
-    await clinic(office)
-    return office
+async def lab(runtime: Runtime) -> Runtime:
+    await clinic(runtime)
+    return runtime
 
 
 @pytest.fixture
-async def rival(lab: Office, database_url: str) -> AsyncIterator[Office]:
+async def rival(lab: Runtime, database_url: str) -> AsyncIterator[Runtime]:
     """Another controller on the same database."""
     async with opened(database_url) as other:
         yield other
 
 
-async def amend(office: Office, **changes: object) -> None:
-    receipt(await credit.put_account(office, PutAccount(actor="user:test", whose=LAB, changes=changes)))
+async def amend(runtime: Runtime, **changes: object) -> None:
+    receipt(await credit.put_account(runtime, PutAccount(actor="user:test", whose=LAB, changes=changes)))
 
 
-async def audit(office: Office) -> list[tuple[str, str, str]]:
+async def audit(runtime: Runtime) -> list[tuple[str, str, str]]:
     """What was done to the node since it was claimed: verb, actor and reason."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         rows = await db.fetch(
             "SELECT verb, actor, reason FROM change WHERE kind = 'Node' AND name = 'n1' ORDER BY revision"
         )
@@ -57,21 +57,21 @@ async def audit(office: Office) -> list[tuple[str, str, str]]:
     return said[[verb for verb, _, _ in said].index("claim") + 1 :]
 
 
-async def notices(office: Office) -> list[dict[str, Any]]:
-    async with office.database.reader() as db:
+async def notices(runtime: Runtime) -> list[dict[str, Any]]:
+    async with runtime.database.reader() as db:
         rows = await db.fetch("SELECT data FROM notice WHERE type = 'credit.exhausted' ORDER BY id")
     return [msgspec.json.decode(row["data"]) for row in rows]
 
 
-async def lapsed(office: Office) -> None:
+async def lapsed(runtime: Runtime) -> None:
     """Nobody has extended what is open for as long as its work may take to die."""
-    watch = Watch()
+    watch = ExpiryWatch()
     for at in (1000.0, 1100.0):
-        await end_lapsed(office, watch, at)
-    assert await leases(office) == []
+        await end_lapsed(runtime, watch, at)
+    assert await leases(runtime) == []
 
 
-async def test_it_is_paid_further_ahead_when_half_is_used_and_not_before(lab: Office) -> None:
+async def test_it_is_paid_further_ahead_when_half_is_used_and_not_before(lab: Runtime) -> None:
     await funded(lab, "100")
     await claimed(lab)
     await passed(lab, WINDOW / 2 - 1)
@@ -84,26 +84,26 @@ async def test_it_is_paid_further_ahead_when_half_is_used_and_not_before(lab: Of
     await assert_paid_once(lab)
 
 
-async def test_many_who_look_at_once_pay_once(lab: Office, rival: Office) -> None:
+async def test_many_who_look_at_once_pay_once(lab: Runtime, rival: Runtime) -> None:
     await funded(lab, "300")
     for name in ("n1", "n2"):
         await claimed(lab, name)
     for turn in range(1, 4):
         await passed(lab, 300)
-        await asyncio.gather(*(keep_claims(office) for office in (lab, rival, lab, rival)))
+        await asyncio.gather(*(keep_claims(runtime) for runtime in (lab, rival, lab, rival)))
         held = await account(lab)
         assert (held["posted"], held["held"]) == (nanocredits("300") - 2 * RATE * 300 * turn, 2 * HELD)
         await assert_paid_once(lab)
 
 
 async def test_a_loop_that_is_killed_and_begun_again_renews(
-    lab: Office, rival: Office, monkeypatch: pytest.MonkeyPatch
+    lab: Runtime, rival: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "PAUSE_SECONDS", 0.01)
     await funded(lab, "1000")
     await claimed(lab)
-    for turn, office in enumerate((lab, rival, lab), start=1):
-        running = asyncio.create_task(run_claims(office))
+    for turn, runtime in enumerate((lab, rival, lab), start=1):
+        running = asyncio.create_task(run_claims(runtime))
         try:
             await passed(lab, 400)
             async with asyncio.timeout(20):
@@ -119,7 +119,7 @@ async def test_a_loop_that_is_killed_and_begun_again_renews(
     await assert_paid_once(lab)
 
 
-async def test_what_nobody_renewed_in_time_goes_on_and_is_not_charged_for_the_gap(lab: Office) -> None:
+async def test_what_nobody_renewed_in_time_goes_on_and_is_not_charged_for_the_gap(lab: Runtime) -> None:
     await funded(lab, "200")
     await claimed(lab)
     await passed(lab, WINDOW + 5000)
@@ -129,7 +129,7 @@ async def test_what_nobody_renewed_in_time_goes_on_and_is_not_charged_for_the_ga
     await assert_paid_once(lab)
 
 
-async def test_a_lease_that_lapsed_is_followed_by_another(lab: Office) -> None:
+async def test_a_lease_that_lapsed_is_followed_by_another(lab: Runtime) -> None:
     await funded(lab, "200")
     await claimed(lab)
     before = await claim_of(lab, "n1")
@@ -150,7 +150,7 @@ async def test_a_lease_that_lapsed_is_followed_by_another(lab: Office) -> None:
     assert (await account(lab))["held"] == 0
 
 
-async def test_one_that_lapsed_and_that_nobody_pays_for_is_given_back(lab: Office) -> None:
+async def test_one_that_lapsed_and_that_nobody_pays_for_is_given_back(lab: Runtime) -> None:
     await funded(lab, "48")
     await claimed(lab)
     await passed(lab, WINDOW + 100)
@@ -159,12 +159,12 @@ async def test_one_that_lapsed_and_that_nobody_pays_for_is_given_back(lab: Offic
     assert [one["reason"] for one in await notices(lab)] == ["insufficient_credit"]
     found = await claim_of(lab, "n1")
     assert found is not None
-    assert (found.state, found.lease, found.unpaid) == (State.WIPING, 0, "")
+    assert (found.state, found.lease, found.unpaid) == (ClaimState.WIPING, 0, "")
     assert ((await account(lab))["posted"], await leases(lab)) == (0, [])
     await assert_paid_once(lab)
 
 
-async def test_one_that_lapsed_when_its_tenant_is_billed_afterwards_is_so_too(lab: Office) -> None:
+async def test_one_that_lapsed_when_its_tenant_is_billed_afterwards_is_so_too(lab: Runtime) -> None:
     await funded(lab, "48")
     await claimed(lab)
     await change(lab, "Tenant", "", "default", billing={"mode": "none"})
@@ -173,11 +173,11 @@ async def test_one_that_lapsed_when_its_tenant_is_billed_afterwards_is_so_too(la
     assert await keep_claims(lab) == []
     found = await claim_of(lab, "n1")
     assert found is not None
-    assert (found.state, found.lease, found.unpaid) == (State.HELD, 0, "")
+    assert (found.state, found.lease, found.unpaid) == (ClaimState.HELD, 0, "")
     assert await audit(lab) == [("claim", "system:credit", "it is billed afterwards")]
 
 
-async def test_without_credit_it_is_emptied_given_back_and_wiped(lab: Office) -> None:
+async def test_without_credit_it_is_emptied_given_back_and_wiped(lab: Runtime) -> None:
     await funded(lab, "60")
     await claimed(lab)
     await placed(lab, "train", "n1", gpus=2)
@@ -207,7 +207,7 @@ async def test_without_credit_it_is_emptied_given_back_and_wiped(lab: Office) ->
     assert await keep_claims(lab) == ["n1"]
     found = await claim_of(lab, "n1")
     assert found is not None
-    assert (found.state, found.lease) == (State.WIPING, 0)
+    assert (found.state, found.lease) == (ClaimState.WIPING, 0)
     assert await audit(lab) == [
         ("release", "system:credit", "CreditExhausted: insufficient_credit"),
         ("release", "system:credit", "CreditExhausted"),
@@ -219,7 +219,7 @@ async def test_without_credit_it_is_emptied_given_back_and_wiped(lab: Office) ->
     assert code(await end_wipe(lab, "n1", Origin("user:admin", "wiped"))) == "ok"
 
 
-async def test_credit_that_comes_in_time_keeps_it(lab: Office) -> None:
+async def test_credit_that_comes_in_time_keeps_it(lab: Runtime) -> None:
     await funded(lab, "60")
     await claimed(lab)
     await passed(lab, 590)
@@ -233,7 +233,7 @@ async def test_credit_that_comes_in_time_keeps_it(lab: Office) -> None:
     await assert_paid_once(lab)
 
 
-async def test_its_node_ends_work_there_without_any_controller_when_no_more_is_paid(lab: Office) -> None:
+async def test_its_node_ends_work_there_without_any_controller_when_no_more_is_paid(lab: Runtime) -> None:
     await funded(lab, "48")
     await claimed(lab)
     await placed(lab, "train", "n1")
@@ -248,7 +248,7 @@ async def test_its_node_ends_work_there_without_any_controller_when_no_more_is_p
     await assert_paid_once(lab)
 
 
-async def test_beats_of_what_runs_there_pay_for_it_too(lab: Office) -> None:
+async def test_beats_of_what_runs_there_pay_for_it_too(lab: Runtime) -> None:
     await funded(lab, "200")
     await claimed(lab)
     await placed(lab, "train", "n1")
@@ -262,7 +262,7 @@ async def test_beats_of_what_runs_there_pay_for_it_too(lab: Office) -> None:
     assert await ended(lab) == []
 
 
-async def test_who_spends_too_fast_stands_still_for_a_while_before_it_ends(lab: Office) -> None:
+async def test_who_spends_too_fast_stands_still_for_a_while_before_it_ends(lab: Runtime) -> None:
     await funded(lab, "500")
     await amend(lab, spend_rate_max=nanocredits("0.01"), spend_burst=nanocredits("48"))
     await claimed(lab)
@@ -277,14 +277,14 @@ async def test_who_spends_too_fast_stands_still_for_a_while_before_it_ends(lab: 
     await assert_paid_once(lab)
 
 
-async def test_whoever_gives_it_back_meanwhile_is_not_in_the_way(lab: Office, rival: Office) -> None:
+async def test_whoever_gives_it_back_meanwhile_is_not_in_the_way(lab: Runtime, rival: Runtime) -> None:
     await funded(lab, "48")
     await claimed(lab)
     await passed(lab, WINDOW)
     await asyncio.gather(keep_claims(lab), release(lab, "n1", ANN), keep_claims(rival))
     found = await claim_of(lab, "n1")
     assert found is not None
-    assert (found.state, found.attempt) == (State.WIPING, 1)
+    assert (found.state, found.attempt) == (ClaimState.WIPING, 1)
     assert (await account(lab))["posted"] == 0
     await assert_paid_once(lab)
 
@@ -292,7 +292,7 @@ async def test_whoever_gives_it_back_meanwhile_is_not_in_the_way(lab: Office, ri
 # The scheduler.
 
 
-async def test_the_scheduler_places_work_there_without_any_more_credit(lab: Office) -> None:
+async def test_the_scheduler_places_work_there_without_any_more_credit(lab: Runtime) -> None:
     await funded(lab, "48")
     await claimed(lab)
     async with scheduling(lab):
@@ -303,7 +303,7 @@ async def test_the_scheduler_places_work_there_without_any_more_credit(lab: Offi
     await assert_paid_once(lab)
 
 
-async def test_the_scheduler_keeps_off_what_is_not_paid_for_any_more(lab: Office) -> None:
+async def test_the_scheduler_keeps_off_what_is_not_paid_for_any_more(lab: Runtime) -> None:
     await funded(lab, "48")
     await claimed(lab)
     await placed(lab, "train", "n1")
@@ -322,7 +322,7 @@ async def test_the_scheduler_keeps_off_what_is_not_paid_for_any_more(lab: Office
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_whatever_happens_everything_is_paid_for_once(lab: Office, seed: int) -> None:
+async def test_whatever_happens_everything_is_paid_for_once(lab: Runtime, seed: int) -> None:
     """Two people claim, work, give back and run out of credit, while time passes and whoever looks may be late."""
     chance = random.Random(seed)
     await funded(lab, "150")

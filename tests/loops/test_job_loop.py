@@ -13,7 +13,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.loops.jobs import AT_ONCE, BLOCKED_SECONDS, Agenda, run_jobs, unsettled
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.job_controller import Stepped
 from bursar.store.objects.listing import Query, load_page
 from support.api.site import eventually
@@ -36,16 +36,16 @@ NOW = datetime(2024, 1, 15, 11, tzinfo=UTC)
 
 
 @pytest.fixture
-async def lab(office: Office) -> Office:
-    await tenant(office, "lab", limits={GPU: 4})
-    await namespace(office, "lab", "lab")
-    await node(office, "n1", gpu=8)
-    return office
+async def lab(runtime: Runtime) -> Runtime:
+    await tenant(runtime, "lab", limits={GPU: 4})
+    await namespace(runtime, "lab", "lab")
+    await node(runtime, "n1", gpu=8)
+    return runtime
 
 
 @asynccontextmanager
-async def looping(*offices: Office) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(run_jobs(office)) for office in offices]
+async def looping(*offices: Runtime) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(run_jobs(runtime)) for runtime in offices]
     try:
         yield
     finally:
@@ -56,32 +56,32 @@ async def looping(*offices: Office) -> AsyncIterator[None]:
                 await task
 
 
-async def job(office: Office, name: str = "train", **spec: Any) -> None:
+async def job(runtime: Runtime, name: str = "train", **spec: Any) -> None:
     template = {"spec": {"resources": {"requests": {GPU: "1"}}}}
     body = {"metadata": {"name": name, "namespace": "lab"}, "spec": {"template": template, **spec}}
-    assert code(await create(office, "Job", body)) == "ok"
+    assert code(await create(runtime, "Job", body)) == "ok"
 
 
-async def status(office: Office, name: str = "train") -> dict[str, Any]:
-    found = await object_ops.get(office, Key("Job", "lab", name))
+async def status(runtime: Runtime, name: str = "train") -> dict[str, Any]:
+    found = await object_ops.get(runtime, Key("Job", "lab", name))
     return msgspec.json.decode(found.status) if isinstance(found, Stored) else {}
 
 
-async def pending(office: Office) -> list[str]:
-    async with office.database.reader() as db:
+async def pending(runtime: Runtime) -> list[str]:
+    async with runtime.database.reader() as db:
         page = await load_page(db, Query("Allocation", "lab"))
     return [one.name for one in page.items if msgspec.json.decode(one.status)["phase"] == "Pending"]
 
 
-async def work_off(office: Office, phase: Phase = Phase.SUCCEEDED) -> None:
+async def work_off(runtime: Runtime, phase: Phase = Phase.SUCCEEDED) -> None:
     """Run everything that waits, and end it."""
-    for name in await pending(office):
-        if name.startswith(("train", "one", "two")) and code(await bind(office, "lab", name, "n1")) == "ok":
-            await end(office, "lab", name, Phase.RUNNING)
-            await end(office, "lab", name, phase)
+    for name in await pending(runtime):
+        if name.startswith(("train", "one", "two")) and code(await bind(runtime, "lab", name, "n1")) == "ok":
+            await end(runtime, "lab", name, Phase.RUNNING)
+            await end(runtime, "lab", name, phase)
 
 
-async def test_two_controllers_bring_jobs_to_their_end(lab: Office, database_url: str) -> None:
+async def test_two_controllers_bring_jobs_to_their_end(lab: Runtime, database_url: str) -> None:
     async with opened(database_url) as other, looping(lab, other):
         await job(lab, "one", parallelism=2, completions=7)
         await job(lab, "two", completions=3)
@@ -98,7 +98,7 @@ async def test_two_controllers_bring_jobs_to_their_end(lab: Office, database_url
     await assert_counters_equal_charges(lab)
 
 
-async def test_what_happened_while_nobody_looked_is_made_up_for(lab: Office) -> None:
+async def test_what_happened_while_nobody_looked_is_made_up_for(lab: Runtime) -> None:
     await job(lab, completions=2)
     await work_off(lab)
     assert await unsettled(lab) == [Key("Job", "lab", "train")]
@@ -106,11 +106,11 @@ async def test_what_happened_while_nobody_looked_is_made_up_for(lab: Office) -> 
         await eventually(lambda: is_waiting(lab, "train-1"))
 
 
-async def is_waiting(office: Office, name: str) -> bool:
-    return name in await pending(office)
+async def is_waiting(runtime: Runtime, name: str) -> bool:
+    return name in await pending(runtime)
 
 
-async def test_a_job_without_room_goes_on_as_soon_as_its_tenant_frees_something(lab: Office) -> None:
+async def test_a_job_without_room_goes_on_as_soon_as_its_tenant_frees_something(lab: Runtime) -> None:
     await job(lab, completions=2)
     await allocation(lab, "lab", "other", gpu=3)
     await work_off(lab)
@@ -129,7 +129,7 @@ async def test_a_job_without_room_goes_on_as_soon_as_its_tenant_frees_something(
         assert not await blocked()
 
 
-async def test_time_alone_ends_what_runs_too_long(lab: Office) -> None:
+async def test_time_alone_ends_what_runs_too_long(lab: Runtime) -> None:
     async with looping(lab):
         await job(lab, activeDeadlineSeconds=1)
         await bind(lab, "lab", "train-0", "n1")
@@ -141,7 +141,7 @@ async def test_time_alone_ends_what_runs_too_long(lab: Office) -> None:
         await eventually(failed)
 
 
-async def test_a_deleted_job_goes_when_what_it_runs_has_gone(lab: Office) -> None:
+async def test_a_deleted_job_goes_when_what_it_runs_has_gone(lab: Runtime) -> None:
     async with looping(lab):
         await job(lab, parallelism=2)
         await bind(lab, "lab", "train-0", "n1")

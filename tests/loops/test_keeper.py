@@ -14,13 +14,13 @@ from bursar.core.objects.allocation import ENDED, Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.scheduling.state.placed_columns import Spot
 from bursar.loops import informer as keeper_module
-from bursar.loops.informer import Keeper, Lost
+from bursar.loops.informer import FeedLost, Informer
 from bursar.loops.plan_commands import SCHEDULER
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Reply
-from bursar.ops.runtime.runtime import Office
-from bursar.ops.scheduling.bind import Bind, Member, Note, note
+from bursar.ops.runtime.runtime import Runtime
+from bursar.ops.scheduling.bind import Bind, BindMember, NotePending, note
 from bursar.ops.scheduling.bind import bind as bind_units
 from bursar.ops.scheduling.evict import Preempt, evict, preempt
 from bursar.ops.workloads import job as job_ops
@@ -70,17 +70,17 @@ SPACES = {"a": "t1", "b": "t2"}
 class Anybody:
     """Users, nodes and administrators, each of whom does what comes to mind. Being refused is part of it."""
 
-    def __init__(self, office: Office, seed: int) -> None:
-        self.office = office
+    def __init__(self, runtime: Runtime, seed: int) -> None:
+        self.runtime = runtime
         self.random = random.Random(seed)
         self.made = 0
         self.done: list[str] = []  # what was done, and whether it was refused
 
     async def prepare(self) -> None:
         for name in SPACES.values():
-            assert code(await tenant(self.office, name)) == "ok"
+            assert code(await tenant(self.runtime, name)) == "ok"
         for space, owner in SPACES.items():
-            assert code(await namespace(self.office, space, owner)) == "ok"
+            assert code(await namespace(self.runtime, space, owner)) == "ok"
 
     async def step(self) -> None:
         acts = sorted(self.acts().items())
@@ -121,9 +121,9 @@ class Anybody:
     # What there is.
 
     async def all(self, kind: str) -> list[Stored]:
-        async with self.office.database.reader() as db:
+        async with self.runtime.database.reader() as db:
             page = await load_page(db, Query(kind))
-        found = [await object_ops.get(self.office, Key(kind, one.namespace, one.name)) for one in page.items]
+        found = [await object_ops.get(self.runtime, Key(kind, one.namespace, one.name)) for one in page.items]
         return [one for one in found if isinstance(one, Stored)]
 
     async def some(self, *phases: str) -> Stored | None:
@@ -157,7 +157,7 @@ class Anybody:
 
     async def submit(self) -> Reply:
         metadata = {"name": self.name("one"), "namespace": self.space(), "labels": self.labels()}
-        return await create(self.office, "Allocation", {"metadata": metadata, "spec": self.wish()})
+        return await create(self.runtime, "Allocation", {"metadata": metadata, "spec": self.wish()})
 
     def labels(self) -> dict[str, str]:
         return {"app": self.random.choice(["web", "db"])}
@@ -168,28 +168,28 @@ class Anybody:
         reply = None
         for _ in range(self.random.choice([1, 2, 2, 3])):
             metadata = {"name": self.name("part"), "namespace": space, "labels": self.labels()}
-            reply = await create(self.office, "Allocation", {"metadata": metadata, "spec": wish})
+            reply = await create(self.runtime, "Allocation", {"metadata": metadata, "spec": wish})
         return reply
 
     async def delete(self) -> Reply | None:
         one = await self.some()
-        return await delete(self.office, *one.key) if one is not None else None
+        return await delete(self.runtime, *one.key) if one is not None else None
 
     async def relabel(self) -> Reply | None:
         one = await self.some()
-        return await label(self.office, *one.key, **self.labels()) if one is not None else None
+        return await label(self.runtime, *one.key, **self.labels()) if one is not None else None
 
     async def annotate(self) -> Reply | None:
         one, any_ = await self.some(), self.random.choice
         if one is None:
             return None
         notes = any_([{DATA_READY: any_(["0", "0.5"])}, {CHECKPOINT_INTERVAL: any_(["5m", "1h"])}])
-        return await annotate(self.office, *one.key, notes)
+        return await annotate(self.runtime, *one.key, notes)
 
     async def submit_job(self) -> Reply:
         template = {"spec": {"resources": {"requests": {GPU: "1"}}}}
         metadata = {"name": self.name("job"), "namespace": self.space()}
-        return await create(self.office, "Job", {"metadata": metadata, "spec": {"template": template}})
+        return await create(self.runtime, "Job", {"metadata": metadata, "spec": {"template": template}})
 
     async def boost_job(self) -> Reply | None:
         jobs = await self.all("Job")
@@ -197,7 +197,13 @@ class Anybody:
             return None
         priority, seconds = self.random.choice([1, 50]), self.random.choice([1, 600])
         return await job_ops.boost(
-            self.office, self.random.choice(jobs), TEST, priority=priority, seconds=seconds, reason="", approved_by="me"
+            self.runtime,
+            self.random.choice(jobs),
+            TEST,
+            priority=priority,
+            seconds=seconds,
+            reason="",
+            approved_by="me",
         )
 
     # The scheduler and the nodes.
@@ -209,14 +215,14 @@ class Anybody:
         count = min(len(nodes), msgspec.json.decode(one.doc)["spec"].get("nodes", 1))
         where = tuple(self.random.sample(nodes, count))
         if not one.gang:
-            return await bind(self.office, one.key.namespace, one.key.name, *where)
+            return await bind(self.runtime, one.key.namespace, one.key.name, *where)
         waiting = [each for each in await self.all("Allocation") if each.gang == one.gang]
         unit = {each.key.name: where for each in waiting if each.fields["status.phase"] == "Pending"}
-        return await bind_unit(self.office, one.key.namespace, unit)
+        return await bind_unit(self.runtime, one.key.namespace, unit)
 
     async def report(self, phase: Phase) -> Reply | None:
         one = await self.some("Scheduled", "Running", "Terminating")
-        return await end(self.office, one.key.namespace, one.key.name, phase) if one is not None else None
+        return await end(self.runtime, one.key.namespace, one.key.name, phase) if one is not None else None
 
     async def report_of_one_node(self) -> Reply | None:
         one = await self.some("Scheduled", "Running", "Terminating")
@@ -224,27 +230,29 @@ class Anybody:
             return None
         where = self.random.choice(msgspec.json.decode(one.status)["nodes"])["name"]
         phase = self.random.choice([Phase.SUCCEEDED, Phase.FAILED])
-        return await report(self.office, Report(key=one.key, origin=TEST, phase=phase, node=where, gang=one.gang))
+        return await report(self.runtime, Report(key=one.key, origin=TEST, phase=phase, node=where, gang=one.gang))
 
     async def evict(self) -> Reply | None:
         one = await self.some("Scheduled", "Running")
-        return await evict(self.office, one, PREEMPTED, TEST) if one is not None else None
+        return await evict(self.runtime, one, PREEMPTED, TEST) if one is not None else None
 
     async def note(self) -> Reply | None:
         one = await self.some("Pending")
         if one is None:
             return None
         reason = self.random.choice(["no_capacity_cpu", "quota_exceeded"])
-        (reply,) = await note(self.office, [Note(key=one.key, origin=TEST, uid=one.uid, reason=reason, message="why")])
+        (reply,) = await note(
+            self.runtime, [NotePending(key=one.key, origin=TEST, uid=one.uid, reason=reason, message="why")]
+        )
         return reply
 
     async def nominate(self) -> Reply | None:
         one, nodes = await self.some("Pending"), await self.nodes()
         if one is None or not nodes:
             return None
-        room, until = (self.random.choice(nodes),), now() + timedelta(seconds=self.random.choice([-5, 600]))
-        command = Preempt(key=one.key, uid=one.uid, nominated=room, until=until, victims=(), origin=TEST)
-        (reply,) = await preempt(self.office, [command])
+        capacity, until = (self.random.choice(nodes),), now() + timedelta(seconds=self.random.choice([-5, 600]))
+        command = Preempt(key=one.key, uid=one.uid, nominated=capacity, until=until, victims=(), origin=TEST)
+        (reply,) = await preempt(self.runtime, [command])
         return reply
 
     # Administrators.
@@ -252,7 +260,7 @@ class Anybody:
     async def register(self) -> Reply:
         capacity: dict[str, Any] = {"gpu": self.random.choice([2, 4, 12]), "cpu": self.random.choice([4, 8])}
         capacity |= self.random.choice([{}, {"pods": 3}, {"memory": "1Gi"}])
-        return await node(self.office, f"n{self.random.randrange(6)}", **capacity)
+        return await node(self.runtime, f"n{self.random.randrange(6)}", **capacity)
 
     async def describe_node(self) -> Reply | None:
         nodes = await self.nodes()
@@ -261,19 +269,19 @@ class Anybody:
         name = self.random.choice(nodes)
         match self.random.randrange(4):
             case 0:
-                return await label(self.office, "Node", "", name, zone=self.random.choice(["east", "west"]))
+                return await label(self.runtime, "Node", "", name, zone=self.random.choice(["east", "west"]))
             case 1:
-                return await change(self.office, "Node", "", name, unschedulable=self.random.random() < 0.5)
+                return await change(self.runtime, "Node", "", name, unschedulable=self.random.random() < 0.5)
             case 2:
                 taints = self.random.choice([[], [{"key": "spot", "value": "yes", "effect": "NoSchedule"}]])
-                return await change(self.office, "Node", "", name, taints=taints)
+                return await change(self.runtime, "Node", "", name, taints=taints)
             case _:
                 phase = self.random.choice(["Ready", "NotReady"])
 
                 def say(document: dict[str, Any]) -> None:
                     document["status"] = {**document.get("status", {}), "phase": phase}
 
-                return await edit(self.office, "Node", "", name, say, status=True)
+                return await edit(self.runtime, "Node", "", name, say, status=True)
 
     async def resize_node(self) -> Reply | None:
         """It loses devices that are in use, or gets more than any had; it offers something new, or something less."""
@@ -283,11 +291,11 @@ class Anybody:
         capacity: dict[str, str] = {"cpu": self.random.choice(["2", "8"])}
         capacity |= self.random.choice([{}, {GPU: "1"}, {GPU: "4"}, {GPU: "16"}])
         capacity |= self.random.choice([{}, {"pods": "2"}, {"example.com/fpga": "2"}])
-        return await change(self.office, "Node", "", self.random.choice(nodes), capacity=capacity)
+        return await change(self.runtime, "Node", "", self.random.choice(nodes), capacity=capacity)
 
     async def delete_node(self) -> Reply | None:
         nodes = await self.nodes()
-        return await delete(self.office, "Node", "", self.random.choice(nodes)) if nodes else None
+        return await delete(self.runtime, "Node", "", self.random.choice(nodes)) if nodes else None
 
     def limits(self) -> dict[str, int]:
         return self.random.choice([{}, {GPU: 2}, {GPU: 8, "allocations": 3}, {"nodes": 2}, {"cpu": 4}])
@@ -295,127 +303,127 @@ class Anybody:
     async def limit_tenant(self) -> Reply:
         spec = {"limits": self.limits(), "weight": self.random.choice([1, 2.5])}
         spec |= self.random.choice([{}, {"fairShareTarget": 0.3}, {"burstAllowance": 1.5}, {"gpuHoursBudget": 10}])
-        return await change(self.office, "Tenant", "", self.random.choice(["t1", "t2"]), enforcement="Queue", **spec)
+        return await change(self.runtime, "Tenant", "", self.random.choice(["t1", "t2"]), enforcement="Queue", **spec)
 
     async def limit_system(self) -> Reply:
-        return await change(self.office, "Settings", "", "system", limits=self.limits())
+        return await change(self.runtime, "Settings", "", "system", limits=self.limits())
 
     async def put_quota(self) -> Reply:
         space, hard = self.space(), {name: str(value) for name, value in ({GPU: 6} | self.limits()).items()}
-        reply = await quota(self.office, space, "q", hard=hard, enforcement="Queue")
-        return await change(self.office, "ResourceQuota", space, "q", hard=hard) if code(reply) != "ok" else reply
+        reply = await quota(self.runtime, space, "q", hard=hard, enforcement="Queue")
+        return await change(self.runtime, "ResourceQuota", space, "q", hard=hard) if code(reply) != "ok" else reply
 
     async def drop_quota(self) -> Reply:
-        return await delete(self.office, "ResourceQuota", self.space(), "q")
+        return await delete(self.runtime, "ResourceQuota", self.space(), "q")
 
     async def change_queue(self) -> Reply:
-        return await change(self.office, "Queue", "", "default", profile=self.random.choice(["hpc", "ml"]))
+        return await change(self.runtime, "Queue", "", "default", profile=self.random.choice(["hpc", "ml"]))
 
     async def change_class(self) -> Reply:
         value = self.random.choice([100, 2000])
-        return await edit(self.office, "PriorityClass", "", "high-priority", lambda one: one.update(value=value))
+        return await edit(self.runtime, "PriorityClass", "", "high-priority", lambda one: one.update(value=value))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_following_ends_where_loading_would_begin(office: Office, db: Connection, seed: int) -> None:
-    anybody = Anybody(office, seed)
+async def test_following_ends_where_loading_would_begin(runtime: Runtime, db: Connection, seed: int) -> None:
+    anybody = Anybody(runtime, seed)
     await anybody.prepare()
-    keeper = await loaded(office)
+    informer = await loaded(runtime)
     for _ in range(STEPS):
         for _ in range(anybody.random.choice([1, 1, 2, 5])):
             await anybody.step()
-        keeper = await followed(office, keeper, db, anybody.done)
+        informer = await followed(runtime, informer, db, anybody.done)
         try:
-            await assert_as_if_loaded(office, keeper)
+            await assert_as_if_loaded(runtime, informer)
         except AssertionError as error:
             error.add_note("\n".join(anybody.done[-12:]))
             raise
     assert sum(line.endswith(": ok") for line in anybody.done) > STEPS / 2
 
 
-async def followed(office: Office, keeper: Keeper, db: Connection, done: Sequence[str]) -> Keeper:
+async def followed(runtime: Runtime, informer: Informer, db: Connection, done: Sequence[str]) -> Informer:
     """The keeper after what was committed since. A priority class is all that makes it begin anew."""
     try:
-        await keeper.catch_up(db)
-    except Lost:
+        await informer.catch_up(db)
+    except FeedLost:
         assert "change a priority class: ok" in done[-5:]
-        return await loaded(office)
-    return keeper
+        return await loaded(runtime)
+    return informer
 
 
 # What is being committed.
 
 
 @pytest.fixture
-async def waiting(office: Office) -> Office:
+async def waiting(runtime: Runtime) -> Runtime:
     """A node, and an allocation that waits."""
-    await node(office, "n1", gpu=4)
-    await submit(office, "one", labels={"app": "web"})
-    return office
+    await node(runtime, "n1", gpu=4)
+    await submit(runtime, "one", labels={"app": "web"})
+    return runtime
 
 
-def assume(keeper: Keeper, uid: str, at: float = 1000.0) -> None:
+def assume(informer: Informer, uid: str, at: float = 1000.0) -> None:
     """As if a plan had placed it on the only node."""
-    ask = keeper.world.waiting[uid].members[uid]
-    keeper.world.assume(ask, (Spot(0, ((0, (0,)),)),), at)
-    keeper.committing[uid] += 1
+    ask = informer.cluster.waiting[uid].members[uid]
+    informer.cluster.assume(ask, (Spot(0, ((0, (0,)),)),), at)
+    informer.committing[uid] += 1
 
 
-async def commit(office: Office, keeper: Keeper, uid: str) -> None:
+async def commit(runtime: Runtime, informer: Informer, uid: str) -> None:
     """The plan is committed, as the scheduler does it."""
-    one = await member(office, "default", "one", "n1")
-    assert isinstance(one, Member)
-    (bound,) = await bind_units(office, [Bind.unit([one], SCHEDULER)])
+    one = await member(runtime, "default", "one", "n1")
+    assert isinstance(one, BindMember)
+    (bound,) = await bind_units(runtime, [Bind.unit([one], SCHEDULER)])
     assert isinstance(bound, tuple)
-    keeper.committed(uid, bound[0])
-    keeper.settle([uid])
+    informer.committed(uid, bound[0])
+    informer.settle([uid])
 
 
 async def test_changes_of_what_is_being_committed_wait_until_it_is_known_how_that_ended(
-    waiting: Office, db: Connection
+    waiting: Runtime, db: Connection
 ) -> None:
-    keeper, uid = await loaded(waiting), await uid_of(waiting, "one")
-    assume(keeper, uid)
+    informer, uid = await loaded(waiting), await uid_of(waiting, "one")
+    assume(informer, uid)
     await delete(waiting, "Allocation", "default", "one")
     await submit(waiting, "two")
-    assert await keeper.catch_up(db) == 2
-    assert uid in keeper.world.placed, "the plan stands until it is refused"
-    assert await uid_of(waiting, "two") in keeper.world.waiting, "others are told of at once"
-    keeper.settle(["somebody else's"])
-    assert uid in keeper.world.placed
-    keeper.settle([uid])
-    await assert_as_if_loaded(waiting, keeper)
+    assert await informer.catch_up(db) == 2
+    assert uid in informer.cluster.placed, "the plan stands until it is refused"
+    assert await uid_of(waiting, "two") in informer.cluster.waiting, "others are told of at once"
+    informer.settle(["somebody else's"])
+    assert uid in informer.cluster.placed
+    informer.settle([uid])
+    await assert_as_if_loaded(waiting, informer)
 
 
-async def test_our_own_commits_are_passed_by_when_they_come_back(waiting: Office, db: Connection) -> None:
-    keeper, uid = await loaded(waiting), await uid_of(waiting, "one")
-    assume(keeper, uid)
-    await commit(waiting, keeper, uid)
-    assert await keeper.catch_up(db) == 1
-    assert keeper.world.placed[uid].since == 1000.0, "it was not entered a second time"
-    assert portrait(keeper)["nodes"] == portrait(await loaded(waiting))["nodes"]
+async def test_our_own_commits_are_passed_by_when_they_come_back(waiting: Runtime, db: Connection) -> None:
+    informer, uid = await loaded(waiting), await uid_of(waiting, "one")
+    assume(informer, uid)
+    await commit(waiting, informer, uid)
+    assert await informer.catch_up(db) == 1
+    assert informer.cluster.placed[uid].since == 1000.0, "it was not entered a second time"
+    assert portrait(informer)["nodes"] == portrait(await loaded(waiting))["nodes"]
     await end(waiting, "default", "one", Phase.RUNNING)
-    await keeper.catch_up(db)
-    keeper.noted.clear()
-    await assert_as_if_loaded(waiting, keeper)
+    await informer.catch_up(db)
+    informer.noted.clear()
+    await assert_as_if_loaded(waiting, informer)
 
 
 @pytest.mark.parametrize("read_before", [True, False])
 async def test_what_another_did_just_before_our_own_commit_is_not_lost(
-    waiting: Office, db: Connection, read_before: bool
+    waiting: Runtime, db: Connection, read_before: bool
 ) -> None:
-    keeper, uid = await loaded(waiting), await uid_of(waiting, "one")
-    assume(keeper, uid)
+    informer, uid = await loaded(waiting), await uid_of(waiting, "one")
+    assume(informer, uid)
     await label(waiting, "Allocation", "default", "one", app="db")
     if read_before:
-        await keeper.catch_up(db)
-    await commit(waiting, keeper, uid)
-    await keeper.catch_up(db)
-    assert keeper.world.placed[uid].ask.labels == {"app": "db"}
+        await informer.catch_up(db)
+    await commit(waiting, informer, uid)
+    await informer.catch_up(db)
+    assert informer.cluster.placed[uid].ask.labels == {"app": "db"}
     await end(waiting, "default", "one", Phase.RUNNING)
-    await keeper.catch_up(db)
-    keeper.noted.clear()
-    await assert_as_if_loaded(waiting, keeper)
+    await informer.catch_up(db)
+    informer.noted.clear()
+    await assert_as_if_loaded(waiting, informer)
 
 
 # What is not in the feed.
@@ -423,13 +431,13 @@ async def test_what_another_did_just_before_our_own_commit_is_not_lost(
 
 @pytest.mark.parametrize("verb", ["bind", "end"])
 async def test_counters_are_read_together_with_their_place_in_the_feed(
-    waiting: Office, db: Connection, verb: str
+    waiting: Runtime, db: Connection, verb: str
 ) -> None:
     """What is committed after the changes were read, and before the counters are, is counted once."""
-    keeper = await loaded(waiting)
+    informer = await loaded(waiting)
     if verb == "end":
         await bind(waiting, "default", "one", "n1")
-        await keeper.catch_up(db)
+        await informer.catch_up(db)
     await change(waiting, "Tenant", "", "default", limits={GPU: 8}, enforcement="Queue")
 
     async def act() -> Reply:
@@ -437,78 +445,80 @@ async def test_counters_are_read_together_with_their_place_in_the_feed(
             return await end(waiting, "default", "one")
         return await bind(waiting, "default", "one", "n1")
 
-    await keeper.catch_up(Interrupted(db, act))
-    await keeper.catch_up(db)
-    await assert_as_if_loaded(waiting, keeper)
+    await informer.catch_up(Interrupted(db, act))
+    await informer.catch_up(db)
+    await assert_as_if_loaded(waiting, informer)
 
 
-async def test_counters_are_not_read_while_something_is_being_committed(waiting: Office, db: Connection) -> None:
-    keeper, uid = await loaded(waiting), await uid_of(waiting, "one")
-    assume(keeper, uid)
+async def test_counters_are_not_read_while_something_is_being_committed(waiting: Runtime, db: Connection) -> None:
+    informer, uid = await loaded(waiting), await uid_of(waiting, "one")
+    assume(informer, uid)
     await change(waiting, "Tenant", "", "default", limits={GPU: 8}, enforcement="Queue")
-    await keeper.catch_up(db)
-    stale = [keeper.distrusts_limits]
-    await commit(waiting, keeper, uid)
-    await keeper.catch_up(db)
-    assert [*stale, keeper.distrusts_limits] == [True, False]
-    assert portrait(keeper)["limits"] == {("tenant:default", GPU): (8000, 1000)}
+    await informer.catch_up(db)
+    stale = [informer.distrusts_limits]
+    await commit(waiting, informer, uid)
+    await informer.catch_up(db)
+    assert [*stale, informer.distrusts_limits] == [True, False]
+    assert portrait(informer)["limits"] == {("tenant:default", GPU): (8000, 1000)}
 
 
 async def test_what_left_one_of_its_nodes_counts_for_all_of_them_until_it_has_left_the_last(
-    office: Office, db: Connection
+    runtime: Runtime, db: Connection
 ) -> None:
-    await change(office, "Tenant", "", "default", limits={"nodes": 4}, enforcement="Queue")
+    await change(runtime, "Tenant", "", "default", limits={"nodes": 4}, enforcement="Queue")
     for name in ("n1", "n2"):
-        await node(office, name, gpu=4)
-    keeper = await loaded(office)
-    await submit(office, "wide", gpu=2, spec={"nodes": 2})
-    await bind(office, "default", "wide", "n1", "n2")
+        await node(runtime, name, gpu=4)
+    informer = await loaded(runtime)
+    await submit(runtime, "wide", gpu=2, spec={"nodes": 2})
+    await bind(runtime, "default", "wide", "n1", "n2")
     for where, left in (("n1", 1000), ("n2", 0)):
         one = Report(key=Key("Allocation", "default", "wide"), origin=TEST, phase=Phase.SUCCEEDED, node=where)
-        await keeper.catch_up(db)
-        assert code(await report(office, one)) == "ok"
-        await keeper.catch_up(db)
-        assert portrait(keeper)["limits"] == {("tenant:default", "nodes"): (4000, left)}
+        await informer.catch_up(db)
+        assert code(await report(runtime, one)) == "ok"
+        await informer.catch_up(db)
+        assert portrait(informer)["limits"] == {("tenant:default", "nodes"): (4000, left)}
 
 
 # Losing one's place.
 
 
-async def test_a_gap_in_the_feed_is_noticed(waiting: Office, db: Connection) -> None:
-    keeper = await loaded(waiting)
+async def test_a_gap_in_the_feed_is_noticed(waiting: Runtime, db: Connection) -> None:
+    informer = await loaded(waiting)
     for name in ("two", "three"):
         await submit(waiting, name)
-    await db.execute("DELETE FROM change WHERE revision = $1", keeper.revision + 1)
-    with pytest.raises(Lost, match="are gone"):
-        await keeper.catch_up(db)
+    await db.execute("DELETE FROM change WHERE revision = $1", informer.revision + 1)
+    with pytest.raises(FeedLost, match="are gone"):
+        await informer.catch_up(db)
 
 
-async def test_a_change_of_what_is_not_known_is_noticed(waiting: Office, db: Connection) -> None:
-    keeper = await loaded(waiting)
+async def test_a_change_of_what_is_not_known_is_noticed(waiting: Runtime, db: Connection) -> None:
+    informer = await loaded(waiting)
     uid = await uid_of(waiting, "one")
-    keeper.world.forget(uid)
-    why = Note(key=Key("Allocation", "default", "one"), origin=TEST, uid=uid, reason="no_nodes_active", message="why")
+    informer.cluster.forget(uid)
+    why = NotePending(
+        key=Key("Allocation", "default", "one"), origin=TEST, uid=uid, reason="no_nodes_active", message="why"
+    )
     assert code((await note(waiting, [why]))[0]) == "ok"
-    with pytest.raises(Lost, match="one is not known"):
-        await keeper.catch_up(db)
+    with pytest.raises(FeedLost, match="one is not known"):
+        await informer.catch_up(db)
 
 
-async def test_a_class_that_is_worth_something_else_is_worth_it_to_what_waits(waiting: Office, db: Connection) -> None:
+async def test_a_class_that_is_worth_something_else_is_worth_it_to_what_waits(waiting: Runtime, db: Connection) -> None:
     await submit(waiting, "urgent", spec={"priorityClass": "high-priority"})
-    keeper, uid = await loaded(waiting), await uid_of(waiting, "urgent")
-    assert keeper.world.waiting[uid].members[uid].priority == 1000
+    informer, uid = await loaded(waiting), await uid_of(waiting, "urgent")
+    assert informer.cluster.waiting[uid].members[uid].priority == 1000
     await edit(waiting, "PriorityClass", "", "high-priority", lambda one: one.update(value=7))
-    with pytest.raises(Lost, match="priority class"):
-        await keeper.catch_up(db)
+    with pytest.raises(FeedLost, match="priority class"):
+        await informer.catch_up(db)
     again = await loaded(waiting)
-    assert again.world.waiting[uid].members[uid].priority == 7
+    assert again.cluster.waiting[uid].members[uid].priority == 7
 
 
 async def test_more_is_followed_than_is_read_at_once(
-    office: Office, db: Connection, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = await loaded(office)
+    informer = await loaded(runtime)
     monkeypatch.setattr(keeper_module, "READ_MAX", 7)
-    await asyncio.gather(*(submit(office, f"job-{number}") for number in range(30)))
-    assert await keeper.catch_up(db) == 30
-    await assert_as_if_loaded(office, keeper)
+    await asyncio.gather(*(submit(runtime, f"job-{number}") for number in range(30)))
+    assert await informer.catch_up(db) == 30
+    await assert_as_if_loaded(runtime, informer)

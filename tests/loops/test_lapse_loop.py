@@ -2,12 +2,12 @@
 
 import pytest
 
-from bursar.core.credit.lease_expiry import ROUND_SECONDS, UNBEGUN_MICROS, Watch
+from bursar.core.credit.lease_expiry import ROUND_SECONDS, UNBEGUN_MICROS, ExpiryWatch
 from bursar.core.values.money import MICROS
 from bursar.loops.lease_expiry import end_lapsed
 from bursar.ops.credit import credit
-from bursar.ops.credit.credit import ExtendLease
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.credit.credit import ExtendLeaseCommand
+from bursar.ops.runtime.runtime import Runtime
 from support.credit.ledgers import assert_books_balance, funded, leased, pass_time, priced, receipt, stop_clock
 
 NOW = 1_800_000_000 * MICROS
@@ -15,28 +15,28 @@ PATIENCE = 60.0
 
 
 @pytest.fixture
-async def lab(office: Office) -> Office:
-    await stop_clock(office)
-    await priced(office)
-    await funded(office, "1000")
-    return office
+async def lab(runtime: Runtime) -> Runtime:
+    await stop_clock(runtime)
+    await priced(runtime)
+    await funded(runtime, "1000")
+    return runtime
 
 
 class Loop:
     """Looks, with both clocks going alike."""
 
-    def __init__(self, office: Office) -> None:
-        self.office = office
-        self.watch = Watch()
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.watch = ExpiryWatch()
         self.at = 1000.0
 
     async def look(self, seconds: float = 5.0) -> list[int]:
-        await pass_time(self.office, round(seconds * MICROS))
+        await pass_time(self.runtime, round(seconds * MICROS))
         self.at += seconds
-        return await end_lapsed(self.office, self.watch, self.at)
+        return await end_lapsed(self.runtime, self.watch, self.at)
 
 
-async def test_a_look_reads_what_may_be_over_and_what_is_new(lab: Office) -> None:
+async def test_a_look_reads_what_may_be_over_and_what_is_new(lab: Runtime) -> None:
     for _ in range(20):
         await leased(lab, seconds=3600)
     loop = Loop(lab)
@@ -57,11 +57,11 @@ async def test_a_look_reads_what_may_be_over_and_what_is_new(lab: Office) -> Non
     await assert_books_balance(lab)
 
 
-async def test_what_was_extended_is_looked_at_when_that_is_over(lab: Office) -> None:
+async def test_what_was_extended_is_looked_at_when_that_is_over(lab: Runtime) -> None:
     lease = await leased(lab, seconds=30)
     loop = Loop(lab)
     await loop.look()
-    command = ExtendLease(number=lease, delta=60 * MICROS, ahead_max=3600 * MICROS)
+    command = ExtendLeaseCommand(number=lease, delta=60 * MICROS, ahead_max=3600 * MICROS)
     receipt(await credit.extend_lease(lab, command))
     await loop.look(30)
     assert (loop.watch.looked, loop.watch.since) == (1, {})
@@ -72,7 +72,7 @@ async def test_what_was_extended_is_looked_at_when_that_is_over(lab: Office) -> 
     assert await loop.look(PATIENCE) == [lease]
 
 
-async def test_a_number_that_becomes_visible_late_is_found(lab: Office) -> None:
+async def test_a_number_that_becomes_visible_late_is_found(lab: Runtime) -> None:
     first, late, last = [await leased(lab, seconds=30) for _ in range(3)]
     loop = Loop(lab)
     async with lab.database.reader() as db:
@@ -86,7 +86,7 @@ async def test_a_number_that_becomes_visible_late_is_found(lab: Office) -> None:
     await assert_books_balance(lab)
 
 
-async def test_after_a_jump_of_the_clock_all_are_looked_at(lab: Office) -> None:
+async def test_after_a_jump_of_the_clock_all_are_looked_at(lab: Runtime) -> None:
     await leased(lab, seconds=3600)
     loop = Loop(lab)
     await loop.look()
@@ -95,7 +95,7 @@ async def test_after_a_jump_of_the_clock_all_are_looked_at(lab: Office) -> None:
     assert (loop.watch.looked, len(loop.watch.since)) == (1, 1)
 
 
-async def test_what_could_not_be_read_is_read_the_next_time(lab: Office) -> None:
+async def test_what_could_not_be_read_is_read_the_next_time(lab: Runtime) -> None:
     await leased(lab, seconds=30)
     loop = Loop(lab)
     await loop.look()
@@ -109,7 +109,7 @@ async def test_what_could_not_be_read_is_read_the_next_time(lab: Office) -> None
 
 
 def test_now_and_then_all_are_looked_at_anew() -> None:
-    watch = Watch()
+    watch = ExpiryWatch()
     watch.heed(0.0, NOW)
     watch.see([], [(1, NOW + 10**12, NOW + 10**12)], 0.0, NOW)
     assert watch.newest == 1
@@ -118,7 +118,7 @@ def test_now_and_then_all_are_looked_at_anew() -> None:
 
 
 def test_what_has_not_begun_is_looked_at_again_after_a_while() -> None:
-    watch = Watch()
+    watch = ExpiryWatch()
     watch.heed(0.0, NOW)
     watch.see([], [(1, NOW, None)], 0.0, NOW)
     assert not watch.since
@@ -126,7 +126,7 @@ def test_what_has_not_begun_is_looked_at_again_after_a_while() -> None:
     assert watch.take(30.0, NOW + UNBEGUN_MICROS) == [1]
 
 
-async def test_what_was_not_taken_is_ended_the_next_time(lab: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_not_taken_is_ended_the_next_time(lab: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = [await leased(lab, seconds=30) for _ in range(5)]
     loop = Loop(lab)
     await loop.look(40)

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 import pytest
 
-from bursar.core.nodes.liveness import Verdict
-from bursar.loops.node_liveness import GAP_SECONDS_MAX, Watch, look_after, run_nodes
-from bursar.ops.runtime.runtime import Office
+from bursar.core.nodes.liveness import LivenessVerdict
+from bursar.loops.node_liveness import GAP_SECONDS_MAX, LivenessWatch, look_after, run_nodes
+from bursar.ops.runtime.runtime import Runtime
 from bursar.sim.local import LocalNodes
 from support.api.site import eventually
 from support.nodes.liveness import LONG_AGO, hear, node_status, patience, regrant, silence, watch
@@ -19,13 +19,13 @@ from support.scheduling.evictions import running, status
 SHORT = {"heartbeatSeconds": 1, "notReadySeconds": 2, "lostSeconds": 3, "killGraceSeconds": 0, "clockSkewSeconds": 0}
 
 
-def begin(watch: Watch, at: float, jumped: float = 0.0) -> None:
+def begin(watch: LivenessWatch, at: float, jumped: float = 0.0) -> None:
     """A look at this second, of a database whose clock has jumped by so much."""
     watch.begin(LONG_AGO + timedelta(seconds=at + jumped), at)
 
 
 def test_watching_begins_with_the_first_look_and_anew_after_every_absence() -> None:
-    one = Watch()
+    one = LivenessWatch()
     begin(one, 100)
     assert (one.watched_seconds(), one.calm_seconds()) == (0, 0)
     begin(one, 105)
@@ -40,7 +40,7 @@ def test_watching_begins_with_the_first_look_and_anew_after_every_absence() -> N
 
 @pytest.mark.parametrize("jump", [3600, 3, -3, -3600])
 def test_when_the_databases_clock_jumps_watching_begins_anew(jump: float) -> None:
-    one = Watch()
+    one = LivenessWatch()
     begin(one, 100)
     begin(one, 105)
     begin(one, 106, jump)
@@ -50,20 +50,20 @@ def test_when_the_databases_clock_jumps_watching_begins_anew(jump: float) -> Non
 
 
 def test_an_alarm_ends_the_calm_and_not_the_watching() -> None:
-    one = Watch()
+    one = LivenessWatch()
     for second in range(5):
         begin(one, second)
-    one.hear(Verdict(alarm=True, silent=4, beating=9))
+    one.hear(LivenessVerdict(alarm=True, silent=4, heartbeating=9))
     begin(one, 5)
-    one.hear(Verdict())
+    one.hear(LivenessVerdict())
     assert (one.watched_seconds(), one.calm_seconds()) == (5, 1)
 
 
 @pytest.fixture
-async def looping(office: Office, database_url: str) -> AsyncIterator[None]:
+async def looping(runtime: Runtime, database_url: str) -> AsyncIterator[None]:
     """Two controllers at once, each in an office of its own."""
     async with opened(database_url) as other:
-        tasks = [asyncio.create_task(run_nodes(one)) for one in (office, other)]
+        tasks = [asyncio.create_task(run_nodes(one)) for one in (runtime, other)]
         try:
             yield
         finally:
@@ -73,85 +73,85 @@ async def looping(office: Office, database_url: str) -> AsyncIterator[None]:
                     await task
 
 
-async def phase_of(office: Office, name: str) -> str:
-    return str((await node_status(office, name))["phase"])
+async def phase_of(runtime: Runtime, name: str) -> str:
+    return str((await node_status(runtime, name))["phase"])
 
 
 @pytest.mark.usefixtures("looping")
-async def test_a_node_falls_silent_is_lost_and_comes_back(office: Office) -> None:
-    await patience(office, **SHORT)
-    await node(office, "n1", gpu=4)
-    await node(office, "never", gpu=4)
-    await running(office, "a", "n1", spec={"onNodeLost": "requeue"})
-    await hear(office, "n1")
+async def test_a_node_falls_silent_is_lost_and_comes_back(runtime: Runtime) -> None:
+    await patience(runtime, **SHORT)
+    await node(runtime, "n1", gpu=4)
+    await node(runtime, "never", gpu=4)
+    await running(runtime, "a", "n1", spec={"onNodeLost": "requeue"})
+    await hear(runtime, "n1")
 
     async def is_(phase: str) -> bool:
-        return await phase_of(office, "n1") == phase
+        return await phase_of(runtime, "n1") == phase
 
     await eventually(lambda: is_("NotReady"))
-    await regrant(office, "n1", granted=-1000)
+    await regrant(runtime, "n1", granted=-1000)
     await eventually(lambda: is_("Lost"))
-    assert (await status(office, "a"))["phase"] == "Running", "its lease still runs"
-    await regrant(office, "n1", granted=1)
-    await hear(office, "n1")
+    assert (await status(runtime, "a"))["phase"] == "Running", "its lease still runs"
+    await regrant(runtime, "n1", granted=1)
+    await hear(runtime, "n1")
     await eventually(lambda: is_("Ready"))
-    assert (await status(office, "a"))["phase"] == "Running", "it was heard before it was given up"
-    await regrant(office, "n1", granted=1)
+    assert (await status(runtime, "a"))["phase"] == "Running", "it was heard before it was given up"
+    await regrant(runtime, "n1", granted=1)
 
     async def waits_again() -> bool:
-        return bool((await status(office, "a"))["phase"] == "Pending")
+        return bool((await status(runtime, "a"))["phase"] == "Pending")
 
     await eventually(waits_again)
-    assert await phase_of(office, "never") == "Ready"
+    assert await phase_of(runtime, "never") == "Ready"
 
 
 @pytest.mark.usefixtures("looping")
-async def test_the_loop_goes_on_when_its_connections_are_cut(office: Office) -> None:
-    await patience(office, **SHORT)
-    await node(office, "n1", gpu=4)
-    async with office.database.reader() as db:
+async def test_the_loop_goes_on_when_its_connections_are_cut(runtime: Runtime) -> None:
+    await patience(runtime, **SHORT)
+    await node(runtime, "n1", gpu=4)
+    async with runtime.database.reader() as db:
         await db.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE pid <> pg_backend_pid() AND datname = current_database()"
         )
-    await hear(office, "n1")
+    await hear(runtime, "n1")
 
     async def is_lost() -> bool:
-        return await phase_of(office, "n1") == "Lost"
+        return await phase_of(runtime, "n1") == "Lost"
 
     await eventually(is_lost)
 
 
-async def test_after_a_jump_of_the_clock_leased_work_is_left_for_as_long_as_it_may_live(office: Office) -> None:
+async def test_after_a_jump_of_the_clock_leased_work_is_left_for_as_long_as_it_may_live(runtime: Runtime) -> None:
     """By the database's clock its lease is over for long; we have listened since the jump, and not for so long."""
-    await node(office, "n1", gpu=4)
-    await running(office, "a", "n1", spec={"onNodeLost": "requeue"})
-    await silence(office, "n1", seconds=3600, granted=3450)
+    await node(runtime, "n1", gpu=4)
+    await running(runtime, "a", "n1", spec={"onNodeLost": "requeue"})
+    await silence(runtime, "n1", seconds=3600, granted=3450)
     since = asyncio.get_running_loop().time() - 100
-    mine = Watch(since=since, calm_since=since)
-    await look_after(office, mine)
-    assert await phase_of(office, "n1") == "Lost"
-    assert (await status(office, "a"))["phase"] == "Running"
+    mine = LivenessWatch(since=since, calm_since=since)
+    await look_after(runtime, mine)
+    assert await phase_of(runtime, "n1") == "Lost"
+    assert (await status(runtime, "a"))["phase"] == "Running"
     mine.since, mine.due = since - 55, {}
-    await look_after(office, mine)
-    assert (await status(office, "a"))["phase"] == "Pending"
+    await look_after(runtime, mine)
+    assert (await status(runtime, "a"))["phase"] == "Pending"
 
 
-async def test_simulated_nodes_beat_and_stay_ready(office: Office) -> None:
-    await node(office, "n1", gpu=4)
-    simulated = asyncio.create_task(LocalNodes(office).run())
+async def test_simulated_nodes_beat_and_stay_ready(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=4)
+    simulated = asyncio.create_task(LocalNodes(runtime).run())
     try:
 
         async def is_heard() -> bool:
-            async with office.database.reader() as db:
+            async with runtime.database.reader() as db:
                 return bool(await db.fetchval("SELECT count(*) FROM node_seen"))
 
         await eventually(is_heard)
         before = watch()
-        assert (await look_after(office, before)).transitions == ()
+        assert (await look_after(runtime, before)).transitions == ()
     finally:
         simulated.cancel()
         with suppress(asyncio.CancelledError):
             await simulated
-    await silence(office, "n1", seconds=20)
-    assert [name for name, _ in (await look_after(office, before)).transitions] == ["n1"]
+    await silence(runtime, "n1", seconds=20)
+    assert [name for name, _ in (await look_after(runtime, before)).transitions] == ["n1"]

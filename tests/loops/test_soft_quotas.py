@@ -10,34 +10,34 @@ from typing import Any
 
 import pytest
 
-from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.cycle.plan import SchedulingPolicy
 from bursar.loops.schedule import Scheduler
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from support.api.site import eventually
 from support.runtime.runtime import change, code, delete, namespace, node, tenant
 from support.scheduling.schedulers import HASTY, acting, history, is_in, scheduling, settled, status, submit, until
 from support.usage.spent_hours import spend
 
-PATIENT = Policy(preemption=False)
+PATIENT = SchedulingPolicy(preemption=False)
 TEAMS = ("physics", "chemistry")
 
 
 @pytest.fixture
-async def teams(office: Office) -> Office:
+async def teams(runtime: Runtime) -> Runtime:
     """Two tenants, each with a namespace of its name."""
     for name in TEAMS:
-        assert code(await tenant(office, name)) == "ok"
-        assert code(await namespace(office, name, name)) == "ok"
-    return office
+        assert code(await tenant(runtime, name)) == "ok"
+        assert code(await namespace(runtime, name, name)) == "ok"
+    return runtime
 
 
-async def set_soft(office: Office, name: str, **fields: Any) -> None:
-    assert code(await change(office, "Tenant", "", name, **fields)) == "ok"
+async def set_soft(runtime: Runtime, name: str, **fields: Any) -> None:
+    assert code(await change(runtime, "Tenant", "", name, **fields)) == "ok"
 
 
-async def running(office: Office, *names: str, where: str = "physics") -> None:
+async def running(runtime: Runtime, *names: str, where: str = "physics") -> None:
     for name in names:
-        await until(office, name, is_in("Running"), where)
+        await until(runtime, name, is_in("Running"), where)
 
 
 async def eventually_so(holds: Callable[[], bool]) -> None:
@@ -61,7 +61,7 @@ async def eventually_so(holds: Callable[[], bool]) -> None:
         pytest.param(2.0, 0.05, id="and not less beyond"),
     ],
 )
-async def test_the_scheduler_lowers_scores_as_the_budget_depletes(teams: Office, used: float, left: float) -> None:
+async def test_the_scheduler_lowers_scores_as_the_budget_depletes(teams: Runtime, used: float, left: float) -> None:
     if used:
         await spend(teams, "physics", gpu_hours=100 * used)
     await set_soft(teams, "physics", gpuHoursBudget=100)
@@ -70,11 +70,11 @@ async def test_the_scheduler_lowers_scores_as_the_budget_depletes(teams: Office,
 
 
 def penalty(scheduler: Scheduler) -> float:
-    known = scheduler.world.tenants.get("physics")
+    known = scheduler.cluster.tenants.get("physics")
     return known.penalty if known is not None else math.nan
 
 
-async def test_when_both_budgets_are_set_the_worse_utilization_drives_the_penalty(teams: Office) -> None:
+async def test_when_both_budgets_are_set_the_worse_utilization_drives_the_penalty(teams: Runtime) -> None:
     await spend(teams, "physics", gpu_hours=10, node_hours=90)
     await set_soft(teams, "physics", gpuHoursBudget=100, nodeHoursBudget=100)
     async with scheduling(teams) as scheduler:
@@ -82,7 +82,7 @@ async def test_when_both_budgets_are_set_the_worse_utilization_drives_the_penalt
 
 
 async def test_new_allocations_of_an_exhausted_tenant_starve_and_run_when_nobody_else_wants_the_room(
-    teams: Office,
+    teams: Runtime,
 ) -> None:
     await set_soft(teams, "physics", gpuHoursBudget=0)
     async with acting(teams), scheduling(teams, PATIENT):
@@ -102,7 +102,7 @@ async def test_new_allocations_of_an_exhausted_tenant_starve_and_run_when_nobody
         await running(teams, "poor")
 
 
-async def test_a_reduced_budget_lowers_what_is_pending_and_rejects_and_stops_nothing(teams: Office) -> None:
+async def test_a_reduced_budget_lowers_what_is_pending_and_rejects_and_stops_nothing(teams: Runtime) -> None:
     await spend(teams, "physics", gpu_hours=90)
     await set_soft(teams, "physics", gpuHoursBudget=1000)
     assert code(await node(teams, "n1", gpu=1)) == "ok"
@@ -125,7 +125,7 @@ async def test_a_reduced_budget_lowers_what_is_pending_and_rejects_and_stops_not
         await running(teams, "waits")
 
 
-async def test_an_exhausted_tenant_takes_nothing_from_others_that_run_beyond_their_share(teams: Office) -> None:
+async def test_an_exhausted_tenant_takes_nothing_from_others_that_run_beyond_their_share(teams: Runtime) -> None:
     for team in TEAMS:
         await set_soft(teams, team, fairShareTarget=0.5)
     await set_soft(teams, "physics", gpuHoursBudget=0)
@@ -142,7 +142,7 @@ async def test_an_exhausted_tenant_takes_nothing_from_others_that_run_beyond_the
         assert await history(teams, "a", "chemistry") == ["Pending", "Scheduled", "Running"]
 
 
-async def test_hours_are_known_to_the_scheduler_within_thirty_seconds(teams: Office) -> None:
+async def test_hours_are_known_to_the_scheduler_within_thirty_seconds(teams: Runtime) -> None:
     await set_soft(teams, "physics", gpuHoursBudget=100)
     ahead = 0.0
     async with scheduling(teams, clock=lambda: time() + ahead) as scheduler:
@@ -160,27 +160,27 @@ async def test_hours_are_known_to_the_scheduler_within_thirty_seconds(teams: Off
 # The fair share.
 
 
-async def test_tenants_below_their_share_get_priority_and_those_above_are_deprioritized(teams: Office) -> None:
+async def test_tenants_below_their_share_get_priority_and_those_above_are_deprioritized(teams: Runtime) -> None:
     await set_soft(teams, "physics", fairShareTarget=0.75)
     await set_soft(teams, "chemistry", fairShareTarget=0.25)
     async with acting(teams), scheduling(teams, PATIENT) as scheduler:
         for number in range(8):
             for team in TEAMS:
                 await submit(teams, f"a{number}", where=team)
-        await eventually_so(lambda: len(scheduler.world.waiting) == 16)
+        await eventually_so(lambda: len(scheduler.cluster.waiting) == 16)
         assert code(await node(teams, "n1", gpu=8)) == "ok"
         held = dict.fromkeys(TEAMS, 0)
 
         def is_full() -> bool:
             for team in TEAMS:
-                held[team] = sum(one.ask.tenant == team for one in scheduler.world.placed.values())
+                held[team] = sum(one.ask.tenant == team for one in scheduler.cluster.placed.values())
             return sum(held.values()) == 8
 
         await eventually_so(is_full)
         assert held == {"physics": 6, "chemistry": 2}
 
 
-async def test_a_share_is_no_ceiling_when_resources_are_idle(teams: Office) -> None:
+async def test_a_share_is_no_ceiling_when_resources_are_idle(teams: Runtime) -> None:
     await set_soft(teams, "physics", fairShareTarget=0.15)
     assert code(await node(teams, "n1", gpu=4)) == "ok"
     async with acting(teams), scheduling(teams, PATIENT):
@@ -189,7 +189,7 @@ async def test_a_share_is_no_ceiling_when_resources_are_idle(teams: Office) -> N
         await running(teams, "a", "b", "c", "d")
 
 
-async def test_a_reduced_share_stops_nothing_and_still_schedules_when_resources_are_idle(teams: Office) -> None:
+async def test_a_reduced_share_stops_nothing_and_still_schedules_when_resources_are_idle(teams: Runtime) -> None:
     for team in TEAMS:
         await set_soft(teams, team, fairShareTarget=0.5)
     assert code(await node(teams, "n1", gpu=4)) == "ok"
@@ -198,7 +198,7 @@ async def test_a_reduced_share_stops_nothing_and_still_schedules_when_resources_
         await submit(teams, "b", where="physics")
         await running(teams, "a", "b")
         await set_soft(teams, "physics", fairShareTarget=0.1)
-        await eventually_so(lambda: scheduler.world.tenants["physics"].target == 0.1)
+        await eventually_so(lambda: scheduler.cluster.tenants["physics"].target == 0.1)
         await settled(scheduler)
         for name in ("a", "b"):
             assert await history(teams, name, "physics") == ["Pending", "Scheduled", "Running"]
@@ -209,7 +209,7 @@ async def test_a_reduced_share_stops_nothing_and_still_schedules_when_resources_
 # Burst.
 
 
-async def test_burst_allocations_are_the_first_to_go_when_others_need_their_share(teams: Office) -> None:
+async def test_burst_allocations_are_the_first_to_go_when_others_need_their_share(teams: Runtime) -> None:
     """One may go beyond its share while the cluster is idle. What it started last goes first, whatever its priority."""
     await set_soft(teams, "physics", fairShareTarget=0.5, burstAllowance=1.5)
     await set_soft(teams, "chemistry", fairShareTarget=0.5)

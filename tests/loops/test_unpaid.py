@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from bursar.core.credit.account import Owner
-from bursar.core.objects.pending_reason import Reason, Why
-from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.objects.pending_reason import PendingReason, ReasonCode
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.values.money import nanocredits
 from bursar.loops.credit_backoff import TIDIED_MAX, Unpaid
 from bursar.ops.credit import credit
 from bursar.ops.credit.credit import PutAccount
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit.ledger import ALL
 from support.api.site import eventually
 from support.credit.ledgers import LAB, assert_books_balance, funded, priced, receipt
@@ -29,30 +29,30 @@ WAIT = 3600.0  # what is tried again only because time passes is not tried in th
 
 
 @pytest.fixture
-async def lab(office: Office) -> Office:
-    await paid_nodes(office, "n1", "n2")
-    return office
+async def lab(runtime: Runtime) -> Runtime:
+    await paid_nodes(runtime, "n1", "n2")
+    return runtime
 
 
-async def amend(office: Office, owner: Owner = LAB, **changes: object) -> None:
-    receipt(await credit.put_account(office, PutAccount(actor="user:test", whose=owner, changes=changes)))
+async def amend(runtime: Runtime, owner: Owner = LAB, **changes: object) -> None:
+    receipt(await credit.put_account(runtime, PutAccount(actor="user:test", whose=owner, changes=changes)))
 
 
-async def until_leased(office: Office, count: int) -> None:
+async def until_leased(runtime: Runtime, count: int) -> None:
     async def are_there() -> bool:
-        return len(await leases(office)) >= count
+        return len(await leases(runtime)) >= count
 
     await eventually(are_there, 30)
 
 
-async def test_without_credit_it_waits_and_says_so_and_a_top_up_starts_it_at_once(lab: Office) -> None:
+async def test_without_credit_it_waits_and_says_so_and_a_top_up_starts_it_at_once(lab: Runtime) -> None:
     await funded(lab, "0.1")
     async with scheduling(lab, quota_backoff_seconds=WAIT) as scheduler:
         await submit(lab, "train")
         told = await until(lab, "train", waits_for("insufficient_credit"))
         assert told["message"] == "account default has 0.1 credits available, 0.15 are needed"
         assert await leases(lab) == []
-        assert not scheduler.world.placed
+        assert not scheduler.cluster.placed
         await funded(lab, "0.05")
         await until(lab, "train", BOUND)
         await settled(scheduler)
@@ -60,7 +60,7 @@ async def test_without_credit_it_waits_and_says_so_and_a_top_up_starts_it_at_onc
     await assert_books_balance(lab)
 
 
-async def test_an_account_that_is_opened_later_is_found(lab: Office) -> None:
+async def test_an_account_that_is_opened_later_is_found(lab: Runtime) -> None:
     async with scheduling(lab, quota_backoff_seconds=WAIT):
         await submitted_by(lab, "default/ann", "train")
         told = await until(lab, "train", waits_for("insufficient_credit"))
@@ -70,7 +70,7 @@ async def test_an_account_that_is_opened_later_is_found(lab: Office) -> None:
     assert (await account(lab, user="ann"))["held"] == nanocredits("0.15")
 
 
-async def test_one_users_empty_account_does_not_keep_others_waiting(lab: Office) -> None:
+async def test_one_users_empty_account_does_not_keep_others_waiting(lab: Runtime) -> None:
     """What they ask for is alike in everything but who pays."""
     await funded(lab, "10")
     await amend(lab, Owner("default", "ann"))
@@ -83,7 +83,7 @@ async def test_one_users_empty_account_does_not_keep_others_waiting(lab: Office)
     assert [(await status(lab, f"ann-{number}"))["phase"] for number in range(3)] == ["Pending"] * 3
 
 
-async def test_a_limit_on_gpus_lets_the_next_start_when_one_has_ended(lab: Office) -> None:
+async def test_a_limit_on_gpus_lets_the_next_start_when_one_has_ended(lab: Runtime) -> None:
     await funded(lab, "100")
     await amend(lab, gpus_max=2000)
     names = [f"w{number}" for number in range(6)]
@@ -104,7 +104,7 @@ async def test_a_limit_on_gpus_lets_the_next_start_when_one_has_ended(lab: Offic
     await assert_rooms_balance(lab)
 
 
-async def test_credit_for_some_of_many_is_used_and_the_rest_waits(lab: Office) -> None:
+async def test_credit_for_some_of_many_is_used_and_the_rest_waits(lab: Runtime) -> None:
     await funded(lab, "0.75")
     names = [f"w{number}" for number in range(16)]
     async with scheduling(lab, quota_backoff_seconds=WAIT) as scheduler:
@@ -118,12 +118,12 @@ async def test_credit_for_some_of_many_is_used_and_the_rest_waits(lab: Office) -
         for name in names:
             await until(lab, name, BOUND)
         await settled(scheduler)
-        assert not scheduler.world.probes.most or max(scheduler.world.probes.most.values()) > 1
+        assert not scheduler.cluster.probes.most or max(scheduler.cluster.probes.most.values()) > 1
     assert (await account(lab))["held"] == nanocredits("2.4")
     await assert_all_is_paid(lab)
 
 
-async def test_what_cannot_be_paid_for_takes_no_room_from_others(lab: Office) -> None:
+async def test_what_cannot_be_paid_for_takes_no_room_from_others(lab: Runtime) -> None:
     """All of the nodes are asked for by somebody without credit, who comes first."""
     await tenant(lab, "free")
     await namespace(lab, "free", "free")
@@ -137,7 +137,7 @@ async def test_what_cannot_be_paid_for_takes_no_room_from_others(lab: Office) ->
             await until(lab, f"free-{number}", BOUND, where="free")
 
 
-async def test_nobody_is_stopped_for_who_cannot_pay(lab: Office) -> None:
+async def test_nobody_is_stopped_for_who_cannot_pay(lab: Runtime) -> None:
     await tenant(lab, "free")
     await namespace(lab, "free", "free")
     await funded(lab, "0.1")
@@ -154,7 +154,7 @@ async def test_nobody_is_stopped_for_who_cannot_pay(lab: Office) -> None:
     await assert_all_is_paid(lab)
 
 
-async def test_a_gang_waits_for_credit_as_a_whole(lab: Office) -> None:
+async def test_a_gang_waits_for_credit_as_a_whole(lab: Runtime) -> None:
     await funded(lab, "0.3")
     gang = {"gangScheduling": {"groupId": "g", "minMembers": 3}}
     async with scheduling(lab, quota_backoff_seconds=WAIT):
@@ -169,7 +169,7 @@ async def test_a_gang_waits_for_credit_as_a_whole(lab: Office) -> None:
     await assert_all_is_paid(lab)
 
 
-async def test_a_price_that_is_missing_is_told(lab: Office) -> None:
+async def test_a_price_that_is_missing_is_told(lab: Runtime) -> None:
     await funded(lab, "10")
     await change(lab, "Tenant", "", "default", billing={"mode": "prepaid", "leaseSeconds": 15})
     async with scheduling(lab, quota_backoff_seconds=0.2):
@@ -181,7 +181,7 @@ async def test_a_price_that_is_missing_is_told(lab: Office) -> None:
         await until(lab, "train", BOUND)
 
 
-async def test_spending_too_fast_is_a_matter_of_time(lab: Office) -> None:
+async def test_spending_too_fast_is_a_matter_of_time(lab: Runtime) -> None:
     await funded(lab, "10")
     await amend(lab, spend_rate_max=nanocredits("0.15"), spend_burst=nanocredits("0.15"))
     async with scheduling(lab, quota_backoff_seconds=WAIT):
@@ -205,35 +205,35 @@ class Counted(dict[Any, Any]):
         return super().__contains__(key)
 
 
-async def test_only_those_are_looked_at_whose_tenant_was_told_of(office: Office) -> None:
+async def test_only_those_are_looked_at_whose_tenant_was_told_of(runtime: Runtime) -> None:
     """Of the others only a few in passing, however many wait."""
-    number = await funded(office, "1")
-    world, unpaid = World(), Unpaid()
-    blocked = world.blocked = Counted()
+    number = await funded(runtime, "1")
+    cluster, unpaid = ClusterState(), Unpaid()
+    blocked = cluster.blocked = Counted()
     mine = [ask(f"mine-{index}", tenant="default", namespace=f"m{index}") for index in range(3)]
     others = [ask(f"other-{index}", tenant=f"t{index}", namespace=f"o{index}") for index in range(2000)]
-    submitted(world, *mine, *others)
-    unpaid.wait(world, [*mine, *others], Reason(Why.INSUFFICIENT_CREDIT), float("inf"), unpaid.heard)
+    submitted(cluster, *mine, *others)
+    unpaid.wait(cluster, [*mine, *others], PendingReason(ReasonCode.INSUFFICIENT_CREDIT), float("inf"), unpaid.heard)
     blocked.asked = 0
-    async with office.database.reader() as db:
-        await unpaid.review(db, world)
+    async with runtime.database.reader() as db:
+        await unpaid.review(db, cluster)
         assert blocked.asked <= TIDIED_MAX
-        assert len(world.blocked) == 2003
+        assert len(cluster.blocked) == 2003
         assert unpaid.tell(str(number))
         blocked.asked = 0
-        await unpaid.review(db, world)
+        await unpaid.review(db, cluster)
         assert blocked.asked <= TIDIED_MAX + len(mine)
-        assert len(world.blocked) == 2000
+        assert len(cluster.blocked) == 2000
         # What was told while it was being tried helps as well.
-        unpaid.wait(world, mine, Reason(Why.INSUFFICIENT_CREDIT), float("inf"), unpaid.heard - 1)
-        await unpaid.review(db, world)
-        assert len(world.blocked) == 2000
+        unpaid.wait(cluster, mine, PendingReason(ReasonCode.INSUFFICIENT_CREDIT), float("inf"), unpaid.heard - 1)
+        await unpaid.review(db, cluster)
+        assert len(cluster.blocked) == 2000
         # What is blocked no more for another reason is left, in turn.
-        world.blocked.clear()
+        cluster.blocked.clear()
         for _ in range(2000 // TIDIED_MAX + 1):
-            await unpaid.review(db, world)
+            await unpaid.review(db, cluster)
         assert not unpaid.tell(str(number)), "nobody waits any more"
-        unpaid.wait(world, others, Reason(Why.INSUFFICIENT_CREDIT), float("inf"), unpaid.heard)
+        unpaid.wait(cluster, others, PendingReason(ReasonCode.INSUFFICIENT_CREDIT), float("inf"), unpaid.heard)
         unpaid.tell(ALL)
-        await unpaid.review(db, world)
-    assert not world.blocked
+        await unpaid.review(db, cluster)
+    assert not cluster.blocked

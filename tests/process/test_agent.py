@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from bursar.agent.control import identity
-from bursar.agent.control.certificates import NodePapers
-from bursar.agent.control.codec import Answer, Beat
+from bursar.agent.control.certificates import NodeCertificates
+from bursar.agent.control.codec import HeartbeatAnswer, OutgoingHeartbeat
 from bursar.agent.control.identity import IdentityError
-from bursar.agent.control.stream import Stream
+from bursar.agent.control.stream import ControlStream
 from bursar.client import Client
 from support.nodes.played_control_plane import Control, serving
 from support.process.agents import (
@@ -42,15 +42,15 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[Server]:
+def context() -> Iterator[Server]:
     """A server of its own: parts of it are killed here."""
     with data_directory() as data, started(data) as running:
         yield running
 
 
 @pytest.fixture
-def client(house: Server) -> Iterator[Client]:
-    with house.client() as one:
+def client(context: Server) -> Iterator[Client]:
+    with context.client() as one:
         yield one
 
 
@@ -60,8 +60,8 @@ def name() -> str:
 
 
 @pytest.fixture
-def agent(house: Server, client: Client, name: str, tmp_path: Path) -> Iterator[Agent]:
-    with joined_agent(house, client, name, tmp_path, "--fake-gpus", "2") as one:
+def agent(context: Server, client: Client, name: str, tmp_path: Path) -> Iterator[Agent]:
+    with joined_agent(context, client, name, tmp_path, "--fake-gpus", "2") as one:
         yield one
 
 
@@ -168,10 +168,10 @@ def test_what_was_deleted_while_its_agent_was_dead_is_stopped_by_the_next_one(cl
 
 
 def test_an_agent_that_is_told_so_stops_its_work_with_itself(
-    house: Server, client: Client, name: str, tmp_path: Path
+    context: Server, client: Client, name: str, tmp_path: Path
 ) -> None:
     seconds = mark()
-    with joined_agent(house, client, name, tmp_path, "--drain-on-stop") as agent:
+    with joined_agent(context, client, name, tmp_path, "--drain-on-stop") as agent:
         submit(client, name, name, "sleep", seconds)
         await_phase(client, name, "Running")
         assert agent.stop() == 0
@@ -184,13 +184,13 @@ def test_an_agent_that_is_told_so_stops_its_work_with_itself(
 
 @pytest.mark.parametrize("victim", ["api", "controller", "postgres"])
 def test_work_goes_on_and_its_end_arrives_whatever_part_of_the_server_is_killed(
-    house: Server, client: Client, agent: Agent, tmp_path: Path, victim: str
+    context: Server, client: Client, agent: Agent, tmp_path: Path, victim: str
 ) -> None:
     go_on = tmp_path / "go-on"
     script = f"while [ ! -e {go_on} ]; do sleep 0.05; done; exit 6"
     submit(client, agent.name, agent.name, "sh", "-c", script)
     await_phase(client, agent.name, "Running")
-    os.kill(part(house, victim), signal.SIGKILL)
+    os.kill(part(context, victim), signal.SIGKILL)
     go_on.touch()
     assert await_phase(client, agent.name, "Succeeded", "Failed")["exitCode"] == 6
     submit(client, f"{agent.name}-2", agent.name, "true")
@@ -218,9 +218,9 @@ def test_a_node_that_never_joined_needs_a_token(tmp_path: Path) -> None:
     assert "bursar node token --name n" in done.stderr
 
 
-def test_a_token_that_was_used_is_refused(client: Client, house: Server, agent: Agent, tmp_path: Path) -> None:
+def test_a_token_that_was_used_is_refused(client: Client, context: Server, agent: Agent, tmp_path: Path) -> None:
     token = tmp_path / f"{agent.name}.token"
-    options = ["--server", house.url, "--name", agent.name, "--token-file", str(token), "--data", str(tmp_path / "x")]
+    options = ["--server", context.url, "--name", agent.name, "--token-file", str(token), "--data", str(tmp_path / "x")]
     done = run_agent(*options)
     assert done.returncode == 1
     assert "used up" in done.stderr
@@ -298,21 +298,21 @@ def insecure_agent(name: str, home: Path, address: str) -> Iterator[Agent]:
 async def test_an_insecure_agent_speaks_to_its_own_machine(tmp_path: Path) -> None:
     async with serving(Control()) as control:
         with insecure_agent("n", tmp_path, control.address):
-            beat = await control.until(lambda its: its.beats and its.beats[0])
-    assert (beat.node_id, beat.inventory) == ("n", True)
-    assert beat.address.startswith("127.0.0.1:")
-    assert beat.capacity["cpu"]
+            heartbeat = await control.until(lambda its: its.heartbeats and its.heartbeats[0])
+    assert (heartbeat.node_id, heartbeat.inventory) == ("n", True)
+    assert heartbeat.address.startswith("127.0.0.1:")
+    assert heartbeat.capacity["cpu"]
 
 
 # Papers, with a real server.
 
 
-def papers_of(house: Server, name: str, home: Path, **options: Any) -> NodePapers:
+def papers_of(context: Server, name: str, home: Path, **options: Any) -> NodeCertificates:
     (home / name).mkdir(exist_ok=True)
-    return NodePapers(
+    return NodeCertificates(
         home / name,
         name,
-        urls=[f"http://127.0.0.1:{free_port()}", house.url],
+        urls=[f"http://127.0.0.1:{free_port()}", context.url],
         token_file=home / f"{name}.token",
         document=lambda: {"spec": {"capacity": {"cpu": "1"}}},
         **options,
@@ -320,15 +320,15 @@ def papers_of(house: Server, name: str, home: Path, **options: Any) -> NodePaper
 
 
 async def test_whose_certificate_has_expired_joins_again_with_a_new_token(
-    house: Server, client: Client, name: str, tmp_path: Path
+    context: Server, client: Client, name: str, tmp_path: Path
 ) -> None:
     used = write_token(client, name, tmp_path / f"{name}.token").read_text()
-    first = papers_of(house, name, tmp_path)
+    first = papers_of(context, name, tmp_path)
     await first.ensure()
     old = first.identity
     assert old is not None
     client.request("DELETE", f"/api/v1/tokens/{used.split('_')[1]}")  # Its time was over long before the certificate's.
-    later = papers_of(house, name, tmp_path, now=lambda: old.expires)
+    later = papers_of(context, name, tmp_path, now=lambda: old.expires)
     with pytest.raises(IdentityError, match="refused"):
         await later.ensure()
     with pytest.raises(IdentityError, match="needs a new token"):
@@ -346,20 +346,22 @@ class Quiet:
     def __init__(self) -> None:
         self.first = 0
 
-    def beat(self, *, first: bool) -> Beat:
+    def heartbeat(self, *, first: bool) -> OutgoingHeartbeat:
         self.first += first
-        return Beat(inventory=first)
+        return OutgoingHeartbeat(inventory=first)
 
-    def hear(self, answer: Answer, sent_at: float | None) -> None:
+    def hear(self, answer: HeartbeatAnswer, sent_at: float | None) -> None:
         del answer, sent_at
 
 
-async def test_a_certificate_is_renewed_on_the_stream(house: Server, client: Client, name: str, tmp_path: Path) -> None:
+async def test_a_certificate_is_renewed_on_the_stream(
+    context: Server, client: Client, name: str, tmp_path: Path
+) -> None:
     write_token(client, name, tmp_path / f"{name}.token")
-    papers = papers_of(house, name, tmp_path, now=lambda: datetime.now(UTC) + timedelta(hours=17))
-    await papers.ensure()
-    old, quiet = papers.identity, Quiet()
-    stream = Stream(name, papers, quiet)
+    credentials = papers_of(context, name, tmp_path, now=lambda: datetime.now(UTC) + timedelta(hours=17))
+    await credentials.ensure()
+    old, quiet = credentials.identity, Quiet()
+    stream = ControlStream(name, credentials, quiet)
     task = asyncio.create_task(stream.run())
     try:
         async with asyncio.timeout(60):
@@ -370,4 +372,4 @@ async def test_a_certificate_is_renewed_on_the_stream(house: Server, client: Cli
         await asyncio.gather(task, return_exceptions=True)
     kept = identity.load(tmp_path / name, name)
     assert kept is not None
-    assert kept == papers.identity != old
+    assert kept == credentials.identity != old

@@ -32,15 +32,15 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def house(port: int) -> Iterator[Server]:
+def context(port: int) -> Iterator[Server]:
     with data_directory() as data, started(data, grpc_port=port) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(house: Server) -> Iterator[Client]:
+def client(context: Server) -> Iterator[Client]:
     """A second of a GPU costs one credit."""
-    with house.client() as one:
+    with context.client() as one:
         set_patience(one, killGraceSeconds=GRACE)
         one.settings.patch("system", {"spec": {"credits": {"throttleSecondsMax": 60, "reconcileSeconds": 0}}})
         order = {"resource": GPU, "class": "h100", "per_second": "1", "request_id": uuid.uuid4().hex}
@@ -55,9 +55,9 @@ def net(port: int) -> Iterator[Net]:
 
 
 @pytest.fixture(scope="module")
-def fleet(house: Server, client: Client, net: Net, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(context: Server, client: Client, net: Net, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     options = ("--grpc", net.link("gpu-1"), "--label", "gpu-type=h100", "--fake-gpus", "4")
-    with joined_agent(house, client, "gpu-1", tmp_path_factory.mktemp("agents"), *options) as agent:
+    with joined_agent(context, client, "gpu-1", tmp_path_factory.mktemp("agents"), *options) as agent:
         one = Fleet(client, net, {"gpu-1": agent}, "")
         one.mend()
         yield one

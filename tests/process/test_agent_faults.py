@@ -38,14 +38,14 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def house(port: int) -> Iterator[Server]:
+def context(port: int) -> Iterator[Server]:
     with data_directory() as data, started(data, grpc_port=port) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(house: Server) -> Iterator[Client]:
-    with house.client() as one:
+def client(context: Server) -> Iterator[Client]:
+    with context.client() as one:
         set_patience(one)
         yield one
 
@@ -57,8 +57,8 @@ def net(port: int) -> Iterator[Net]:
 
 
 @pytest.fixture(scope="module")
-def three(house: Server, client: Client, net: Net, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with opened_fleet(house, client, net, tmp_path_factory.mktemp("agents")) as fleet:
+def three(context: Server, client: Client, net: Net, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with opened_fleet(context, client, net, tmp_path_factory.mktemp("agents")) as fleet:
         yield fleet
 
 
@@ -188,13 +188,13 @@ def test_a_short_outage_is_nobodys_end(fleet: Fleet, ledger: Ledger, name: str) 
 
 
 def test_when_many_are_silent_at_once_it_is_said_and_nothing_is_given_up(
-    house: Server, fleet: Fleet, ledger: Ledger, name: str
+    context: Server, fleet: Fleet, ledger: Ledger, name: str
 ) -> None:
     old = begin(fleet, ledger, name, **REQUEUE)
     other = next(one for one in fleet.agents if one != old)
     fleet.net.cut(old)
     fleet.net.cut(other)
-    until(lambda: metric(house, "bursar_nodes_alarm") == 1, "the alarm")
+    until(lambda: metric(context, "bursar_nodes_alarm") == 1, "the alarm")
     until(lambda: not ledger.is_alive(3.0), "the lease running out")
     # Long after all that would be needed for one alone.
     until(lambda: seconds_silent(fleet.client, old) > 12, "a long silence")
@@ -206,7 +206,7 @@ def test_when_many_are_silent_at_once_it_is_said_and_nothing_is_given_up(
     assert status_of(fleet.client, name)["phase"] == "Running"
     assert fleet.where(name) == old
     fleet.net.heal()
-    until(lambda: metric(house, "bursar_nodes_alarm") == 0, "the alarm's end")
+    until(lambda: metric(context, "bursar_nodes_alarm") == 0, "the alarm's end")
     # It was stopped when its lease was over: now the node says so, and it waits again at once.
     until(lambda: len(ledger.intervals()) == 2, "it running again")
     assert_ends(fleet, ledger, name, 3)
@@ -262,7 +262,7 @@ def test_a_node_that_stood_still_as_a_whole_does_not_go_on_where_it_was(
 
 
 def test_work_of_a_fenced_node_moves_at_once_and_what_returns_is_stopped(
-    house: Server, fleet: Fleet, ledger: Ledger, name: str, tmp_path: Path
+    context: Server, fleet: Fleet, ledger: Ledger, name: str, tmp_path: Path
 ) -> None:
     """The administrator was wrong, and it still runs: that is stopped when the node returns, and its end is nothing."""
     lines = tmp_path / "lines"
@@ -274,7 +274,7 @@ def test_work_of_a_fenced_node_moves_at_once_and_what_returns_is_stopped(
     agent = fleet.agents[old]
     agent.kill()
     until(lambda: fleet.phase(old) != "Ready", "the node being silent")
-    done = bursar(house, "node", "fence", old, "--reason", "its board is dead", "--yes")
+    done = bursar(context, "node", "fence", old, "--reason", "its board is dead", "--yes")
     assert "1 requeued" in done.stdout, done.stdout + done.stderr
     assert fleet.client.nodes.get(old)["status"]["phase"] == "Lost"
     until(lambda: len(runs(lines)) == 2, "it running elsewhere")

@@ -18,8 +18,8 @@ import pytest
 
 from bursar.client import AsyncClient, Client
 from bursar.client.errors import BursarError
-from bursar.sim.fake_executor import Manner
-from bursar.sim.shape import Shape
+from bursar.sim.fake_executor import FakeBehaviour
+from bursar.sim.shape import NodeShape
 from bursar.sim.stream import AgentNodes
 from support.process.agents import surely, until
 from support.process.faults import (
@@ -50,16 +50,16 @@ pytestmark = pytest.mark.timeout(1800 if SOAK else 240)
 
 
 @pytest.fixture
-def house() -> Iterator[tuple[Server, int]]:
+def context() -> Iterator[tuple[Server, int]]:
     port = free_port()
     with data_directory() as data, started(data, grpc_port=port) as running:
         yield running, port
 
 
 def test_whoever_is_killed_under_load_everything_ends_once_and_as_it_should(
-    house: tuple[Server, int], tmp_path: Path
+    context: tuple[Server, int], tmp_path: Path
 ) -> None:
-    server, port = house
+    server, port = context
     seed = random.randrange(10**6)
     dice = random.Random(seed)
     victims = [dice.sample(["agent", "api", "controller", "postgres"], 4) for _ in range(ROUNDS)]
@@ -99,9 +99,9 @@ def ends(client: Client) -> dict[str, int | None]:
 
 
 async def assert_nothing_placed(server: Server) -> None:
-    async with office_of(server) as office:
-        await assert_books_balance(office)
-        async with office.database.reader() as db:
+    async with office_of(server) as runtime:
+        await assert_books_balance(runtime)
+        async with runtime.database.reader() as db:
             assert await db.fetchval("SELECT count(*) FROM placement") == 0
 
 
@@ -134,8 +134,8 @@ async def test_nothing_is_given_up_when_the_control_plane_was_away_for_long(tmp_
 async def crowd(server: Server, address: str) -> AsyncIterator[AgentNodes]:
     """Simulated nodes with certificates, in an event loop that nothing of the test holds up."""
     async with AsyncClient(server.url, server.token) as client:
-        shape = Shape(CROWD, prefix=f"crowd-{uuid.uuid4().hex[:4]}", labels={"kind": "crowd"})
-        nodes = AgentNodes(client, shape, address, Manner(), insecure=False)
+        shape = NodeShape(CROWD, prefix=f"crowd-{uuid.uuid4().hex[:4]}", labels={"kind": "crowd"})
+        nodes = AgentNodes(client, shape, address, FakeBehaviour(), insecure=False)
         await nodes.open()
         task = asyncio.create_task(nodes.run())
         try:
@@ -201,9 +201,9 @@ def phases(client: Client) -> dict[str, str]:
 
 
 async def assert_nobody_was_lost(server: Server) -> None:
-    async with office_of(server) as office:
-        await assert_books_balance(office)
-        async with office.database.reader() as db:
+    async with office_of(server) as runtime:
+        await assert_books_balance(runtime)
+        async with runtime.database.reader() as db:
             lost = "SELECT count(*) FROM change WHERE kind = 'Node' AND fields ->> 'status.phase' = 'Lost'"
             ended = "SELECT count(*) FROM change WHERE kind = 'Allocation' AND actor = 'system:nodes' AND verb = 'end'"
             assert (await db.fetchval(lost), await db.fetchval(ended)) == (0, 0)

@@ -21,7 +21,7 @@ from anyio.from_thread import start_blocking_portal
 from bursar.client import Client
 from bursar.client.errors import BursarError
 from bursar.core.values.money import nanocredits
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from support.credit.credit_audit import audit, verify
 from support.credit.sealings import unguarded
 from support.credit.tellers import Teller, order_surely
@@ -136,7 +136,7 @@ class House:
 
 
 @contextmanager
-def opened_house(server: Server, port: int, home: Path, dice: random.Random) -> Iterator[House]:
+def opened_context(server: Server, port: int, home: Path, dice: random.Random) -> Iterator[House]:
     with server.client() as client, opened_net(port) as net:
         set_patience(client, killGraceSeconds=GRACE, clockSkewSeconds=CLOCK)
         credits_ = {"reserveSeconds": 2 * WINDOW, "reconcileSeconds": 1, "sealSeconds": 1}
@@ -152,9 +152,9 @@ def opened_house(server: Server, port: int, home: Path, dice: random.Random) -> 
             yield House(server, client, fleet, teller, home, dice)
 
 
-async def _audit(house: House, office: Callable[[], AbstractAsyncContextManager[Office]]) -> None:
-    async with office() as one:
-        await audit(one, house.fleet.agents.values(), house.teller, RATE, GRACE + CLOCK)
+async def _audit(context: House, runtime: Callable[[], AbstractAsyncContextManager[Runtime]]) -> None:
+    async with runtime() as one:
+        await audit(one, context.fleet.agents.values(), context.teller, RATE, GRACE + CLOCK)
 
 
 # Kills.
@@ -167,43 +167,43 @@ def test_whoever_is_killed_everything_costs_what_it_ran_and_every_request_counts
     with (
         data_directory() as data,
         started(data, grpc_port=port) as server,
-        opened_house(server, port, tmp_path, dice) as house,
+        opened_context(server, port, tmp_path, dice) as context,
     ):
-        house.begin()
-        with house.teller.at_work():
+        context.begin()
+        with context.teller.at_work():
             for _ in range(ROUNDS):
                 for victim in dice.sample(["agent", "api", "controller", "postgres"], 4):
-                    house.trickle()
+                    context.trickle()
                     time.sleep(dice.uniform(0, 1.2))  # any moment may be the worst
-                    kill(server, house.fleet, victim, dice)
+                    kill(server, context.fleet, victim, dice)
             for _ in range(LOST):
-                be_lost(house)
-        house.heal()
-        asyncio.run(_audit(house, lambda: office_of(server)))
-        house.assert_ended_well()
-        assert house.teller.cuts > 0
+                be_lost(context)
+        context.heal()
+        asyncio.run(_audit(context, lambda: office_of(server)))
+        context.assert_ended_well()
+        assert context.teller.cuts > 0
         assert verify(server)[0] == 0, verify(server)
         asyncio.run(assert_tampering_is_found(server, dice))
 
 
-def be_lost(house: House) -> None:
+def be_lost(context: House) -> None:
     """A node is away until all that it left is settled without it; then it comes back, and knows better."""
-    name = house.dice.choice(sorted(house.fleet.agents))
-    agent = house.fleet.agents[name]
+    name = context.dice.choice(sorted(context.fleet.agents))
+    agent = context.fleet.agents[name]
     agent.kill()
-    until(lambda: is_lost(house, name), f"{name} being lost", SECONDS_MAX)
-    asyncio.run(await_given_up(house, name))
+    until(lambda: is_lost(context, name), f"{name} being lost", SECONDS_MAX)
+    asyncio.run(await_given_up(context, name))
     agent.start()
 
 
-def is_lost(house: House, name: str) -> bool:
+def is_lost(context: House, name: str) -> bool:
     try:
-        return house.fleet.phase(name) == "Lost"
+        return context.fleet.phase(name) == "Lost"
     except BursarError:
         return False
 
 
-async def await_given_up(house: House, name: str) -> None:
+async def await_given_up(context: House, name: str) -> None:
     """The leases of what ran there have ended, and those of what may run elsewhere by now are reconciled."""
     left = """
         SELECT (SELECT count(*) FROM lease WHERE node = $1 AND started_at > 0)
@@ -212,10 +212,10 @@ async def await_given_up(house: House, name: str) -> None:
                  WHERE node = $1 AND reconciled_at IS NULL
                    AND NOT EXISTS (SELECT FROM placement WHERE (uid, epoch) = (ended.uid, ended.epoch)))
     """
-    async with office_of(house.server) as office:
+    async with office_of(context.server) as runtime:
         deadline = time.monotonic() + SECONDS_MAX
         while time.monotonic() < deadline:
-            async with office.database.reader() as db:
+            async with runtime.database.reader() as db:
                 if await db.fetchval(left, name) == 0:
                     return
             await asyncio.sleep(0.1)
@@ -226,10 +226,10 @@ async def await_given_up(house: House, name: str) -> None:
 
 
 async def assert_tampering_is_found(server: Server, dice: random.Random) -> None:
-    async with office_of(server) as office:
-        async with office.database.reader() as db:
+    async with office_of(server) as runtime:
+        async with runtime.database.reader() as db:
             number = dice.randrange(1, await db.fetchval("SELECT last FROM ledger") + 1)
-        async with unguarded(office) as db:
+        async with unguarded(runtime) as db:
             await db.execute("UPDATE entry SET amount = amount + 1 WHERE number = $1", number)
             code, said = verify(server)
             assert (code, f"entry {number}" in said) == (1, True), said
@@ -257,18 +257,18 @@ def cut_at_commit(proxy: Proxy, seed: int, home: Path) -> None:
     with (
         data_directory() as data,
         started(data, grpc_port=port, database_url=proxy.url) as server,
-        opened_house(server, port, home, dice) as house,
+        opened_context(server, port, home, dice) as context,
     ):
-        house.begin()
+        context.begin()
         plan = random.Random(seed)
         proxy.plan = iter(lambda: plan.choice(["pass"] * 6 + ["before", "during", "after"]), None)
-        with house.teller.at_work():
+        with context.teller.at_work():
             over_at = time.monotonic() + CUT_SECONDS
             while time.monotonic() < over_at:
-                house.trickle()
+                context.trickle()
                 time.sleep(dice.uniform(0, 1))
         proxy.plan = iter(())
-        house.heal()
-        asyncio.run(_audit(house, lambda: opened(proxy.url)))
-        house.assert_ended_well()
+        context.heal()
+        asyncio.run(_audit(context, lambda: opened(proxy.url)))
+        context.assert_ended_well()
         assert verify(server)[0] == 0, verify(server)

@@ -64,7 +64,7 @@ async def streaming(server: Server, client: Client, port: int) -> AsyncIterator[
             options = (("grpc.use_local_subchannel_pool", 1),)
             channels.append(grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options))
             agents[name] = Agent(pb_grpc.NodeAgentStub(channels[-1]), name)
-            await agents[name].beat(inventory=True)
+            await agents[name].heartbeat(inventory=True)
         yield agents
     finally:
         await asyncio.gather(*(one.close() for one in channels))

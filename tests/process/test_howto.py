@@ -61,7 +61,7 @@ def parse(words: list[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of an administrator of a server with two simulated nodes."""
     home = tmp_path_factory.mktemp("home")
     with data_directory() as data, started(data) as server:
@@ -97,9 +97,11 @@ def leads(client: Client) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_an_administrator_types_works(page: Path, house: dict[str, str], tmp_path: Path) -> None:
+def test_what_an_administrator_types_works(page: Path, context: dict[str, str], tmp_path: Path) -> None:
     for line in commands(page, r"\$"):
         if DEAD in line:
             continue
-        done = subprocess.run(["sh", "-c", line], env=house, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            ["sh", "-c", line], env=context, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"

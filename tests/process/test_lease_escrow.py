@@ -14,7 +14,7 @@ import pytest
 from joserfc import jws
 
 from bursar.agent.executor.journal import Journal
-from bursar.agent.machine.paid_window import Escrow
+from bursar.agent.machine.paid_window import PaidWindow
 from bursar.agent.shim.clock import boot_seconds
 from bursar.client import Client
 from bursar.core.values.money import nanocredits
@@ -31,14 +31,14 @@ PER_SECOND = "0.01"  # of a whole core: a tenth of one costs a nanocredit for ea
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[Server]:
+def context() -> Iterator[Server]:
     with data_directory() as data, started(data) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(house: Server) -> Iterator[Client]:
-    with house.client() as one:
+def client(context: Server) -> Iterator[Client]:
+    with context.client() as one:
         set_patience(one, killGraceSeconds=GRACE_SECONDS)
         one.request("POST", "/api/v1/prices", body={"resource": "cpu", "per_second": PER_SECOND, "request_id": "p"})
         topup = {"account": "default", "amount": "1000", "request_id": "t"}
@@ -50,9 +50,9 @@ def client(house: Server) -> Iterator[Client]:
 
 
 @pytest.fixture
-def agent(house: Server, client: Client, tmp_path: Path) -> Iterator[Agent]:
+def agent(context: Server, client: Client, tmp_path: Path) -> Iterator[Agent]:
     name = f"n-{uuid.uuid4().hex[:8]}"
-    with joined_agent(house, client, name, tmp_path) as one:
+    with joined_agent(context, client, name, tmp_path) as one:
         yield one
 
 
@@ -72,7 +72,7 @@ class Work:
         return found
 
     @property
-    def escrow(self) -> Escrow:
+    def paid_window(self) -> PaidWindow:
         """What the agent's journal says of it, as another life would read it."""
         copy = self.agent.data.with_name(f"{uuid.uuid4().hex}.journal")
         copy.write_bytes((self.agent.data / "work" / "journal").read_bytes())
@@ -102,7 +102,7 @@ class Work:
     def await_more(self, what: str) -> None:
         """It is paid beyond what was granted until now."""
         granted = boot_seconds() + PAID_SECONDS
-        until(lambda: self.escrow.paid.until > granted, what)
+        until(lambda: self.paid_window.paid.until > granted, what)
 
     def await_true_cost(self) -> None:
         """A nanocredit for each microsecond, and for not one more."""
@@ -124,7 +124,7 @@ def begun(client: Client, agent: Agent) -> Work:
     return Work(client, agent, name, client.allocations("default").get(name)["metadata"]["uid"], pid)
 
 
-def key_of(one: Escrow) -> str:
+def key_of(one: PaidWindow) -> str:
     return str(jws.extract_compact(one.token.encode()).headers()["kid"])
 
 
@@ -132,7 +132,7 @@ def test_keys_change_while_paid_work_runs_and_nothing_is_disturbed(client: Clien
     work = begun(client, agent)
     for overlap_seconds in (3600, 0):
         made = client.request("POST", "/api/v1/ledger/keys", body={"overlapSeconds": overlap_seconds})["key"]
-        until(lambda key=made: key_of(work.escrow) == key, "a token by the new key")  # type: ignore[misc]
+        until(lambda key=made: key_of(work.paid_window) == key, "a token by the new key")  # type: ignore[misc]
         work.await_more("more time by the new key")
     published = client.request("GET", "/.well-known/jwks.json")["keys"]
     assert [one["kid"] for one in published] == [made]
@@ -147,13 +147,13 @@ def test_an_agent_that_is_killed_and_comes_back_within_paid_time_goes_on_where_i
 ) -> None:
     work = begun(client, agent)
     agent.kill()
-    left = work.escrow
+    left = work.paid_window
     assert left.paid.until > boot_seconds(), "the test was too slow to tell anything"
     agent.start()
     work.await_more("more paid time in the next life")
     assert work.lives()
-    assert work.escrow.paid.used_seconds >= left.paid.used_seconds
-    assert work.escrow.paid.lease == left.paid.lease
+    assert work.paid_window.paid.used_seconds >= left.paid.used_seconds
+    assert work.paid_window.paid.lease == left.paid.lease
     client.allocations("default").delete(work.name)
     work.await_true_cost()
 
@@ -161,7 +161,7 @@ def test_an_agent_that_is_killed_and_comes_back_within_paid_time_goes_on_where_i
 def test_what_a_killed_agent_leaves_ends_with_paid_time_and_costs_what_it_ran(client: Client, agent: Agent) -> None:
     work = begun(client, agent)
     agent.kill()
-    paid_until = work.escrow.paid.until
+    paid_until = work.paid_window.paid.until
     until(lambda: not work.lives(), "its end without an agent")
     ended_at = float((work.folder / "started").read_bytes().split()[2]) + work.ran_micros / 1_000_000
     assert ended_at <= paid_until + GRACE_SECONDS + SLACK_SECONDS

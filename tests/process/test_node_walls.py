@@ -28,7 +28,7 @@ GIGANTIC = 300  # seconds that nothing here takes
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[Server]:
+def context() -> Iterator[Server]:
     with data_directory() as data, started(data) as running:
         with running.client() as client:
             for tenant in ("acme", "rival"):
@@ -40,8 +40,8 @@ def house() -> Iterator[Server]:
 
 
 @pytest.fixture
-def admin(house: Server) -> Iterator[Client]:
-    with house.client() as one:
+def admin(context: Server) -> Iterator[Client]:
+    with context.client() as one:
         yield one
 
 
@@ -51,9 +51,9 @@ def name() -> str:
 
 
 @contextmanager
-def isolating(house: Server, admin: Client, name: str, home: Path, *options: str) -> Iterator[Agent]:
+def isolating(context: Server, admin: Client, name: str, home: Path, *options: str) -> Iterator[Agent]:
     """An agent that is root, and was not told whom commands run as."""
-    with joined_agent(house, admin, name, home, "--run-as", "nobody", *options) as agent:
+    with joined_agent(context, admin, name, home, "--run-as", "nobody", *options) as agent:
         yield agent
 
 
@@ -97,12 +97,12 @@ def said(client: Client, agent: Agent, tenant: str, name: str, text: str, **spec
     return output(agent, client.allocations(tenant).get(name)["metadata"]["uid"])
 
 
-def test_the_attack_of_one_tenant_on_the_next(house: Server, admin: Client, name: str, tmp_path: Path) -> None:
+def test_the_attack_of_one_tenant_on_the_next(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
     """Code left in HOME, secrets in a neighbour's environment, and a neighbour killed: none of it works."""
     trap = "import os; print('PWNED', os.environ['BURSAR_TENANT'], os.environ.get('API_KEY'))"
     site = "$(python3 -c 'import site; print(site.getusersitepackages())')"
     leave = f'd={site}; mkdir -p $d /tmp/x; echo "{trap}" | tee $d/usercustomize.py /tmp/x/usercustomize.py; echo $d'
-    with isolating(house, admin, name, tmp_path) as agent:
+    with isolating(context, admin, name, tmp_path) as agent:
         left = said(admin, agent, "acme", f"{name}-leave", leave)
         assert "usercustomize" not in left
         assert "PWNED" in left  # tee wrote it
@@ -124,16 +124,16 @@ def test_the_attack_of_one_tenant_on_the_next(house: Server, admin: Client, name
 
 
 @pytest.fixture
-def ruth(house: Server, admin: Client) -> Iterator[Client]:
+def ruth(context: Server, admin: Client) -> Iterator[Client]:
     """A user of tenant rival."""
     wanted = {"role": "user", "tenant": "rival", "user": "ruth", "ttl": "1h"}
-    with Client(house.url, token=admin.request("POST", "/api/v1/tokens", body=wanted)["status"]["token"]) as one:
+    with Client(context.url, token=admin.request("POST", "/api/v1/tokens", body=wanted)["status"]["token"]) as one:
         yield one
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["in a sandbox", "where a directory is shared"])
 def test_code_that_one_tenant_leaves_never_runs_in_sensitive_work_of_another(
-    house: Server, admin: Client, ruth: Client, name: str, tmp_path: Path, shared: bool
+    context: Server, admin: Client, ruth: Client, name: str, tmp_path: Path, shared: bool
 ) -> None:
     """A sandbox leaves nothing behind. In a directory that tenants share things stay, so a claim begins with a wipe."""
     common = tmp_path / "common"
@@ -144,7 +144,7 @@ def test_code_that_one_tenant_leaves_never_runs_in_sensitive_work_of_another(
     leave = f'for d in {places}; do echo "{trap}" > $d/usercustomize.py && chmod 644 $d/usercustomize.py; done; true'
     work = {"env": {"API_KEY": "the-patients-name", "PYTHONPATH": f"{common}:/tmp"}}
     options = ("--share", str(common), "--wipe-hook", f"find {common} -mindepth 1 -delete") if shared else ()
-    with isolating(house, admin, name, tmp_path, *options) as agent:
+    with isolating(context, admin, name, tmp_path, *options) as agent:
         said(admin, agent, "acme", f"{name}-leave", leave)
         careless = said(admin, agent, "rival", f"{name}-careless", "python3 -c 'print(1)'", **work)
         assert ("PWNED" in careless) is shared
@@ -155,16 +155,16 @@ def test_code_that_one_tenant_leaves_never_runs_in_sensitive_work_of_another(
 
 
 def test_work_of_a_tenant_that_demands_isolation_stays_off_a_node_without(
-    house: Server, admin: Client, name: str, tmp_path: Path
+    context: Server, admin: Client, name: str, tmp_path: Path
 ) -> None:
     admin.tenants.create({"metadata": {"name": name}, "spec": {"isolation": "required"}})
     admin.namespaces.create({"metadata": {"name": name, "labels": {"bursar.io/tenant": name}}})
-    with joined_agent(house, admin, name, tmp_path, "--run-as", "root"):
+    with joined_agent(context, admin, name, tmp_path, "--run-as", "root"):
         start(admin, name, "careful", name, "true")
         found = until(lambda: reason_of(admin, name, "careful"), "a reason being told")
         assert found["code"] == "no_matching_nodes"
         assert {"constraint": "not isolating tenants from each other", "nodes": 1} in found["excluded"]
-    with isolating(house, admin, name, tmp_path):
+    with isolating(context, admin, name, tmp_path):
         in_phase(admin, name, "careful", "Succeeded")
 
 
@@ -174,7 +174,7 @@ def reason_of(client: Client, tenant: str, name: str) -> dict[str, Any] | None:
     return told if told.get("excluded") else None
 
 
-def test_a_fork_bomb_harms_nobody_else(house: Server, admin: Client, name: str, tmp_path: Path) -> None:
+def test_a_fork_bomb_harms_nobody_else(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
     bomb = (
         "import os, time\nn = 0\n"
         "while n < 200:\n"
@@ -186,7 +186,7 @@ def test_a_fork_bomb_harms_nobody_else(house: Server, admin: Client, name: str, 
         "  break\n"
         "print('stopped at', n)"
     )
-    with isolating(house, admin, name, tmp_path, "--pids-max", "32") as agent:
+    with isolating(context, admin, name, tmp_path, "--pids-max", "32") as agent:
         start(admin, "rival", f"{name}-calm", name, f"sleep {GIGANTIC}")
         in_phase(admin, "rival", f"{name}-calm", "Running")
         told = said(admin, agent, "acme", f"{name}-forks", f'python3 -c "{bomb}"')
@@ -196,9 +196,9 @@ def test_a_fork_bomb_harms_nobody_else(house: Server, admin: Client, name: str, 
         admin.allocations("rival").delete(f"{name}-calm")
 
 
-def test_a_memory_bomb_ends_at_what_was_requested(house: Server, admin: Client, name: str, tmp_path: Path) -> None:
+def test_a_memory_bomb_ends_at_what_was_requested(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
     """Also where nobody said a limit, and in shared memory."""
-    with isolating(house, admin, name, tmp_path):
+    with isolating(context, admin, name, tmp_path):
         start(admin, "rival", f"{name}-calm", name, f"sleep {GIGANTIC}")
         in_phase(admin, "rival", f"{name}-calm", "Running")
         resources = {"requests": {"cpu": "100m", "memory": "64Mi"}}
@@ -235,11 +235,11 @@ def loop_mounted(folder: Path, kind: str, size_bytes: int) -> Iterator[Path]:
 FILL = "i=0; while [ $i -lt {count} ]; do dd if=/dev/zero of=$HOME/x$i bs=1M count=4 2>&1 || exit; i=$((i+1)); done"
 
 
-def test_a_disk_bomb_ends_and_its_neighbours_go_on(house: Server, admin: Client, name: str, tmp_path: Path) -> None:
+def test_a_disk_bomb_ends_and_its_neighbours_go_on(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
     """The one that grows, not the one that has much."""
     with (
         loop_mounted(tmp_path, "ext4", 512 << 20) as disk,
-        isolating(house, admin, name, disk, "--disk-reserve", "200Mi") as agent,
+        isolating(context, admin, name, disk, "--disk-reserve", "200Mi") as agent,
     ):
         keep = f"dd if=/dev/zero of=$HOME/kept bs=1M count=64 2>/dev/null; echo kept; sleep {GIGANTIC}"
         start(admin, "rival", f"{name}-calm", name, keep)
@@ -256,8 +256,8 @@ def test_a_disk_bomb_ends_and_its_neighbours_go_on(house: Server, admin: Client,
         until(lambda: not list(guarded.iterdir()), "all homes being removed")
 
 
-def test_who_keeps_more_than_its_limit_is_ended(house: Server, admin: Client, name: str, tmp_path: Path) -> None:
-    with isolating(house, admin, name, tmp_path):
+def test_who_keeps_more_than_its_limit_is_ended(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
+    with isolating(context, admin, name, tmp_path):
         resources = {"requests": {"cpu": "100m", "ephemeral-storage": "16Mi"}}
         text = f"dd if=/dev/zero of=/tmp/x bs=1M count=40 2>/dev/null; sleep {GIGANTIC}"
         start(admin, "acme", f"{name}-over", name, text, resources=resources)
@@ -266,11 +266,11 @@ def test_who_keeps_more_than_its_limit_is_ended(house: Server, admin: Client, na
 
 
 def test_btrfs_itself_keeps_a_placement_within_its_limit(
-    house: Server, admin: Client, name: str, tmp_path: Path
+    context: Server, admin: Client, name: str, tmp_path: Path
 ) -> None:
     with loop_mounted(tmp_path, "btrfs", 512 << 20) as disk:
         subprocess.run(["btrfs", "quota", "enable", str(disk)], check=True, capture_output=True)
-        with isolating(house, admin, name, disk, "--disk-reserve", "1Mi") as agent:
+        with isolating(context, admin, name, disk, "--disk-reserve", "1Mi") as agent:
             resources = {"requests": {"cpu": "100m", "ephemeral-storage": "64Mi"}}
             text = "dd if=/dev/urandom of=$HOME/x bs=1M count=128 conv=fsync 2>&1; btrfs subvolume create ~/more 2>&1"
             told = said(admin, agent, "acme", f"{name}-over", text, resources=resources)
@@ -279,20 +279,20 @@ def test_btrfs_itself_keeps_a_placement_within_its_limit(
             assert not list((agent.data / "work" / "homes").iterdir())
 
 
-def test_a_node_says_whether_it_isolates(house: Server, admin: Client, name: str, tmp_path: Path) -> None:
+def test_a_node_says_whether_it_isolates(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
     def shown() -> tuple[str, str, str]:
         found = admin.nodes.get(name)["status"]
         told: dict[str, str] = next((one for one in found["conditions"] if one["type"] == "Isolated"), {})
         return found.get("isolation", ""), told.get("status", ""), told.get("message", "")
 
-    with isolating(house, admin, name, tmp_path):
+    with isolating(context, admin, name, tmp_path):
         until(lambda: shown() == ("bubblewrap", "True", ""), "the node saying that it isolates")
-    with joined_agent(house, admin, name, tmp_path, "--run-as", "root"):
+    with joined_agent(context, admin, name, tmp_path, "--run-as", "root"):
         until(lambda: shown() == ("none", "False", "commands run as root"), "the node saying that it does not")
 
 
-def test_devices_are_those_that_every_command_needs(house: Server, admin: Client, name: str, tmp_path: Path) -> None:
-    with isolating(house, admin, name, tmp_path) as agent:
+def test_devices_are_those_that_every_command_needs(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
+    with isolating(context, admin, name, tmp_path) as agent:
         seen = said(admin, agent, "acme", f"{name}-look", "ls /dev; test -e /dev/kmsg || echo none")
         wanted = {"core", "fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty"}
         assert set(seen.split()) == wanted | {"urandom", "zero", "none"}

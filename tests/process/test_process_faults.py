@@ -160,11 +160,11 @@ def assert_nothing_lost(server: Server, load: Load) -> None:
 
 async def _assert_counters(server: Server) -> None:
     database = await Database.open(database_url(server))
-    office = await open_runtime(database)
+    runtime = await open_runtime(database)
     try:
-        await assert_counters_equal_charges(office)
+        await assert_counters_equal_charges(runtime)
     finally:
-        await office.close()
+        await runtime.close()
         await database.close()
 
 

@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 
 from bursar.cli.main import cli
 from bursar.client import AsyncClient
-from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.cycle.plan import SchedulingPolicy
 from bursar.loops import budget as budget_loop
 from bursar.loops.budget import review
 from bursar.loops.schedule import run_schedule
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from support.api.site import Site, allocation, eventually, opened_site
 from support.runtime.runtime import code, node
 from support.scheduling.schedulers import acting, stopped, term
@@ -44,12 +44,12 @@ async def site(database_url: str) -> AsyncIterator[Site]:
 async def led(site: Site, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     """The same with a leader, and a node of four GPUs that runs what is bound to it."""
     monkeypatch.setattr(budget_loop, "REVIEW_SECONDS", 0.5)
-    office = site.house.office
-    assert code(await node(office, "n1", gpu=4, cpu=8)) == "ok"
-    policy = Policy(min_runtime_seconds=0.0, grace_seconds=0.0)
-    leading = asyncio.create_task(run_schedule(office, await term(office), policy=policy))
+    runtime = site.context.runtime
+    assert code(await node(runtime, "n1", gpu=4, cpu=8)) == "ok"
+    policy = SchedulingPolicy(min_runtime_seconds=0.0, grace_seconds=0.0)
+    leading = asyncio.create_task(run_schedule(runtime, await term(runtime), policy=policy))
     try:
-        async with acting(office):
+        async with acting(runtime):
             yield site
     finally:
         await stopped(leading)
@@ -226,7 +226,7 @@ async def test_waldur_pushes_quota_changes_with_its_service_token(led: Site) -> 
 
 async def test_reducing_max_nodes_below_current_usage_preempts_nothing_and_prevents_new_ones(led: Site) -> None:
     waldur = await led.token("service", user="waldur")
-    assert code(await node(led.house.office, "n2", gpu=1)) == "ok"
+    assert code(await node(led.context.runtime, "n2", gpu=1)) == "ok"
     for name in ("a", "b"):
         await submit(led, name, spec={"exclusive": True}, gpu=1)
         await until_in(led, name, "Running")
@@ -312,13 +312,13 @@ async def test_status_shows_waiting_for_quota_headroom(led: Site) -> None:
 
 
 async def test_the_tenants_admin_is_notified_by_an_api_event_when_the_budget_is_exhausted(site: Site) -> None:
-    office: Office = site.house.office
+    runtime: Runtime = site.context.runtime
     admin = await site.token("tenant-admin", tenant="physics", user="ann")
     await site.namespace(name="chemistry")
     other = await site.token("tenant-admin", tenant="chemistry", user="bob")
     await put(site, {"gpu_hours_budget": 100})
-    await spend(office, "physics", gpu_hours=130)
-    assert await review(office) == 1
+    await spend(runtime, "physics", gpu_hours=130)
+    assert await review(runtime) == 1
     selector = "involvedObject.kind=Tenant,reason=BudgetExhausted"
     (event,) = (await site.get("events", token=admin, fieldSelector=selector)).body["items"]
     assert (event["type"], event["involvedObject"]["name"]) == ("Warning", "physics")
@@ -347,15 +347,15 @@ async def test_a_webhook_is_told_of_budgets(site: Site) -> None:
 
 
 async def test_waldur_can_update_an_exhausted_budget_and_the_tenants_admin_cannot(site: Site) -> None:
-    office: Office = site.house.office
+    runtime: Runtime = site.context.runtime
     waldur = await site.token("service", user="waldur")
     admin = await site.token("tenant-admin", tenant="physics", user="ann")
     await put(site, {"gpu_hours_budget": 100})
-    await spend(office, "physics", gpu_hours=130)
-    await review(office)
+    await spend(runtime, "physics", gpu_hours=130)
+    await review(runtime)
     assert (await site.put("tenants/physics", {"gpu_hours_budget": 900}, token=admin)).status == 403
     await put(site, {"gpu_hours_budget": 900}, token=waldur)
-    assert await review(office) == 1
+    assert await review(runtime) == 1
     selector = "involvedObject.kind=Tenant,reason=BudgetRestored"
     (event,) = (await site.get("events", token=admin, fieldSelector=selector)).body["items"]
     assert event["message"] == "14 % of the budget is used: 130.0 of 900 GPU-hours in the last 90 days"

@@ -15,7 +15,7 @@ import yaml
 from structlog.testing import capture_logs
 
 from bursar.client import Client, Invalid
-from bursar.config import Address, Settings
+from bursar.config import Address, ServerSettings
 from bursar.serve import _warn_of_agents
 from support.process.agents import Agent, await_phase, joined_agent, living, part, status_of, until
 from support.process.server import BURSAR, Server, data_directory, started
@@ -32,24 +32,24 @@ APART = {
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[Server]:
+def context() -> Iterator[Server]:
     """A server of its own, with two nodes and nothing else: parts of it are killed here."""
     with data_directory() as data, started(data) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(house: Server) -> Iterator[Client]:
-    with house.client() as one:
+def client(context: Server) -> Iterator[Client]:
+    with context.client() as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def agents(house: Server, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Agent]]:
+def agents(context: Server, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Agent]]:
     home = tmp_path_factory.mktemp("agents")
     with (
-        joined_agent(house, client, "n1", home, "--fake-gpus", "2") as first,
-        joined_agent(house, client, "n2", home, "--fake-gpus", "0") as second,
+        joined_agent(context, client, "n1", home, "--fake-gpus", "2") as first,
+        joined_agent(context, client, "n2", home, "--fake-gpus", "0") as second,
     ):
         for one in (first, second):
             until(lambda one=one: client.nodes.get(one.name)["status"].get("phase") == "Ready", "the nodes")  # type: ignore[misc]
@@ -85,10 +85,10 @@ def said(process: subprocess.Popen[str]) -> str:
 class TestOne:
     """Nodes that stay."""
 
-    def test_it_is_as_if_it_ran_here(self, house: Server, tmp_path: Path) -> None:
+    def test_it_is_as_if_it_ran_here(self, context: Server, tmp_path: Path) -> None:
         script = "echo out; echo err >&2; echo $GREETING $PWD $CUDA_VISIBLE_DEVICES; printf 'no end'; exit 3"
         words = ["--gpus", "1", "--env", "GREETING=hello there", "--workdir", str(tmp_path)]
-        done = bursar(house, "run", *words, "--", "sh", "-c", script)
+        done = bursar(context, "run", *words, "--", "sh", "-c", script)
         assert (done.returncode, done.stderr) == (3, "")
         first, second, third, last = done.stdout.splitlines()
         assert {first, second} == {"out", "err"}
@@ -96,35 +96,35 @@ class TestOne:
         assert third.split()[3] in ("0", "1")
         assert last == "no end"
 
-    def test_death_by_a_signal_is_told_as_a_shell_tells_it(self, house: Server) -> None:
-        done = bursar(house, "run", "--", "sh", "-c", "kill -KILL $$")
+    def test_death_by_a_signal_is_told_as_a_shell_tells_it(self, context: Server) -> None:
+        done = bursar(context, "run", "--", "sh", "-c", "kill -KILL $$")
         assert done.returncode == 137
 
-    def test_what_never_ran_says_why(self, house: Server) -> None:
-        done = bursar(house, "run", "--", "/nowhere/train")
+    def test_what_never_ran_says_why(self, context: Server) -> None:
+        done = bursar(context, "run", "--", "/nowhere/train")
         assert done.returncode == 127
         assert "was not found" in done.stderr
 
-    def test_much_output_arrives_whole(self, house: Server) -> None:
-        done = bursar(house, "run", "--", "seq", "200000")
+    def test_much_output_arrives_whole(self, context: Server) -> None:
+        done = bursar(context, "run", "--", "seq", "200000")
         assert done.returncode == 0
         assert done.stdout == "".join(f"{number}\n" for number in range(1, 200_001))
 
     def test_what_the_node_had_dropped_before_it_was_read_is_said(
-        self, house: Server, client: Client, name: str
+        self, context: Server, client: Client, name: str
     ) -> None:
         bytes_written = 50_000_000
         write = ["sh", "-c", f"head -c {bytes_written} /dev/zero"]
-        assert bursar(house, "run", "--name", name, "--detach", "--", *write).returncode == 0
+        assert bursar(context, "run", "--name", name, "--detach", "--", *write).returncode == 0
         node = await_phase(client, name, "Succeeded")["nodeName"]
-        read = bursar(house, "logs", name)
+        read = bursar(context, "logs", name)
         missing = bytes_written - len(read.stdout)
         assert missing > 0
         assert read.stderr == f"bursar: {node} no longer keeps {missing} bytes of the log\n"
-        assert bursar(house, "logs", "--tail", "1", name).stderr == ""
+        assert bursar(context, "logs", "--tail", "1", name).stderr == ""
 
-    def test_programs_are_told_as_events(self, house: Server, name: str) -> None:
-        done = bursar(house, "run", "--json", "--name", name, "--", "sh", "-c", "echo one; exit 4")
+    def test_programs_are_told_as_events(self, context: Server, name: str) -> None:
+        done = bursar(context, "run", "--json", "--name", name, "--", "sh", "-c", "echo one; exit 4")
         told: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
         assert done.returncode == 4
         assert (told[0]["event"], told[0]["name"]) == ("submitted", name)
@@ -136,9 +136,9 @@ class TestOne:
         }  # fmt: skip
         assert told[-1]["message"].startswith("exit code 4 on ")
 
-    def test_ctrl_c_stops_it_and_shows_its_last_words(self, house: Server, client: Client, name: str) -> None:
+    def test_ctrl_c_stops_it_and_shows_its_last_words(self, context: Server, client: Client, name: str) -> None:
         script = "trap 'echo bye; exit 0' TERM; echo ready; sleep 600 & wait"
-        with running(house, "run", "--name", name, "--", "sh", "-c", script) as process:
+        with running(context, "run", "--name", name, "--", "sh", "-c", script) as process:
             assert said(process) == "ready\n"
             process.send_signal(signal.SIGINT)
             rest, complained = process.communicate(timeout=SECONDS_MAX)
@@ -147,8 +147,10 @@ class TestOne:
         assert f"releasing {name}" in complained
         assert not status_of(client, name)
 
-    def test_a_second_ctrl_c_leaves_at_once(self, house: Server, client: Client, name: str) -> None:
-        with running(house, "run", "--name", name, "--", "sh", "-c", "trap '' TERM; echo ready; sleep 600") as process:
+    def test_a_second_ctrl_c_leaves_at_once(self, context: Server, client: Client, name: str) -> None:
+        with running(
+            context, "run", "--name", name, "--", "sh", "-c", "trap '' TERM; echo ready; sleep 600"
+        ) as process:
             assert said(process) == "ready\n"
             process.send_signal(signal.SIGINT)
             await_phase(client, name, "Terminating")
@@ -161,56 +163,56 @@ class TestOne:
         until(lambda: not status_of(client, name), "it being gone")
 
     def test_what_has_to_wait_again_is_seen_through(
-        self, house: Server, client: Client, name: str, tmp_path: Path
+        self, context: Server, client: Client, name: str, tmp_path: Path
     ) -> None:
         script = f"echo epoch $BURSAR_EPOCH; [ -e {tmp_path}/again ] && exit 5; sleep 600"
-        with running(house, "run", "--name", name, "--gpus", "1", "--", "sh", "-c", script) as process:
+        with running(context, "run", "--name", name, "--gpus", "1", "--", "sh", "-c", script) as process:
             assert said(process) == "epoch 1\n"
             (tmp_path / "again").touch()
             client.preempt("default", name, reason="a test", grace_period_seconds=1)
             rest, _ = process.communicate(timeout=SECONDS_MAX)
         assert (process.returncode, rest) == (5, "epoch 2\n")
-        assert bursar(house, "logs", name).stdout == "epoch 2\n"
-        assert bursar(house, "logs", "--node", "n1", "--epoch", "1", name).stdout == "epoch 1\n"
+        assert bursar(context, "logs", name).stdout == "epoch 2\n"
+        assert bursar(context, "logs", "--node", "n1", "--epoch", "1", name).stdout == "epoch 1\n"
 
-    def test_what_runs_on_two_nodes_says_which(self, house: Server, name: str) -> None:
+    def test_what_runs_on_two_nodes_says_which(self, context: Server, name: str) -> None:
         script = "echo rank $BURSAR_NODE_RANK of $BURSAR_NODE_COUNT"
-        done = bursar(house, "run", "--nodes", "2", "--name", name, "--", "sh", "-c", script)
+        done = bursar(context, "run", "--nodes", "2", "--name", name, "--", "sh", "-c", script)
         assert done.returncode == 0
         lines = sorted(done.stdout.splitlines())
         assert {line.partition(" ")[0] for line in lines} == {"[n1]", "[n2]"}
         assert sorted(line.partition(" ")[2] for line in lines) == ["rank 0 of 2", "rank 1 of 2"]
-        assert sorted(bursar(house, "logs", name).stdout.splitlines()) == lines
-        assert bursar(house, "logs", "--node", "n2", name).stdout.startswith("rank ")
+        assert sorted(bursar(context, "logs", name).stdout.splitlines()) == lines
+        assert bursar(context, "logs", "--node", "n2", name).stdout.startswith("rank ")
 
-    def test_logs_of_what_was_left_alone(self, house: Server, client: Client, name: str, tmp_path: Path) -> None:
+    def test_logs_of_what_was_left_alone(self, context: Server, client: Client, name: str, tmp_path: Path) -> None:
         script = f"echo one; echo two; while [ ! -e {tmp_path}/on ]; do sleep 0.1; done; echo three"
-        assert bursar(house, "run", "--detach", "--name", name, "--", "sh", "-c", script).returncode == 0
+        assert bursar(context, "run", "--detach", "--name", name, "--", "sh", "-c", script).returncode == 0
         await_phase(client, name, "Running")
-        until(lambda: bursar(house, "logs", name).stdout == "one\ntwo\n", "its words")
-        with running(house, "logs", "-f", "--tail", "1", name) as process:
+        until(lambda: bursar(context, "logs", name).stdout == "one\ntwo\n", "its words")
+        with running(context, "logs", "-f", "--tail", "1", name) as process:
             assert said(process) == "two\n"
             (tmp_path / "on").touch()
             rest, _ = process.communicate(timeout=SECONDS_MAX)
         assert (process.returncode, rest) == (0, "three\n")
         await_phase(client, name, "Succeeded")
-        assert bursar(house, "logs", name).stdout == "one\ntwo\nthree\n"
+        assert bursar(context, "logs", name).stdout == "one\ntwo\nthree\n"
 
 
 def test_whoever_is_killed_every_line_comes_once(
-    house: Server, client: Client, agents: list[Agent], name: str, tmp_path: Path
+    context: Server, client: Client, agents: list[Agent], name: str, tmp_path: Path
 ) -> None:
     """First the agent that keeps the log, then the API through which it is read."""
     wait = f"while [ ! -e {tmp_path}/$1 ]; do sleep 0.1; done"
     script = f"on() {{ {wait}; echo $1; }}; echo begun; on one; on two; on three; exit 6"
     command = ["run", "--gpus", "1", "--name", name, "--", "sh", "-c", script]
-    with running(house, *command) as process:
+    with running(context, *command) as process:
         assert said(process) == "begun\n"
         agents[0].kill()
         (tmp_path / "one").touch()
         agents[0].start()
         assert said(process) == "one\n"
-        os.kill(part(house, "api"), signal.SIGKILL)
+        os.kill(part(context, "api"), signal.SIGKILL)
         (tmp_path / "two").touch()
         assert said(process) == "two\n"
         (tmp_path / "three").touch()
@@ -219,11 +221,11 @@ def test_whoever_is_killed_every_line_comes_once(
 
 
 def test_work_that_is_interrupted_leaves_nothing_behind(
-    house: Server, client: Client, agents: list[Agent], name: str
+    context: Server, client: Client, agents: list[Agent], name: str
 ) -> None:
     assert agents
     seconds = f"{4000 + uuid.uuid4().int % 10**6}.5"
-    with running(house, "run", "--name", name, "--", "sh", "-c", f"sleep {seconds} & sleep {seconds}") as process:
+    with running(context, "run", "--name", name, "--", "sh", "-c", f"sleep {seconds} & sleep {seconds}") as process:
         until(lambda: len(living(seconds)) == 2, "its processes")
         process.terminate()
         assert process.wait(SECONDS_MAX) == 143
@@ -231,17 +233,21 @@ def test_work_that_is_interrupted_leaves_nothing_behind(
     assert not status_of(client, name)
 
 
-def test_no_log_holds_the_value_of_a_variable(house: Server, client: Client, agents: list[Agent]) -> None:
+def test_no_log_holds_the_value_of_a_variable(context: Server, client: Client, agents: list[Agent]) -> None:
     """Whether the command runs, is not found, is killed, or is refused because a variable is faulty."""
     secret = f"hunter-{uuid.uuid4().hex}"
     words = ["run", "--cpus", "100m", "--env", f"PASSWORD={secret}", "--"]
-    shown = bursar(house, *words, "sh", "-c", "echo $PASSWORD")
+    shown = bursar(context, *words, "sh", "-c", "echo $PASSWORD")
     assert shown.stdout == f"{secret}\n", "the command has it"
-    assert bursar(house, *words, "/nowhere/train").returncode == 127
-    assert bursar(house, *words, "sh", "-c", "kill -KILL $$").returncode == 137
+    assert bursar(context, *words, "/nowhere/train").returncode == 127
+    assert bursar(context, *words, "sh", "-c", "kill -KILL $$").returncode == 137
     with pytest.raises(Invalid):
         client.allocations("default").create({"metadata": {"name": "x"}, "spec": {"env": {"A": f"{secret}\0"}}})
-    logs = [house.data.with_name(f"{house.data.name}.log"), house.data / "postgres.log", *(one.log for one in agents)]
+    logs = [
+        context.data.with_name(f"{context.data.name}.log"),
+        context.data / "postgres.log",
+        *(one.log for one in agents),
+    ]
     for log in logs:
         text = log.read_bytes()
         assert text, log
@@ -251,10 +257,10 @@ def test_no_log_holds_the_value_of_a_variable(house: Server, client: Client, age
 # What it reads.
 
 
-def test_what_is_piped_in_reaches_the_command(house: Server, agents: list[Agent]) -> None:
+def test_what_is_piped_in_reaches_the_command(context: Server, agents: list[Agent]) -> None:
     command = [str(BURSAR), "run", "--cpus", "100m", "--", "python3", "-"]
     told = subprocess.run(
-        command, input="print(6*7)", env=house.environment, capture_output=True, text=True, timeout=SECONDS_MAX
+        command, input="print(6*7)", env=context.environment, capture_output=True, text=True, timeout=SECONDS_MAX
     )
     assert (told.stdout, told.returncode) == ("42\n", 0), told.stderr
 
@@ -262,7 +268,7 @@ def test_what_is_piped_in_reaches_the_command(house: Server, agents: list[Agent]
 # Together.
 
 
-def test_members_of_a_gang_find_each_other_and_train(house: Server, client: Client, agents: list[Agent]) -> None:
+def test_members_of_a_gang_find_each_other_and_train(context: Server, client: Client, agents: list[Agent]) -> None:
     [document] = yaml.safe_load_all((ROOT / "examples" / "distributed.yaml").read_text())
     spec = document["spec"]["template"]["spec"]
     spec["scheduling"] = {"affinity": {"podAntiAffinity": APART}}
@@ -276,17 +282,17 @@ def test_members_of_a_gang_find_each_other_and_train(house: Server, client: Clie
     assert {one["status"]["nodeName"] for one in members} == {"n1", "n2"}
     assert [(one["status"]["rank"], one["status"]["size"]) for one in members] == [(0, 2), (1, 2)]
     for index in range(2):
-        shown = bursar(house, "logs", f"line-{index}")
+        shown = bursar(context, "logs", f"line-{index}")
         assert shown.stdout == f"rank {index} of 2: y = 3.00x -2.00\n", shown.stderr
-    whole = bursar(house, "logs", "-f", "job/line")
+    whole = bursar(context, "logs", "-f", "job/line")
     assert sorted(whole.stdout.splitlines()) == [f"[line-{at}] rank {at} of 2: y = 3.00x -2.00" for at in range(2)]
-    missing = bursar(house, "logs", "line")
+    missing = bursar(context, "logs", "line")
     assert missing.returncode != 0
     assert "line is a job: bursar logs job/line" in missing.stderr
 
 
 def test_members_learn_their_index_and_everybody_learns_which_of_them_failed(
-    house: Server, client: Client, agents: list[Agent], name: str
+    context: Server, client: Client, agents: list[Agent], name: str
 ) -> None:
     script = (
         "echo $BURSAR_JOB $BURSAR_JOB_INDEX $JOB_COMPLETION_INDEX; test $BURSAR_JOB_INDEX = 0 && exec sleep 600; exit 5"
@@ -306,44 +312,48 @@ def test_members_learn_their_index_and_everybody_learns_which_of_them_failed(
     assert (stopped["reason"], stopped["message"]) == ("MemberFailed", f"{name}-1 failed: {message}")
     assert stopped["failure"] == {"allocation": f"{name}-1", "node": failed["nodeName"], "exitCode": 5}
     assert ended["message"].endswith(f"{name}-1: {message}")
-    assert f"{name}-1: {message}" in bursar(house, "status", f"job/{name}").stdout
-    assert f"{name}-1 failed: {message}" in bursar(house, "status", f"{name}-0").stdout
-    said = bursar(house, "logs", "-f", f"job/{name}").stdout.splitlines()
+    assert f"{name}-1: {message}" in bursar(context, "status", f"job/{name}").stdout
+    assert f"{name}-1 failed: {message}" in bursar(context, "status", f"{name}-0").stdout
+    said = bursar(context, "logs", "-f", f"job/{name}").stdout.splitlines()
     assert sorted(said) == [f"[{name}-{index}] {name} {index} {index}" for index in range(2)]
 
 
-def test_the_exit_code_is_that_of_the_first_node_that_failed(house: Server, agents: list[Agent], name: str) -> None:
+def test_the_exit_code_is_that_of_the_first_node_that_failed(context: Server, agents: list[Agent], name: str) -> None:
     script = "if [ $BURSAR_RANK = 0 ]; then exec sleep 600; fi; exit 5"
-    ran = bursar(house, "run", "--name", name, "--nodes", "2", "--cpus", "100m", "--", "sh", "-c", script)
+    ran = bursar(context, "run", "--name", name, "--nodes", "2", "--cpus", "100m", "--", "sh", "-c", script)
     assert ran.returncode == 5, ran.stderr
     assert "exit code 5 on n" in ran.stderr
 
 
-def test_on_a_simulated_node_nothing_looks_as_if_it_had_run(house: Server, client: Client, agents: list[Agent]) -> None:
+def test_on_a_simulated_node_nothing_looks_as_if_it_had_run(
+    context: Server, client: Client, agents: list[Agent]
+) -> None:
     assert agents
     command = [str(BURSAR), "sim", "nodes", "--count", "1", "--prefix", "acting", "--run-seconds", "0"]
-    with subprocess.Popen(command, env=house.environment, stdout=subprocess.PIPE, text=True) as nodes:
+    with subprocess.Popen(command, env=context.environment, stdout=subprocess.PIPE, text=True) as nodes:
         try:
             assert nodes.stdout is not None
             assert "ready" in nodes.stdout.readline()
             until(lambda: client.nodes.get("acting-0001")["status"].get("phase") == "Ready", "the simulated node")
-            done = bursar(house, "run", "--simulated", "--gpus", "8", "--", "echo", "hello")
+            done = bursar(context, "run", "--simulated", "--gpus", "8", "--", "echo", "hello")
             assert (done.returncode, done.stdout) == (0, "")
             assert done.stderr == "bursar: acting-0001 is simulated: nothing was really run\n"
             # Without the flag it is no node for a command, however well it would fit.
-            off = bursar(house, "run", "--detach", "--name", "real", "--gpus", "8", "--", "echo", "hello")
-            told = off.stderr if off.returncode else bursar(house, "explain", "real").stdout
+            off = bursar(context, "run", "--detach", "--name", "real", "--gpus", "8", "--", "echo", "hello")
+            told = off.stderr if off.returncode else bursar(context, "explain", "real").stdout
             assert "of 2 matching nodes" in told, told
         finally:
             nodes.send_signal(signal.SIGINT)
-            bursar(house, "delete", "allocation", "real")
+            bursar(context, "delete", "allocation", "real")
 
 
-async def test_a_server_without_grpc_says_whom_it_leaves_alone(house: Server, agents: list[Agent]) -> None:
-    url = f"postgresql://bursar@/bursar?host={house.data / 'run'}&port=5432"
+async def test_a_server_without_grpc_says_whom_it_leaves_alone(context: Server, agents: list[Agent]) -> None:
+    url = f"postgresql://bursar@/bursar?host={context.data / 'run'}&port=5432"
     with capture_logs() as said:
-        await _warn_of_agents(Settings(http=Address("127.0.0.1", 0), database_url=url))
-        await _warn_of_agents(Settings(http=Address("127.0.0.1", 0), grpc=Address("127.0.0.1", 1), database_url=url))
+        await _warn_of_agents(ServerSettings(http=Address("127.0.0.1", 0), database_url=url))
+        await _warn_of_agents(
+            ServerSettings(http=Address("127.0.0.1", 0), grpc=Address("127.0.0.1", 1), database_url=url)
+        )
     assert len(agents) == 2
     [warning] = said
     assert "nodes have agents, and no --grpc is served" in warning["event"]

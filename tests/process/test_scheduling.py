@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import pytest
 
-from bursar.loops.schedule import CLERK_NODES
-from bursar.ops.runtime.runtime import Office
+from bursar.loops.schedule import COMMIT_WORKER_NODES
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.leader import load_leader
 from bursar.store.db.database import AWAY
 from bursar.store.scheduling.leader import Leader
@@ -38,7 +38,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-async def office(server: Server) -> AsyncIterator[Office]:
+async def runtime(server: Server) -> AsyncIterator[Runtime]:
     """An office of our own on the server's database."""
     elsewhere = server.data / "socket-dir"
     socket = Path(elsewhere.read_text().strip()) if elsewhere.exists() else server.data / "run"
@@ -47,34 +47,34 @@ async def office(server: Server) -> AsyncIterator[Office]:
         yield one
 
 
-async def prepare(office: Office) -> None:
+async def prepare(runtime: Runtime) -> None:
     """Room for several backlogs."""
     for number in range(NODES):
-        await node(office, f"n{number}", cpu=8 * BACKLOG // NODES)
+        await node(runtime, f"n{number}", cpu=8 * BACKLOG // NODES)
 
 
-async def submit_all(office: Office, stem: str) -> list[str]:
+async def submit_all(runtime: Runtime, stem: str) -> list[str]:
     """A backlog, in portions: the scheduler is busy with it for a while."""
     names = [f"{stem}-{number}" for number in range(BACKLOG)]
     for at in range(0, BACKLOG, 100):
-        await asyncio.gather(*(submit_once(office, name) for name in names[at : at + 100]))
+        await asyncio.gather(*(submit_once(runtime, name) for name in names[at : at + 100]))
     return names
 
 
-async def submit_once(office: Office, name: str) -> None:
+async def submit_once(runtime: Runtime, name: str) -> None:
     """Submit until it is taken: a database that is killed again and again may be away for longer than a lane waits."""
     for _ in range(60):
         try:
-            return await submit(office, name, cpu=1)
+            return await submit(runtime, name, cpu=1)
         except AWAY:
-            if await exists(office, name):
+            if await exists(runtime, name):
                 return None
     raise AssertionError(f"{name} was not taken")
 
 
-async def exists(office: Office, name: str) -> bool:
+async def exists(runtime: Runtime, name: str) -> bool:
     try:
-        async with office.database.reader() as db:
+        async with runtime.database.reader() as db:
             return bool(await db.fetchval("SELECT count(*) FROM object WHERE kind = 'Allocation' AND name = $1", name))
     except AWAY:
         return False
@@ -83,10 +83,10 @@ async def exists(office: Office, name: str) -> bool:
 # Looking. A database that is away is waited for.
 
 
-async def bound(office: Office, stem: str) -> dict[str, int]:
+async def bound(runtime: Runtime, stem: str) -> dict[str, int]:
     """How often each of a backlog was bound."""
     try:
-        return {name: times for name, times in (await times_bound(office)).items() if name.startswith(f"{stem}-")}
+        return {name: times for name, times in (await times_bound(runtime)).items() if name.startswith(f"{stem}-")}
     except AWAY:
         return {}
 
@@ -100,20 +100,20 @@ async def eventually(holds: Callable[[], Awaitable[bool]], what: str) -> None:
         raise AssertionError(f"{what}: not within {WAIT_SECONDS_MAX:g} s") from None
 
 
-async def bound_more_than(office: Office, stem: str, count: int) -> None:
+async def bound_more_than(runtime: Runtime, stem: str, count: int) -> None:
     async def enough() -> bool:
-        return len(await bound(office, stem)) > count
+        return len(await bound(runtime, stem)) > count
 
     await eventually(enough, f"more than {count} are bound")
 
 
-async def assert_all_bound_once(office: Office, stem: str, names: list[str]) -> None:
-    await bound_more_than(office, stem, len(names) - 1)
-    assert await bound(office, stem) == dict.fromkeys(names, 1)
-    async with office.database.reader() as db:
+async def assert_all_bound_once(runtime: Runtime, stem: str, names: list[str]) -> None:
+    await bound_more_than(runtime, stem, len(names) - 1)
+    assert await bound(runtime, stem) == dict.fromkeys(names, 1)
+    async with runtime.database.reader() as db:
         rows = await db.fetch("SELECT name FROM placement WHERE starts_with(name, $1)", f"{stem}-")
     assert sorted(row["name"] for row in rows) == sorted(names)
-    await assert_books_balance(office)
+    await assert_books_balance(runtime)
 
 
 # What processes there are.
@@ -158,9 +158,9 @@ async def kill(server: Server, word: str) -> None:
     await eventually(replaced, f"another {word}")
 
 
-async def leader(office: Office) -> Leader | None:
+async def leader(runtime: Runtime) -> Leader | None:
     try:
-        found = await load_leader(office.database)
+        found = await load_leader(runtime.database)
     except AWAY:
         return None
     return found if found.leads else None
@@ -173,10 +173,10 @@ def pid_of(one: Leader) -> int:
 # One server.
 
 
-async def test_what_is_submitted_is_bound_and_runs(server: Server, office: Office) -> None:
-    async with acting(office):
+async def test_what_is_submitted_is_bound_and_runs(server: Server, runtime: Runtime) -> None:
+    async with acting(runtime):
         await asyncio.to_thread(_submit, server, "quick")
-        await until(office, "quick", is_in("Succeeded"))
+        await until(runtime, "quick", is_in("Succeeded"))
 
 
 def _submit(server: Server, name: str) -> None:
@@ -186,23 +186,23 @@ def _submit(server: Server, name: str) -> None:
 
 
 async def test_a_controller_that_is_killed_again_and_again_binds_everything_once(
-    server: Server, office: Office
+    server: Server, runtime: Runtime
 ) -> None:
-    submitting = asyncio.create_task(submit_all(office, "kill"))
+    submitting = asyncio.create_task(submit_all(runtime, "kill"))
     for turn in range(KILLS):
-        await bound_more_than(office, "kill", turn * BACKLOG // (2 * KILLS))
+        await bound_more_than(runtime, "kill", turn * BACKLOG // (2 * KILLS))
         await kill(server, "bursar.main controller")
-    await assert_all_bound_once(office, "kill", await submitting)
+    await assert_all_bound_once(runtime, "kill", await submitting)
 
 
 async def test_a_database_that_is_killed_in_the_middle_loses_and_repeats_nothing(
-    server: Server, office: Office
+    server: Server, runtime: Runtime
 ) -> None:
-    submitting = asyncio.create_task(submit_all(office, "crash"))
+    submitting = asyncio.create_task(submit_all(runtime, "crash"))
     for turn in range(KILLS):
-        await bound_more_than(office, "crash", turn * BACKLOG // (2 * KILLS))
+        await bound_more_than(runtime, "crash", turn * BACKLOG // (2 * KILLS))
         await kill(server, "/postgres -D")
-    await assert_all_bound_once(office, "crash", await submitting)
+    await assert_all_bound_once(runtime, "crash", await submitting)
 
 
 # Several controllers.
@@ -225,8 +225,8 @@ async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
     database_url: str, tmp_path: Path, end: signal.Signals
 ) -> None:
     """However the leader ends: by a signal of its own, or by the Ctrl-C of a terminal, which is sent to its group."""
-    async with opened(database_url) as office:
-        await asyncio.gather(*(node(office, f"n{number}", cpu=8) for number in range(CLERK_NODES)))
+    async with opened(database_url) as runtime:
+        await asyncio.gather(*(node(runtime, f"n{number}", cpu=8) for number in range(COMMIT_WORKER_NODES)))
         command = [str(BURSAR), "controller", "--database-url", database_url]
         with (
             (tmp_path / "log").open("wb") as errors,
@@ -238,7 +238,7 @@ async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
                     return child(leading.pid, "bursar.commit_worker") > 0
 
                 await eventually(has_clerk, "the leader has a clerk")
-                clerk = child(leading.pid, "bursar.commit_worker")
+                worker = child(leading.pid, "bursar.commit_worker")
                 if end == signal.SIGINT:
                     os.killpg(leading.pid, end)
                 else:
@@ -246,7 +246,7 @@ async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
                 leading.wait(30)
 
                 async def is_gone() -> bool:
-                    return not command_of(clerk)
+                    return not command_of(worker)
 
                 await eventually(is_gone, "the clerk is gone")
             finally:
@@ -257,32 +257,32 @@ async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
 async def test_a_leader_that_was_paused_past_its_term_commits_nothing_more(database_url: str, tmp_path: Path) -> None:
     """It is paused in the middle of committing plans; when it wakes another has bound the rest."""
     logs = [tmp_path / "one.log", tmp_path / "two.log"]
-    async with opened(database_url) as office:
-        await prepare(office)
+    async with opened(database_url) as runtime:
+        await prepare(runtime)
         with controller(database_url, logs[0]) as one, controller(database_url, logs[1]) as two:
 
             async def somebody_leads() -> bool:
-                return await leader(office) is not None
+                return await leader(runtime) is not None
 
             await eventually(somebody_leads, "somebody leads")
-            first = await leader(office)
+            first = await leader(runtime)
             assert first is not None
             paused = pid_of(first)
             assert paused in (one.pid, two.pid)
-            submitting = asyncio.create_task(submit_all(office, "pause"))
-            await bound_more_than(office, "pause", BACKLOG // 10)
+            submitting = asyncio.create_task(submit_all(runtime, "pause"))
+            await bound_more_than(runtime, "pause", BACKLOG // 10)
             os.kill(paused, signal.SIGSTOP)
 
             async def another_leads() -> bool:
-                found = await leader(office)
+                found = await leader(runtime)
                 return found is not None and found.fence > first.fence
 
             await eventually(another_leads, "another leads")
-            second = await leader(office)
+            second = await leader(runtime)
             assert second is not None
             assert pid_of(second) == ({one.pid, two.pid} - {paused}).pop()
             names = await submitting
-            await bound_more_than(office, "pause", BACKLOG // 2)
+            await bound_more_than(runtime, "pause", BACKLOG // 2)
             os.kill(paused, signal.SIGCONT)
             log = logs[0] if paused == one.pid else logs[1]
 
@@ -290,7 +290,7 @@ async def test_a_leader_that_was_paused_past_its_term_commits_nothing_more(datab
                 return "leading no more" in log.read_text()
 
             await eventually(knows, "who was paused knows that it leads no more")
-            await assert_all_bound_once(office, "pause", names)
-            still = await leader(office)
+            await assert_all_bound_once(runtime, "pause", names)
+            still = await leader(runtime)
             assert still is not None
             assert (still.holder, still.fence) == (second.holder, second.fence)

@@ -15,8 +15,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from bursar.api.serve import opened_house
-from bursar.child import Child
+from bursar.api.serve import opened_context
+from bursar.child import ChildProcess
 from bursar.rpc.serve import opened_grpc
 from bursar.serve import _all_ready
 from support.process.server import BURSAR, free_port
@@ -39,13 +39,13 @@ async def test_a_child_that_is_told_to_stop_while_it_is_started_again_stops(monk
         return await create(sys.executable, "-c", "import time; time.sleep(600)", **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", slow)
-    child = Child("api-0", [], dict(os.environ))
-    keeper = asyncio.create_task(child.keep_alive())
+    child = ChildProcess("api-0", [], dict(os.environ))
+    informer = asyncio.create_task(child.keep_alive())
     async with asyncio.timeout(20):
         await starting.wait()
         await child.stop()
         go_on.set()
-        await keeper
+        await informer
     assert child.process is not None
     assert child.process.returncode is not None
 
@@ -60,7 +60,7 @@ async def test_stopping_before_everything_is_up_complains_of_nothing() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, complaint: complaints.append(complaint))
     stopping = asyncio.Event()
     stopping.set()
-    assert not await _all_ready([Child("late", [], {})], stopping)
+    assert not await _all_ready([ChildProcess("late", [], {})], stopping)
     await asyncio.sleep(0.05)
     gc.collect()
     assert complaints == []
@@ -96,8 +96,8 @@ async def test_grpc_tells_the_databases_health(database_url: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     async with (
         asyncio.timeout(20),
-        opened_house(database_url) as house,
-        opened_grpc(house.office, house.feed, address, insecure=True),
+        opened_context(database_url) as context,
+        opened_grpc(context.runtime, context.feed, address, insecure=True),
         grpc.aio.insecure_channel(address) as channel,
     ):
         stub = health_pb2_grpc.HealthStub(channel)

@@ -12,9 +12,9 @@ from uuid import UUID, uuid4
 import pytest
 from waldur_api_client.models import OrderDetails, OrderState, RequestTypes, Resource, ResourceState
 
-from bursar.core.usage.usage_levels import Began, Ended
+from bursar.core.usage.usage_levels import UsageBegan, UsageEnded
 from bursar.loops.housekeeping import finish_namespaces
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.usage.usage_rollup import roll
 from bursar.store.usage import usage_levels as usage_store
 from support.api.site import Site, allocation, opened_site
@@ -51,7 +51,7 @@ async def ending_namespaces(site: Site) -> AsyncIterator[None]:
 
     async def end() -> None:
         while True:
-            await finish_namespaces(site.house.office)
+            await finish_namespaces(site.context.runtime)
             await asyncio.sleep(0.05)
 
     task = asyncio.create_task(end())
@@ -121,7 +121,7 @@ async def test_an_order_makes_a_tenant_with_limits_budgets_and_a_namespace(desk:
     namespace = (await desk.site.get("namespaces/physics")).body
     assert namespace["metadata"]["labels"]["bursar.io/tenant"] == "physics"
     revision = int(tenant["metadata"]["resourceVersion"])
-    async with desk.site.house.database.reader() as db:
+    async with desk.site.context.database.reader() as db:
         assert await db.fetchval("SELECT actor FROM change WHERE revision = $1", revision) == "service:waldur"
 
 
@@ -151,8 +151,8 @@ async def test_a_tenant_that_is_not_waldurs_is_never_touched(desk: Desk) -> None
 
 async def test_the_tenant_of_another_resource_is_neither_changed_ended_nor_reported(desk: Desk) -> None:
     resource = await desk.created()
-    await aged(desk.site.house.database, "physics", 40)
-    await ran(desk.site.house.office, datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0), gpu_hours=12)
+    await aged(desk.site.context.database, "physics", 40)
+    await ran(desk.site.context.runtime, datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0), gpu_hours=12)
     before = await desk.tenant()
     other = desk.waldur.resource("physics", slug="other", limits=LIMITS)
     await desk.round("report")
@@ -190,7 +190,7 @@ async def test_where_the_namespace_is_anothers_no_tenant_is_left_behind(desk: De
 async def test_what_another_tenant_of_the_name_used_before_is_not_reported(desk: Desk) -> None:
     resource = await desk.created()
     month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    await ran(desk.site.house.office, month, gpu_hours=100)
+    await ran(desk.site.context.runtime, month, gpu_hours=100)
     await desk.round("report")
     assert isinstance(resource.uuid, UUID)
     assert reported(desk.waldur, resource.uuid, month)["gpu_hours"] == 0
@@ -273,10 +273,10 @@ async def test_while_bursar_is_away_orders_wait_and_settings_that_lack_something
 
 async def test_what_a_tenant_used_this_month_is_reported_by_component(desk: Desk) -> None:
     resource = await desk.created()
-    await aged(desk.site.house.database, "physics", 40)
+    await aged(desk.site.context.database, "physics", 40)
     month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    await ran(desk.site.house.office, month, gpu_hours=12, node_hours=1.5, cpu_hours=40)
-    await ran(desk.site.house.office, month - timedelta(hours=1), gpu_hours=100)
+    await ran(desk.site.context.runtime, month, gpu_hours=12, node_hours=1.5, cpu_hours=40)
+    await ran(desk.site.context.runtime, month - timedelta(hours=1), gpu_hours=100)
     await desk.round("report")
     assert isinstance(resource.uuid, UUID)
     assert reported(desk.waldur, resource.uuid, month) == {"gpu_hours": 12.0, "node_hours": 1.5, "cpu_hours": 4.0}
@@ -284,7 +284,7 @@ async def test_what_a_tenant_used_this_month_is_reported_by_component(desk: Desk
     sent = [one for one in desk.waldur.calls if one.path.endswith("/set_usage/")]
     await desk.round("report")
     assert [one for one in desk.waldur.calls if one.path.endswith("/set_usage/")] == sent
-    await ran(desk.site.house.office, month, gpu_hours=3)
+    await ran(desk.site.context.runtime, month, gpu_hours=3)
     await desk.round("report")
     assert reported(desk.waldur, resource.uuid, month)["gpu_hours"] == 15.0
 
@@ -294,14 +294,14 @@ async def test_what_each_user_used_is_reported_beside_what_all_did(desk: Desk) -
     await desk.site.post("tenants", {"metadata": {"name": "optics"}, "spec": {"parent": "physics"}})
     month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     for tenant in ("physics", "optics"):
-        await aged(desk.site.house.database, tenant, 40)
-    office = desk.site.house.office
-    await ran(office, month, gpu_hours=12, cpu_hours=40)
-    await ran(office, month, gpu_hours=3, user="physics/bob")
-    await ran(office, month, gpu_hours=5, user="optics/ann", tenant="optics")
+        await aged(desk.site.context.database, tenant, 40)
+    runtime = desk.site.context.runtime
+    await ran(runtime, month, gpu_hours=12, cpu_hours=40)
+    await ran(runtime, month, gpu_hours=3, user="physics/bob")
+    await ran(runtime, month, gpu_hours=5, user="optics/ann", tenant="optics")
     for nobody in ("admin", "-"):
-        await ran(office, month, gpu_hours=7, user=nobody)
-    await ran(office, month - timedelta(hours=1), gpu_hours=100, user="physics/eve")
+        await ran(runtime, month, gpu_hours=7, user=nobody)
+    await ran(runtime, month - timedelta(hours=1), gpu_hours=100, user="physics/eve")
     await desk.round("report")
     assert isinstance(resource.uuid, UUID)
     assert reported(desk.waldur, resource.uuid, month) == {"gpu_hours": 34.0, "node_hours": 0.0, "cpu_hours": 4.0}
@@ -321,15 +321,15 @@ def reported(waldur: WaldurServer, resource: UUID, month: datetime) -> dict[str,
 
 
 async def ran(
-    office: Office, at: datetime, *, gpu_hours: float = 0, node_hours: float = 0, cpu_hours: float = 0,
+    runtime: Runtime, at: datetime, *, gpu_hours: float = 0, node_hours: float = 0, cpu_hours: float = 0,
     user: str = "physics/ann", tenant: str = "physics",
 ) -> None:  # fmt: skip
     """Something of the tenant's ran then for a minute, on as much as makes up these hours."""
     hours = {"nvidia.com/gpu": gpu_hours, "nodes": node_hours, "cpu": cpu_hours}
     amounts = {name: round(value * 60 * 1000) for name, value in hours.items() if value}
     uid, begin = uuid4().hex, int(at.timestamp())
-    began = Began(uid, "n0", 1, tenant, user, tenant, uid, amounts, "", begin, 0)
-    async with office.database.reader() as db, db.transaction():
-        await usage_store.save(db, (), (), [(began, Ended(uid, "n0", begin + 60, "Succeeded", ""))])
-    while await roll(office.database):
+    began = UsageBegan(uid, "n0", 1, tenant, user, tenant, uid, amounts, "", begin, 0)
+    async with runtime.database.reader() as db, db.transaction():
+        await usage_store.save(db, (), (), [(began, UsageEnded(uid, "n0", begin + 60, "Succeeded", ""))])
+    while await roll(runtime.database):
         pass

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def house() -> Iterator[Server]:
+def context() -> Iterator[Server]:
     """A server of its own: parts of it are killed here."""
     with data_directory() as data, started(data) as running:
         with running.client() as client:
@@ -27,16 +27,16 @@ def house() -> Iterator[Server]:
 
 
 @pytest.fixture
-def admin(house: Server) -> Iterator[Client]:
-    with house.client() as one:
+def admin(context: Server) -> Iterator[Client]:
+    with context.client() as one:
         yield one
 
 
 @pytest.fixture
-def ann(house: Server, admin: Client) -> Iterator[Client]:
+def ann(context: Server, admin: Client) -> Iterator[Client]:
     wanted = {"role": "user", "tenant": "default", "user": "ann", "ttl": "1h"}
     token = admin.request("POST", "/api/v1/tokens", body=wanted)["status"]["token"]
-    with Client(house.url, token=token) as one:
+    with Client(context.url, token=token) as one:
         yield one
 
 
@@ -65,11 +65,11 @@ def claim_and_release(ann: Client, node: str) -> str:
 
 
 def test_a_node_is_wiped_by_its_hook_and_then_open_to_everybody(
-    house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     kept = tmp_path / name / "work" / "placements"
     hook = f"echo $BURSAR_NODE $BURSAR_CLAIM >> {tmp_path}/wiped; ls {kept} > {tmp_path}/left"
-    with joined_agent(house, admin, name, tmp_path, "--wipe-hook", hook) as agent:
+    with joined_agent(context, admin, name, tmp_path, "--wipe-hook", hook) as agent:
         until(lambda: ann.nodes.get(name)["status"].get("phase") == "Ready", "the node being ready")
         claimed = ann.claim(name, reason="study 42")["status"]["claim"]["id"]
         submit(ann, f"{name}-secret", name, "sh", "-c", "echo secret", sensitive=True)
@@ -92,10 +92,10 @@ def test_a_node_is_wiped_by_its_hook_and_then_open_to_everybody(
 
 
 def test_a_hook_that_fails_keeps_the_node_out_of_use_until_it_succeeds(
-    house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     hook = f"echo once >> {tmp_path}/tries; test -e {tmp_path}/repaired || exit 3"
-    with joined_agent(house, admin, name, tmp_path, "--wipe-hook", hook):
+    with joined_agent(context, admin, name, tmp_path, "--wipe-hook", hook):
         claim_and_release(ann, name)
         until(lambda: claim_state(admin, name) == "WipeFailed", "the wipe having failed")
         assert "exit code 3" in failure(admin, name)
@@ -112,9 +112,9 @@ def test_a_hook_that_fails_keeps_the_node_out_of_use_until_it_succeeds(
 
 
 def test_without_a_hook_an_administrator_says_that_it_is_wiped(
-    house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
-    with joined_agent(house, admin, name, tmp_path):
+    with joined_agent(context, admin, name, tmp_path):
         claim_and_release(ann, name)
         until(lambda: claim_state(admin, name) == "WipeFailed", "the agent saying that it has no hook")
         assert "--wipe-hook" in failure(admin, name)
@@ -124,9 +124,9 @@ def test_without_a_hook_an_administrator_says_that_it_is_wiped(
 
 
 def test_a_hook_that_takes_too_long_has_failed(
-    house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
-    with joined_agent(house, admin, name, tmp_path, "--wipe-hook", "sleep 1000", "--wipe-seconds", "1"):
+    with joined_agent(context, admin, name, tmp_path, "--wipe-hook", "sleep 1000", "--wipe-seconds", "1"):
         claim_and_release(ann, name)
         until(lambda: claim_state(admin, name) == "WipeFailed", "the wipe having failed")
         assert "Expired" in failure(admin, name)
@@ -134,10 +134,10 @@ def test_a_hook_that_takes_too_long_has_failed(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may run commands as another")
 def test_the_hook_runs_as_the_agent_itself_whoever_tenants_commands_run_as(
-    house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     hook = f"id -u > {tmp_path}/who"
-    with joined_agent(house, admin, name, tmp_path, "--run-as", "nobody", "--wipe-hook", hook):
+    with joined_agent(context, admin, name, tmp_path, "--run-as", "nobody", "--wipe-hook", hook):
         claim_and_release(ann, name)
         until(lambda: claim_state(admin, name) == "", "the node being open again")
         assert (tmp_path / "who").read_text().strip() == "0"
@@ -156,9 +156,9 @@ def begun(folder: Path) -> bool:
 
 
 def test_an_agent_that_is_killed_while_it_wipes_wipes_once(
-    house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
-    with joined_agent(house, admin, name, tmp_path, "--wipe-hook", waiting_hook(tmp_path)) as agent:
+    with joined_agent(context, admin, name, tmp_path, "--wipe-hook", waiting_hook(tmp_path)) as agent:
         claim_and_release(ann, name)
         until(lambda: begun(tmp_path), "the hook having begun")
         agent.kill()
@@ -171,9 +171,9 @@ def test_an_agent_that_is_killed_while_it_wipes_wipes_once(
 
 
 def test_an_agent_that_was_away_when_its_node_was_released_wipes_when_it_comes(
-    house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
-    with joined_agent(house, admin, name, tmp_path, "--wipe-hook", f"echo done >> {tmp_path}/hook") as agent:
+    with joined_agent(context, admin, name, tmp_path, "--wipe-hook", f"echo done >> {tmp_path}/hook") as agent:
         until(lambda: ann.nodes.get(name)["status"].get("phase") == "Ready", "the node being ready")
         ann.claim(name)
         agent.kill()
@@ -185,13 +185,13 @@ def test_an_agent_that_was_away_when_its_node_was_released_wipes_when_it_comes(
 
 
 def test_output_of_work_whose_end_nobody_knows_of_is_gone_before_the_hook_runs(
-    house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     """The agent is killed while it runs, it is given up, and ends by itself between release and wipe. The agent that
     comes back is killed as well, while its hook runs, and tells what it found."""
     work = tmp_path / name / "work"
     look = f"grep -rl the-patients-nam[e] {work}/placements {work}/journal > {tmp_path}/left"
-    with joined_agent(house, admin, name, tmp_path, "--wipe-hook", f"{look}; {waiting_hook(tmp_path)}") as agent:
+    with joined_agent(context, admin, name, tmp_path, "--wipe-hook", f"{look}; {waiting_hook(tmp_path)}") as agent:
         until(lambda: ann.nodes.get(name)["status"].get("phase") == "Ready", "the node being ready")
         ann.claim(name)
         text = f"echo the-patients-name; while ! test -e {tmp_path}/end; do sleep 0.05; done; exit 7"
@@ -217,9 +217,9 @@ def test_output_of_work_whose_end_nobody_knows_of_is_gone_before_the_hook_runs(
 
 
 def test_a_hook_whose_shim_is_killed_has_failed_and_is_not_taken_for_done(
-    house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
-    with joined_agent(house, admin, name, tmp_path, "--wipe-hook", waiting_hook(tmp_path)) as agent:
+    with joined_agent(context, admin, name, tmp_path, "--wipe-hook", waiting_hook(tmp_path)) as agent:
         claim_and_release(ann, name)
         until(lambda: begun(tmp_path), "the hook having begun")
         for pid in shims_of(agent):
@@ -237,17 +237,17 @@ def shims_of(agent: Agent) -> list[int]:
 
 
 def test_a_server_that_is_killed_at_every_step_forgets_nothing(
-    house: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
-    with joined_agent(house, admin, name, tmp_path, "--wipe-hook", waiting_hook(tmp_path)):
+    with joined_agent(context, admin, name, tmp_path, "--wipe-hook", waiting_hook(tmp_path)):
         until(lambda: ann.nodes.get(name)["status"].get("phase") == "Ready", "the node being ready")
         ann.claim(name)
-        kill_server(house, admin)
+        kill_server(context, admin)
         assert claim_state(admin, name) == "Claimed"
         ann.release_node(name)
-        kill_server(house, admin)
+        kill_server(context, admin)
         until(lambda: begun(tmp_path), "the hook having begun")
-        os.kill(part(house, "api"), signal.SIGKILL)
+        os.kill(part(context, "api"), signal.SIGKILL)
         (tmp_path / "go").touch()
         until(lambda: answers(admin) and claim_state(admin, name) == "", "the node being open again")
         assert (tmp_path / "hook").read_text().split() == ["begun", "done"]
@@ -255,9 +255,9 @@ def test_a_server_that_is_killed_at_every_step_forgets_nothing(
         await_phase(admin, f"{name}-other", "Succeeded")
 
 
-def kill_server(house: Server, admin: Client) -> None:
+def kill_server(context: Server, admin: Client) -> None:
     """The API and the controller; they are started again by their parent."""
-    killed = [part(house, word) for word in ("api", "controller")]
+    killed = [part(context, word) for word in ("api", "controller")]
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     until(lambda: not any(psutil.pid_exists(pid) and is_alive(pid) for pid in killed), "them being dead")

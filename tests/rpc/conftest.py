@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.nodes.agent_streams import Door, opened_door
+from support.nodes.agent_streams import Door, opened_app
 
 
 @pytest.fixture
-async def door(database_url: str) -> AsyncIterator[Door]:
-    async with opened_door(database_url) as one:
+async def app(database_url: str) -> AsyncIterator[Door]:
+    async with opened_app(database_url) as one:
         yield one

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from bursar.api.http.tls import ensure_server_certificate
-from bursar.api.serve import door_of
+from bursar.api.serve import app_of
 from bursar.core.values.refusal import Code
 from bursar.rpc.admin import flat_of, message_of
 from bursar.rpc.problem import DETAILS, STATUS, details_of, refusal_of, sentence_of, status_of
@@ -62,7 +62,7 @@ def told(error: grpc.aio.AioRpcError) -> pb.Refusal:
 @asynccontextmanager
 async def opened(site: Site) -> AsyncIterator[Office]:
     async with (
-        opened_admin(site.house.database, door_of(site.house), "127.0.0.1:0") as port,
+        opened_admin(site.context.database, app_of(site.context), "127.0.0.1:0") as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         yield Office(site, pb_grpc.AdminServiceStub(channel))
@@ -127,7 +127,7 @@ async def test_who_it_was_is_in_the_audit(admin: Office) -> None:
     name = await admin.site.namespace()
     token = await admin.site.token("service", user="waldur")
     tenant = (await admin.ask("UpdateTenant", pb.UpdateTenantRequest(name=name, max_nodes=5), token)).tenant
-    async with admin.site.house.database.reader() as db:
+    async with admin.site.context.database.reader() as db:
         actor = await db.fetchval("SELECT actor FROM change WHERE revision = $1", int(tenant.resource_version))
     assert actor == "service:waldur"
 
@@ -198,7 +198,7 @@ async def test_a_hint_is_said_once(admin: Office) -> None:
 
 
 async def test_usage_is_told_as_over_rest(admin: Office) -> None:
-    site, database = admin.site, admin.site.house.database
+    site, database = admin.site, admin.site.context.database
     name = await site.namespace()
     await site.put(f"tenants/{name}", {"gpu_hours_budget": 100})
     await aged(database, name, 10)
@@ -238,13 +238,13 @@ async def test_others_usage_does_not_exist(admin: Office) -> None:
 
 async def test_over_tls_the_certificate_is_that_of_https(admin: Office, tmp_path: Path) -> None:
     certificate, key, authority = ensure_server_certificate(tmp_path, ["127.0.0.1", "localhost"])
-    database, door = admin.site.house.database, door_of(admin.site.house)
-    async with opened_admin(database, door, "127.0.0.1:0", tls=(certificate, key)) as port:
+    database, app = admin.site.context.database, app_of(admin.site.context)
+    async with opened_admin(database, app, "127.0.0.1:0", tls=(certificate, key)) as port:
         trusting = grpc.ssl_channel_credentials(authority.read_bytes())
         async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusting) as channel:
-            office = Office(admin.site, pb_grpc.AdminServiceStub(channel))
+            runtime = Office(admin.site, pb_grpc.AdminServiceStub(channel))
             request = pb.UpdateTenantRequest(name="default", weight=1)
-            assert (await office.ask("UpdateTenant", request)).tenant.name == "default"
+            assert (await runtime.ask("UpdateTenant", request)).tenant.name == "default"
         async with grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials()) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await pb_grpc.AdminServiceStub(channel).UpdateTenant(request, timeout=5)

@@ -17,9 +17,9 @@ from support.runtime.runtime import bind, code, document
 
 
 @pytest.fixture
-async def lab(door: Door) -> Door:
-    await clinic(door.office)
-    return door
+async def lab(app: Door) -> Door:
+    await clinic(app.runtime)
+    return app
 
 
 def grants(answer: pb.HeartbeatResponse) -> list[tuple[str, int, bool, str]]:
@@ -28,70 +28,70 @@ def grants(answer: pb.HeartbeatResponse) -> list[tuple[str, int, bool, str]]:
 
 async def begun(lab: Door, agent: Agent, name: str = "train") -> str:
     """One GPU of somebody that runs; its uid."""
-    await submitted_by(lab.office, ANN, name)
-    uid = str(document(await bind(lab.office, "default", name, "n1"))["metadata"]["uid"])
+    await submitted_by(lab.runtime, ANN, name)
+    uid = str(document(await bind(lab.runtime, "default", name, "n1"))["metadata"]["uid"])
     assert (await agent.directive()).paid
-    await agent.beat(running(uid))
+    await agent.heartbeat(running(uid))
     return uid
 
 
 async def test_what_runs_when_its_node_is_claimed_goes_on_and_is_granted_the_claims_time(lab: Door) -> None:
-    await funded(lab.office, "100")
+    await funded(lab.runtime, "100")
     agent = await joined(lab)
     uid = await begun(lab, agent)
-    await passed(lab.office, 5)
-    await claimed(lab.office)
-    assert grants(await agent.beat()) == [], "nothing is told of the lease that is closed"
-    assert grants(await agent.beat()) == [(uid, WINDOW, False, "")]
-    await passed(lab.office, 20)
-    assert grants(await agent.beat()) == [(uid, WINDOW - 20, False, "")]
-    answer = await agent.beat(ended(uid, usage=pb.AllocationUsage(seconds=25.0)))
+    await passed(lab.runtime, 5)
+    await claimed(lab.runtime)
+    assert grants(await agent.heartbeat()) == [], "nothing is told of the lease that is closed"
+    assert grants(await agent.heartbeat()) == [(uid, WINDOW, False, "")]
+    await passed(lab.runtime, 20)
+    assert grants(await agent.heartbeat()) == [(uid, WINDOW - 20, False, "")]
+    answer = await agent.heartbeat(ended(uid, usage=pb.AllocationUsage(seconds=25.0)))
     assert acknowledged(answer) == [(uid, 1)]
-    await assert_paid_once(lab.office)
-    assert code(await release(lab.office, "n1", ANN)) == "ok"
-    assert (await account(lab.office))["posted"] == nanocredits("100") - 5 * RATE // 8 - 20 * RATE
-    assert all(row["settled"] for row in await ended_leases(lab.office))
-    await assert_paid_once(lab.office)
+    await assert_paid_once(lab.runtime)
+    assert code(await release(lab.runtime, "n1", ANN)) == "ok"
+    assert (await account(lab.runtime))["posted"] == nanocredits("100") - 5 * RATE // 8 - 20 * RATE
+    assert all(row["settled"] for row in await ended_leases(lab.runtime))
+    await assert_paid_once(lab.runtime)
 
 
 async def test_beats_and_the_controller_pay_the_same_lease_for_a_long_time(lab: Door) -> None:
-    await funded(lab.office, "1000")
-    await claimed(lab.office)
+    await funded(lab.runtime, "1000")
+    await claimed(lab.runtime)
     agent = await joined(lab)
     uid = await begun(lab, agent)
     for turn in range(1, 41):
-        await passed(lab.office, 100)
+        await passed(lab.runtime, 100)
         if turn % 3:
-            assert await keep_claims(lab.office) == []
-        (told,) = grants(await agent.beat())
+            assert await keep_claims(lab.runtime) == []
+        (told,) = grants(await agent.heartbeat())
         assert told[0] == uid
         assert told[1] >= WINDOW // 2 - 100
         assert told[2:] == (False, "")
-    await assert_paid_once(lab.office)
-    assert [row["uid"] for row in await ended_leases(lab.office)] == []
+    await assert_paid_once(lab.runtime)
+    assert [row["uid"] for row in await ended_leases(lab.runtime)] == []
 
 
 async def test_the_last_time_of_a_claim_is_the_last_of_what_runs_there(lab: Door) -> None:
-    await funded(lab.office, "48")
-    await claimed(lab.office)
+    await funded(lab.runtime, "48")
+    await claimed(lab.runtime)
     agent = await joined(lab)
     uid = await begun(lab, agent)
-    await passed(lab.office, 400)
-    assert grants(await agent.beat()) == [(uid, 200, True, "insufficient_credit")]
-    await passed(lab.office, 200)
-    assert grants(await agent.beat()) == [(uid, 0, True, "insufficient_credit")]
-    assert await keep_claims(lab.office) == []
+    await passed(lab.runtime, 400)
+    assert grants(await agent.heartbeat()) == [(uid, 200, True, "insufficient_credit")]
+    await passed(lab.runtime, 200)
+    assert grants(await agent.heartbeat()) == [(uid, 0, True, "insufficient_credit")]
+    assert await keep_claims(lab.runtime) == []
     assert (await agent.directive()).type == pb.DIRECTIVE_TYPE_STOP
     usage = pb.AllocationUsage(seconds=600.0)
-    await agent.beat(ended(uid, usage=usage))
-    assert await keep_claims(lab.office) == ["n1"]
-    found = await claim_of(lab.office, "n1")
+    await agent.heartbeat(ended(uid, usage=usage))
+    assert await keep_claims(lab.runtime) == ["n1"]
+    found = await claim_of(lab.runtime, "n1")
     assert found is not None
-    assert (found.state, (await account(lab.office))["posted"]) == ("Wiping", 0)
+    assert (found.state, (await account(lab.runtime))["posted"]) == ("Wiping", 0)
     directive = await agent.directive()
     if directive.type == pb.DIRECTIVE_TYPE_STOP:
         # The stream looked between its end and the release, when it was bound no more.
         assert (directive.allocation_id, directive.reason) == (uid, "Released")
         directive = await agent.directive()
     assert directive.type == pb.DIRECTIVE_TYPE_WIPE
-    await assert_paid_once(lab.office)
+    await assert_paid_once(lab.runtime)

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from bursar.core.values.certificate import NodeIdentity, is_control_plane, server_name
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.nodes.node_ca import enrol, ensure_authority
-from bursar.ops.nodes.x509 import Issued, Pair, new_authority, read_request, sign_client, sign_node
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.nodes.x509 import Issued, KeyPair, new_authority, read_request, sign_client, sign_node
+from bursar.ops.runtime.runtime import Runtime
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.tls import calling, channel_options, server_credentials
 from support.nodes.certificates import Key, new_key, pem_of, request_for
@@ -72,18 +72,18 @@ async def _ask(channel: grpc.aio.Channel) -> bytes:
     return answer
 
 
-def papers(pair: Pair | Issued, authority: bytes, key: bytes = b"") -> grpc.ChannelCredentials:
-    held = pair.key if isinstance(pair, Pair) else key
+def credentials(pair: KeyPair | Issued, authority: bytes, key: bytes = b"") -> grpc.ChannelCredentials:
+    held = pair.key if isinstance(pair, KeyPair) else key
     return grpc.ssl_channel_credentials(authority, held, pair.certificate)
 
 
-async def enrolled(office: Office, name: str, key: Key | None = None) -> tuple[Issued, grpc.ChannelCredentials]:
+async def enrolled(runtime: Runtime, name: str, key: Key | None = None) -> tuple[Issued, grpc.ChannelCredentials]:
     """A node with its certificate, and what it calls with."""
     held = key or new_key()
-    document(await node(office, name, cpu=8))
-    issued = await enrol(office.database, name, request_for(held))
+    document(await node(runtime, name, cpu=8))
+    issued = await enrol(runtime.database, name, request_for(held))
     assert isinstance(issued, Issued)
-    return issued, papers(issued, issued.authority, pem_of(held))
+    return issued, credentials(issued, issued.authority, pem_of(held))
 
 
 @pytest.mark.parametrize(
@@ -91,31 +91,31 @@ async def enrolled(office: Office, name: str, key: Key | None = None) -> tuple[I
     [ec.generate_private_key(ec.SECP256R1()), rsa.generate_private_key(65537, 2048)],
     ids=["p256", "rsa"],
 )
-async def test_a_node_is_known_by_its_certificate(office: Office, key: Key) -> None:
-    issued, credentials = await enrolled(office, "gpu-1", key)
+async def test_a_node_is_known_by_its_certificate(runtime: Runtime, key: Key) -> None:
+    issued, credentials = await enrolled(runtime, "gpu-1", key)
     asked = Asked()
-    async with serving(asked, await server_credentials(office.database, ["127.0.0.1"])) as port:
+    async with serving(asked, await server_credentials(runtime.database, ["127.0.0.1"])) as port:
         assert await call(f"127.0.0.1:{port}", credentials) == "ok"
     assert asked.nodes == ["gpu-1"]
     assert asked.identities == [issued.identity]
-    assert await revoked(office.database, issued.identity) is None
+    assert await revoked(runtime.database, issued.identity) is None
 
 
-async def test_grpc_takes_no_ed25519_which_is_why_none_is_signed(office: Office) -> None:
+async def test_grpc_takes_no_ed25519_which_is_why_none_is_signed(runtime: Runtime) -> None:
     authority, key, moment = (
-        await ensure_authority(office.database),
+        await ensure_authority(runtime.database),
         ed25519.Ed25519PrivateKey.generate(),
         datetime.now(UTC),
     )
     public: Any = key.public_key()
     issued = sign_node(authority, public, NodeIdentity("gpu-1", 1), moment)
-    async with serving(Asked(), await server_credentials(office.database, [])) as port:
-        assert await call(f"127.0.0.1:{port}", papers(issued, authority.pem, pem_of(key))) == "UNAVAILABLE"
+    async with serving(Asked(), await server_credentials(runtime.database, [])) as port:
+        assert await call(f"127.0.0.1:{port}", credentials(issued, authority.pem, pem_of(key))) == "UNAVAILABLE"
 
 
-async def test_the_server_is_known_by_its_hosts(office: Office) -> None:
-    _, credentials = await enrolled(office, "gpu-1")
-    async with serving(Asked(), await server_credentials(office.database, ["bursar.example", "0.0.0.0"])) as port:
+async def test_the_server_is_known_by_its_hosts(runtime: Runtime) -> None:
+    _, credentials = await enrolled(runtime, "gpu-1")
+    async with serving(Asked(), await server_credentials(runtime.database, ["bursar.example", "0.0.0.0"])) as port:
         for host in ("bursar.example", "localhost", "127.0.0.1"):
             options = (("grpc.ssl_target_name_override", host),)
             assert await call(f"127.0.0.1:{port}", credentials, options) == "ok"
@@ -123,21 +123,21 @@ async def test_the_server_is_known_by_its_hosts(office: Office) -> None:
         assert await call(f"127.0.0.1:{port}", credentials, options) == "UNAVAILABLE"
 
 
-async def test_a_node_cannot_pass_for_the_server(office: Office) -> None:
+async def test_a_node_cannot_pass_for_the_server(runtime: Runtime) -> None:
     """Its certificate is of the same authority and good for serving, but names no host."""
-    _, credentials = await enrolled(office, "gpu-1")
+    _, credentials = await enrolled(runtime, "gpu-1")
     key = new_key()
-    document(await node(office, "localhost", cpu=8))
-    issued = await enrol(office.database, "localhost", request_for(key, subject="localhost"))
+    document(await node(runtime, "localhost", cpu=8))
+    issued = await enrol(runtime.database, "localhost", request_for(key, subject="localhost"))
     assert isinstance(issued, Issued)
     imposter = grpc.ssl_server_credentials([(pem_of(key), issued.certificate)], issued.authority, True)
     async with serving(Asked(), imposter) as port:
         assert await call(f"localhost:{port}", credentials) == "UNAVAILABLE"
 
 
-async def test_without_a_certificate_of_ours_nobody_comes_in(office: Office) -> None:
-    authority, moment = await ensure_authority(office.database), datetime.now(UTC)
-    document(await node(office, "gpu-1", cpu=8))
+async def test_without_a_certificate_of_ours_nobody_comes_in(runtime: Runtime) -> None:
+    authority, moment = await ensure_authority(runtime.database), datetime.now(UTC)
+    document(await node(runtime, "gpu-1", cpu=8))
     key = new_key()
     public = read_request(request_for(key))
     assert not isinstance(public, Refusal)
@@ -145,37 +145,37 @@ async def test_without_a_certificate_of_ours_nobody_comes_in(office: Office) -> 
     expired = sign_node(authority, public, NodeIdentity("gpu-1", 1), moment - timedelta(hours=24, seconds=1))
     early = sign_node(authority, public, NodeIdentity("gpu-1", 1), moment + timedelta(hours=1))
     callers = [grpc.ssl_channel_credentials(authority.pem)]
-    callers += [papers(one, authority.pem, pem_of(key)) for one in (foreign, expired, early)]
+    callers += [credentials(one, authority.pem, pem_of(key)) for one in (foreign, expired, early)]
     asked = Asked()
-    async with serving(asked, await server_credentials(office.database, [])) as port:
+    async with serving(asked, await server_credentials(runtime.database, [])) as port:
         answers = await asyncio.gather(*(call(f"127.0.0.1:{port}", one) for one in callers))
     assert answers == ["UNAVAILABLE"] * 4
     assert asked.nodes == []
 
 
-async def test_the_control_plane_is_not_taken_for_a_node(office: Office) -> None:
+async def test_the_control_plane_is_not_taken_for_a_node(runtime: Runtime) -> None:
     asked = Asked()
-    async with serving(asked, await server_credentials(office.database, [])) as port:
-        assert await call(f"127.0.0.1:{port}", (await calling(office.database)).newest()) == "ok"
+    async with serving(asked, await server_credentials(runtime.database, [])) as port:
+        assert await call(f"127.0.0.1:{port}", (await calling(runtime.database)).newest()) == "ok"
     (refusal,) = asked.nodes
     assert isinstance(refusal, Refusal)
     assert refusal.code is Code.FORBIDDEN
     assert "not a node's" in refusal.message
 
 
-async def test_a_revoked_certificate_passes_tls_and_is_refused(office: Office) -> None:
-    issued, credentials = await enrolled(office, "gpu-1")
-    document(await delete(office, "Node", "", "gpu-1"))
+async def test_a_revoked_certificate_passes_tls_and_is_refused(runtime: Runtime) -> None:
+    issued, credentials = await enrolled(runtime, "gpu-1")
+    document(await delete(runtime, "Node", "", "gpu-1"))
     asked = Asked()
-    async with serving(asked, await server_credentials(office.database, [])) as port:
+    async with serving(asked, await server_credentials(runtime.database, [])) as port:
         assert await call(f"127.0.0.1:{port}", credentials) == "ok"
     assert asked.identities == [issued.identity]
-    refusal = await revoked(office.database, issued.identity)
+    refusal = await revoked(runtime.database, issued.identity)
     assert refusal is not None
     assert refusal.code is Code.UNAUTHENTICATED
 
 
-async def test_an_insecure_door_believes_the_beat(office: Office) -> None:
+async def test_an_insecure_door_believes_the_beat(runtime: Runtime) -> None:
     for insecure in (True, False):
         asked = Asked(insecure=insecure)
         async with serving(asked, None) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -183,43 +183,45 @@ async def test_an_insecure_door_believes_the_beat(office: Office) -> None:
         (found,) = asked.nodes
         if insecure:
             assert found is None
-            assert await revoked(office.database, None) is None
+            assert await revoked(runtime.database, None) is None
         else:
             assert isinstance(found, Refusal)
             assert found.code is Code.UNAUTHENTICATED
             assert "no certificate" in found.message
 
 
-async def test_an_agent_is_called_by_its_name_at_any_address(office: Office) -> None:
+async def test_an_agent_is_called_by_its_name_at_any_address(runtime: Runtime) -> None:
     key, name = new_key(), "gpu-1.rack-7.example"
-    document(await node(office, name, cpu=8))
-    issued = await enrol(office.database, name, request_for(key))
+    document(await node(runtime, name, cpu=8))
+    issued = await enrol(runtime.database, name, request_for(key))
     assert isinstance(issued, Issued)
     agent = grpc.ssl_server_credentials([(pem_of(key), issued.certificate)], issued.authority, True)
     asked = Asked()
     async with serving(asked, agent) as port:
-        ours = (await calling(office.database)).newest()
+        ours = (await calling(runtime.database)).newest()
         assert await call(f"127.0.0.1:{port}", ours, channel_options(name)) == "ok"
         assert is_control_plane(asked.names)
         assert await call(f"127.0.0.1:{port}", ours, channel_options("gpu-2")) == "UNAVAILABLE"
         assert await call(f"127.0.0.1:{port}", ours) == "UNAVAILABLE"
 
 
-async def test_the_longest_name_can_be_called(office: Office) -> None:
+async def test_the_longest_name_can_be_called(runtime: Runtime) -> None:
     key, name = new_key(), ".".join(["n" * 50] * 5)[:253]
     assert len(server_name(name)) < 253
-    document(await node(office, name, cpu=8))
-    issued = await enrol(office.database, name, request_for(key))
+    document(await node(runtime, name, cpu=8))
+    issued = await enrol(runtime.database, name, request_for(key))
     assert isinstance(issued, Issued)
     agent = grpc.ssl_server_credentials([(pem_of(key), issued.certificate)], issued.authority, True)
     async with serving(Asked(), agent) as port:
-        assert await call(f"127.0.0.1:{port}", (await calling(office.database)).newest(), channel_options(name)) == "ok"
+        assert (
+            await call(f"127.0.0.1:{port}", (await calling(runtime.database)).newest(), channel_options(name)) == "ok"
+        )
 
 
-async def test_a_certificate_of_ours_for_calling_serves_nobody(office: Office) -> None:
-    authority = await ensure_authority(office.database)
+async def test_a_certificate_of_ours_for_calling_serves_nobody(runtime: Runtime) -> None:
+    authority = await ensure_authority(runtime.database)
     pair = sign_client(authority, datetime.now(UTC))
-    _, credentials = await enrolled(office, "gpu-1")
+    _, credentials = await enrolled(runtime, "gpu-1")
     server = grpc.ssl_server_credentials([(pair.key, pair.certificate)], authority.pem, True)
     async with serving(Asked(), server) as port:
         assert await call(f"127.0.0.1:{port}", credentials) == "UNAVAILABLE"

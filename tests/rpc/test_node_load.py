@@ -4,7 +4,7 @@ from typing import Any
 
 from bursar.api.objects.render import documents
 from bursar.ops.nodes.cluster import ClusterCache
-from bursar.store.objects.listing import Item
+from bursar.store.objects.listing import ListedObject
 from bursar.wire.kinds.node import NODE
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from support.nodes.agent_streams import Door
@@ -19,38 +19,38 @@ def usage(cpu: float, memory: int, *gpus: float) -> pb.ResourceUsage:
     return pb.ResourceUsage(cpu_cores=cpu, memory_bytes=memory, gpus=busy)
 
 
-async def shown(door: Door, name: str) -> dict[str, Any]:
-    stored = await stored_node(door.office, name)
-    item = Item("", name, "", stored.revision, stored.doc, stored.status)
-    [document] = await documents(door.office.database, NODE, [item])
+async def shown(app: Door, name: str) -> dict[str, Any]:
+    stored = await stored_node(app.runtime, name)
+    item = ListedObject("", name, "", stored.revision, stored.doc, stored.status)
+    [document] = await documents(app.runtime.database, NODE, [item])
     status: dict[str, Any] = document["status"]
     return status
 
 
-async def test_what_an_agent_measures_is_shown_and_counted(door: Door) -> None:
+async def test_what_an_agent_measures_is_shown_and_counted(app: Door) -> None:
     for name in ("n1", "n2", "n3"):
-        await node(door.office, name, cpu=10, memory="64Gi", gpu=4)
-    await door.agent("n1").beat(inventory=True, current_usage=usage(2.5, 8 << 30, 1.0, 0.25))
-    await door.agent("n2").beat(inventory=True, current_usage=usage(0.5, 1 << 30, 0.0))
-    await door.agent("n3").beat(inventory=True)
-    assert (await shown(door, "n1"))["used"] == {
+        await node(app.runtime, name, cpu=10, memory="64Gi", gpu=4)
+    await app.agent("n1").heartbeat(inventory=True, current_usage=usage(2.5, 8 << 30, 1.0, 0.25))
+    await app.agent("n2").heartbeat(inventory=True, current_usage=usage(0.5, 1 << 30, 0.0))
+    await app.agent("n3").heartbeat(inventory=True)
+    assert (await shown(app, "n1"))["used"] == {
         "cpu": "2500m", "memory": "8Gi", "ephemeral-storage": "0", GPU: "1250m",
     }  # fmt: skip
-    assert "used" not in await shown(door, "n3")
-    totals = await ClusterCache(door.office.database).totals()
+    assert "used" not in await shown(app, "n3")
+    totals = await ClusterCache(app.runtime.database).totals()
     assert (totals.used["cpu"], totals.used["memory"], totals.used[GPU]) == (3000, 9 << 30, 1250)
 
 
-async def test_what_cannot_be_measured_is_left_out(door: Door) -> None:
-    await node(door.office, "n1", cpu=10, memory="64Gi", gpu=4)
-    await door.agent("n1").beat(inventory=True, current_usage=usage(float("nan"), -5, float("inf"), 7.0))
-    assert (await shown(door, "n1"))["used"] == {"ephemeral-storage": "0", GPU: "2"}
+async def test_what_cannot_be_measured_is_left_out(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=10, memory="64Gi", gpu=4)
+    await app.agent("n1").heartbeat(inventory=True, current_usage=usage(float("nan"), -5, float("inf"), 7.0))
+    assert (await shown(app, "n1"))["used"] == {"ephemeral-storage": "0", GPU: "2"}
 
 
-async def test_what_was_measured_long_ago_says_nothing_of_now(door: Door) -> None:
-    await node(door.office, "n1", cpu=10, memory="64Gi", gpu=4)
-    await door.agent("n1").beat(inventory=True, current_usage=usage(2.5, 8 << 30))
-    async with door.office.database.reader() as db:
+async def test_what_was_measured_long_ago_says_nothing_of_now(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=10, memory="64Gi", gpu=4)
+    await app.agent("n1").heartbeat(inventory=True, current_usage=usage(2.5, 8 << 30))
+    async with app.runtime.database.reader() as db:
         await db.execute("UPDATE node_load SET at = at - interval '1 hour'")
-    assert "used" not in await shown(door, "n1")
-    assert (await ClusterCache(door.office.database).totals()).used == {}
+    assert "used" not in await shown(app, "n1")
+    assert (await ClusterCache(app.runtime.database).totals()).used == {}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.rpc import agent as agent_module
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from support.nodes.agent_streams import (
@@ -26,181 +26,181 @@ from support.nodes.agent_streams import (
 from support.runtime.runtime import allocation, assert_counters_equal_charges, bind, delete, document, namespace, tenant
 
 
-async def usage_of(office: Office) -> list[tuple[Any, ...]]:
-    async with office.database.reader() as db:
+async def usage_of(runtime: Runtime) -> list[tuple[Any, ...]]:
+    async with runtime.database.reader() as db:
         rows = await db.fetch("SELECT uid, epoch, node, seconds, cpu_seconds, memory_bytes_max FROM allocation_usage")
     return [tuple(row) for row in rows]
 
 
-async def test_the_life_of_an_allocation_as_its_node_tells_it(door: Door) -> None:
-    agent = await joined(door)
-    uid = await placed(door.office, "a", "n1")
+async def test_the_life_of_an_allocation_as_its_node_tells_it(app: Door) -> None:
+    agent = await joined(app)
+    uid = await placed(app.runtime, "a", "n1")
     await agent.directive()
-    answer = await agent.beat(status(uid, pb.POD_PHASE_STARTING))
+    answer = await agent.heartbeat(status(uid, pb.POD_PHASE_STARTING))
     assert not answer.directives
-    assert (await shown(door.office, "a"))["status"]["phase"] == "Scheduled"
-    answer = await agent.beat(running(uid))
+    assert (await shown(app.runtime, "a"))["status"]["phase"] == "Scheduled"
+    answer = await agent.heartbeat(running(uid))
     assert not answer.acknowledgements, "only ends are acknowledged"
-    assert (await shown(door.office, "a"))["status"]["phase"] == "Running"
-    answer = await agent.beat(status(uid, pb.POD_PHASE_FAILED, exit_code=3, reason="Error", message="no\nluck"))
+    assert (await shown(app.runtime, "a"))["status"]["phase"] == "Running"
+    answer = await agent.heartbeat(status(uid, pb.POD_PHASE_FAILED, exit_code=3, reason="Error", message="no\nluck"))
     assert acknowledged(answer) == [(uid, 1)]
-    told = (await shown(door.office, "a"))["status"]
+    told = (await shown(app.runtime, "a"))["status"]
     assert (told["phase"], told["exitCode"], told["reason"], told["message"]) == ("Failed", 3, "Error", "no luck")
-    await assert_counters_equal_charges(door.office)
+    await assert_counters_equal_charges(app.runtime)
 
 
-async def test_a_beat_carries_hundreds_of_reports(door: Door) -> None:
-    agent = await joined(door)
-    uids = [await placed(door.office, f"a{index}", "n1", cpu="100m") for index in range(60)]
-    await agent.beat(*map(running, uids))
-    answer = await agent.beat(*map(ended, uids))
+async def test_a_beat_carries_hundreds_of_reports(app: Door) -> None:
+    agent = await joined(app)
+    uids = [await placed(app.runtime, f"a{index}", "n1", cpu="100m") for index in range(60)]
+    await agent.heartbeat(*map(running, uids))
+    answer = await agent.heartbeat(*map(ended, uids))
     assert sorted(acknowledged(answer)) == sorted((uid, 1) for uid in uids)
-    await assert_counters_equal_charges(door.office)
+    await assert_counters_equal_charges(app.runtime)
 
 
-async def test_what_was_deleted_and_stopped_is_gone(door: Door) -> None:
-    agent = await joined(door)
-    uid = await placed(door.office, "a", "n1")
-    await agent.beat(running(uid))
-    await delete(door.office, "Allocation", "default", "a")
-    answer = await agent.beat(stopped(uid))
+async def test_what_was_deleted_and_stopped_is_gone(app: Door) -> None:
+    agent = await joined(app)
+    uid = await placed(app.runtime, "a", "n1")
+    await agent.heartbeat(running(uid))
+    await delete(app.runtime, "Allocation", "default", "a")
+    answer = await agent.heartbeat(stopped(uid))
     assert acknowledged(answer) == [(uid, 1)]
-    assert await shown(door.office, "a") is None
-    async with door.office.database.reader() as db:
+    assert await shown(app.runtime, "a") is None
+    async with app.runtime.database.reader() as db:
         last = await db.fetchval("SELECT status ->> 'phase' FROM change WHERE type = 'DELETED'")
     assert last == "Cancelled"
 
 
-async def test_what_was_evicted_and_stopped_waits_again_and_then_has_a_higher_epoch(door: Door) -> None:
-    agent = await joined(door)
-    uid = await placed(door.office, "a", "n1")
-    await agent.beat(running(uid))
-    await evict(door.office, "a")
-    answer = await agent.beat(stopped(uid, reason="Preempted"))
+async def test_what_was_evicted_and_stopped_waits_again_and_then_has_a_higher_epoch(app: Door) -> None:
+    agent = await joined(app)
+    uid = await placed(app.runtime, "a", "n1")
+    await agent.heartbeat(running(uid))
+    await evict(app.runtime, "a")
+    answer = await agent.heartbeat(stopped(uid, reason="Preempted"))
     assert acknowledged(answer) == [(uid, 1)]
-    assert (await shown(door.office, "a"))["status"]["phase"] == "Pending"
-    await bind(door.office, "default", "a", "n1")
+    assert (await shown(app.runtime, "a"))["status"]["phase"] == "Pending"
+    await bind(app.runtime, "default", "a", "n1")
     while orders([await agent.directive()]) != [(RUN, uid, 2)]:
         pass
     # What the first run still says is of the past, and so is what is said of a run that was never ordered.
-    answer = await agent.beat(ended(uid, epoch=7), running(uid, epoch=1), running(uid, epoch=2))
+    answer = await agent.heartbeat(ended(uid, epoch=7), running(uid, epoch=1), running(uid, epoch=2))
     assert acknowledged(answer) == [(uid, 7)]
     assert orders(answer.directives) == [(STOP, uid, 1)]
-    told = (await shown(door.office, "a"))["status"]
+    told = (await shown(app.runtime, "a"))["status"]
     assert (told["phase"], told["epoch"]) == ("Running", 2)
 
 
-async def test_an_end_of_an_older_epoch_is_acknowledged_and_changes_nothing(door: Door) -> None:
-    agent = await joined(door)
-    uid = await placed(door.office, "a", "n1")
-    await evict(door.office, "a")
-    await agent.beat(stopped(uid))
-    await bind(door.office, "default", "a", "n1")
-    before = await shown(door.office, "a")
-    answer = await agent.beat(ended(uid, epoch=1))
+async def test_an_end_of_an_older_epoch_is_acknowledged_and_changes_nothing(app: Door) -> None:
+    agent = await joined(app)
+    uid = await placed(app.runtime, "a", "n1")
+    await evict(app.runtime, "a")
+    await agent.heartbeat(stopped(uid))
+    await bind(app.runtime, "default", "a", "n1")
+    before = await shown(app.runtime, "a")
+    answer = await agent.heartbeat(ended(uid, epoch=1))
     assert acknowledged(answer) == [(uid, 1)]
-    assert await shown(door.office, "a") == before
+    assert await shown(app.runtime, "a") == before
 
 
-async def test_what_runs_though_it_is_not_placed_here_is_stopped_at_once(door: Door) -> None:
-    agent = await joined(door)
-    uid = await placed(door.office, "a", "n1")
-    await agent.beat(running(uid))
-    answer = await agent.beat(running("alloc-nobody"), running(uid, epoch=9))
+async def test_what_runs_though_it_is_not_placed_here_is_stopped_at_once(app: Door) -> None:
+    agent = await joined(app)
+    uid = await placed(app.runtime, "a", "n1")
+    await agent.heartbeat(running(uid))
+    answer = await agent.heartbeat(running("alloc-nobody"), running(uid, epoch=9))
     assert orders(answer.directives) == sorted([(STOP, "alloc-nobody", 1), (STOP, uid, 9)])
     assert {one.grace_seconds for one in answer.directives} == {0}
-    assert (await shown(door.office, "a"))["status"]["phase"] == "Running"
+    assert (await shown(app.runtime, "a"))["status"]["phase"] == "Running"
 
 
-async def test_a_node_learns_and_changes_nothing_of_what_is_others(door: Door) -> None:
-    await tenant(door.office, "physics")
-    await namespace(door.office, "secret", "physics")
-    mine, theirs = await joined(door, "n1"), await joined(door, "n2")
-    await allocation(door.office, "secret", "plan", cpu=1)
-    uid = document(await bind(door.office, "secret", "plan", "n2"))["metadata"]["uid"]
-    await theirs.beat(running(uid))
-    before = await shown(door.office, "plan", "secret")
+async def test_a_node_learns_and_changes_nothing_of_what_is_others(app: Door) -> None:
+    await tenant(app.runtime, "physics")
+    await namespace(app.runtime, "secret", "physics")
+    mine, theirs = await joined(app, "n1"), await joined(app, "n2")
+    await allocation(app.runtime, "secret", "plan", cpu=1)
+    uid = document(await bind(app.runtime, "secret", "plan", "n2"))["metadata"]["uid"]
+    await theirs.heartbeat(running(uid))
+    before = await shown(app.runtime, "plan", "secret")
     usage = pb.AllocationUsage(seconds=5, cpu_seconds=2, memory_bytes=7, memory_bytes_max=9)
-    answer = await mine.beat(ended(uid, usage=usage))
+    answer = await mine.heartbeat(ended(uid, usage=usage))
     assert acknowledged(answer) == [(uid, 1)]
-    answer = await mine.beat(running(uid, usage=usage))
+    answer = await mine.heartbeat(running(uid, usage=usage))
     (directive,) = answer.directives
     assert orders([directive]) == [(STOP, uid, 1)]
     assert (directive.namespace, directive.name, directive.tenant) == ("", "", "")
     assert "plan" not in str(answer)
     assert "secret" not in str(answer)
-    assert await shown(door.office, "plan", "secret") == before
-    assert await usage_of(door.office) == []
+    assert await shown(app.runtime, "plan", "secret") == before
+    assert await usage_of(app.runtime) == []
 
 
-async def test_what_a_new_stream_says_has_ended_is_not_started_again_in_the_same_breath(door: Door) -> None:
-    agent = await joined(door)
-    uid = await placed(door.office, "a", "n1")
-    other = await placed(door.office, "b", "n1")
-    await agent.beat(running(uid), running(other))
-    again = door.agent("n1")
-    answer = await again.beat(ended(uid), running(other), running("alloc-stranger"), inventory=True)
+async def test_what_a_new_stream_says_has_ended_is_not_started_again_in_the_same_breath(app: Door) -> None:
+    agent = await joined(app)
+    uid = await placed(app.runtime, "a", "n1")
+    other = await placed(app.runtime, "b", "n1")
+    await agent.heartbeat(running(uid), running(other))
+    again = app.agent("n1")
+    answer = await again.heartbeat(ended(uid), running(other), running("alloc-stranger"), inventory=True)
     assert answer.complete
     assert acknowledged(answer) == [(uid, 1)]
     assert orders(answer.directives) == sorted([(RUN, other, 1), (STOP, "alloc-stranger", 1)])
-    assert (await shown(door.office, "a"))["status"]["phase"] == "Succeeded"
+    assert (await shown(app.runtime, "a"))["status"]["phase"] == "Succeeded"
 
 
-async def test_use_is_saved_at_the_end_and_now_and_then(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = await joined(door)
-    uid = await placed(door.office, "a", "n1")
-    await agent.beat(running(uid))
+async def test_use_is_saved_at_the_end_and_now_and_then(app: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = await joined(app)
+    uid = await placed(app.runtime, "a", "n1")
+    await agent.heartbeat(running(uid))
 
     def usage(seconds: float) -> pb.AllocationUsage:
         return pb.AllocationUsage(seconds=seconds, cpu_seconds=seconds / 2, memory_bytes=1, memory_bytes_max=3)
 
-    await agent.beat(running(uid, usage=usage(1)))
-    await agent.beat(running(uid, usage=usage(2)))
-    assert await usage_of(door.office) == [(uid, 1, "n1", 1.0, 0.5, 3)], "within a minute once"
+    await agent.heartbeat(running(uid, usage=usage(1)))
+    await agent.heartbeat(running(uid, usage=usage(2)))
+    assert await usage_of(app.runtime) == [(uid, 1, "n1", 1.0, 0.5, 3)], "within a minute once"
     monkeypatch.setattr(agent_module, "USAGE_SECONDS", 0.0)
-    await agent.beat(running(uid, usage=usage(3)))
-    assert await usage_of(door.office) == [(uid, 1, "n1", 3.0, 1.5, 3)]
+    await agent.heartbeat(running(uid, usage=usage(3)))
+    assert await usage_of(app.runtime) == [(uid, 1, "n1", 3.0, 1.5, 3)]
     monkeypatch.undo()
-    await agent.beat(ended(uid, usage=usage(4)))
-    assert await usage_of(door.office) == [(uid, 1, "n1", 4.0, 2.0, 3)]
+    await agent.heartbeat(ended(uid, usage=usage(4)))
+    assert await usage_of(app.runtime) == [(uid, 1, "n1", 4.0, 2.0, 3)]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, 1e300])
-async def test_a_measure_that_cannot_be_is_passed_over(door: Door, bad: float) -> None:
-    agent = await joined(door)
-    uid = await placed(door.office, "a", "n1")
-    await agent.beat(ended(uid, usage=pb.AllocationUsage(seconds=bad, memory_bytes=1)))
-    assert await usage_of(door.office) == []
-    assert (await shown(door.office, "a"))["status"]["phase"] == "Succeeded"
+async def test_a_measure_that_cannot_be_is_passed_over(app: Door, bad: float) -> None:
+    agent = await joined(app)
+    uid = await placed(app.runtime, "a", "n1")
+    await agent.heartbeat(ended(uid, usage=pb.AllocationUsage(seconds=bad, memory_bytes=1)))
+    assert await usage_of(app.runtime) == []
+    assert (await shown(app.runtime, "a"))["status"]["phase"] == "Succeeded"
 
 
-async def test_deleting_while_a_beat_is_in_flight_ends_in_one_way(door: Door) -> None:
-    agent = await joined(door)
+async def test_deleting_while_a_beat_is_in_flight_ends_in_one_way(app: Door) -> None:
+    agent = await joined(app)
     for index in range(12):
         name = f"a{index}"
-        uid = await placed(door.office, name, "n1")
+        uid = await placed(app.runtime, name, "n1")
         while orders([await agent.directive()]) != [(RUN, uid, 1)]:
             pass
         say = running(uid) if index % 2 else ended(uid)
-        answer, _ = await asyncio.gather(agent.beat(say), delete(door.office, "Allocation", "default", name))
+        answer, _ = await asyncio.gather(agent.heartbeat(say), delete(app.runtime, "Allocation", "default", name))
         if not acknowledged(answer):
             directives = [*answer.directives, *agent.pushed]
             agent.pushed.clear()
             while (STOP, uid, 1) not in orders(directives):
                 directives.append(await agent.directive())
-            assert acknowledged(await agent.beat(stopped(uid))) == [(uid, 1)]
-        assert await shown(door.office, name) is None or acknowledged(answer)
-    await assert_counters_equal_charges(door.office)
+            assert acknowledged(await agent.heartbeat(stopped(uid))) == [(uid, 1)]
+        assert await shown(app.runtime, name) is None or acknowledged(answer)
+    await assert_counters_equal_charges(app.runtime)
 
 
-async def test_the_last_of_several_nodes_ends_the_whole(door: Door) -> None:
-    one, two = await joined(door, "n1"), await joined(door, "n2")
-    uid = await placed(door.office, "both", "n1", "n2", spec={"nodes": 2})
-    await asyncio.gather(one.beat(running(uid)), two.beat(running(uid)))
-    assert acknowledged(await one.beat(ended(uid))) == [(uid, 1)]
-    assert (await shown(door.office, "both"))["status"]["phase"] == "Running"
+async def test_the_last_of_several_nodes_ends_the_whole(app: Door) -> None:
+    one, two = await joined(app, "n1"), await joined(app, "n2")
+    uid = await placed(app.runtime, "both", "n1", "n2", spec={"nodes": 2})
+    await asyncio.gather(one.heartbeat(running(uid)), two.heartbeat(running(uid)))
+    assert acknowledged(await one.heartbeat(ended(uid))) == [(uid, 1)]
+    assert (await shown(app.runtime, "both"))["status"]["phase"] == "Running"
     # Said again, because the acknowledgement was lost: it is acknowledged again, and counts once.
-    assert acknowledged(await one.beat(ended(uid))) == [(uid, 1)]
-    assert acknowledged(await two.beat(ended(uid))) == [(uid, 1)]
-    assert (await shown(door.office, "both"))["status"]["phase"] == "Succeeded"
-    await assert_counters_equal_charges(door.office)
+    assert acknowledged(await one.heartbeat(ended(uid))) == [(uid, 1)]
+    assert acknowledged(await two.heartbeat(ended(uid))) == [(uid, 1)]
+    assert (await shown(app.runtime, "both"))["status"]["phase"] == "Succeeded"
+    await assert_counters_equal_charges(app.runtime)

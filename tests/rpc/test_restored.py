@@ -8,7 +8,7 @@ import pytest
 from bursar.store.db.database import connect
 from bursar.store.embedded import Embedded
 from bursar.store.quota.tenant_tree import begin_era, era_of, load_position
-from support.nodes.agent_streams import RUN, STOP, evict, opened_door, orders, running, shown, stopped
+from support.nodes.agent_streams import RUN, STOP, evict, opened_app, orders, running, shown, stopped
 from support.runtime.postgres import clone_database, drop_database
 from support.runtime.runtime import allocation, bind, document, node, opened, tenant
 
@@ -18,9 +18,9 @@ SPACE, NAME = "default", "train"
 @pytest.fixture
 async def backup_url(database_url: str, embedded_postgres: Embedded) -> AsyncIterator[str]:
     """What the database was before anything was placed; `database_url` goes on."""
-    async with opened(database_url) as office:
-        await node(office, "n1", cpu=8)
-        await allocation(office, SPACE, NAME, cpu=1)
+    async with opened(database_url) as runtime:
+        await node(runtime, "n1", cpu=8)
+        await allocation(runtime, SPACE, NAME, cpu=1)
     there = database_url.rpartition("@/")[2].partition("?")[0]
     name = await clone_database(embedded_postgres, there)
     yield database_url.replace(there, name)
@@ -29,8 +29,8 @@ async def backup_url(database_url: str, embedded_postgres: Embedded) -> AsyncIte
 
 async def placed_on(url: str) -> tuple[str, int]:
     """Where the allocation is placed now: its uid and the epoch."""
-    async with opened(url) as office:
-        bound = document(await bind(office, SPACE, NAME, "n1"))
+    async with opened(url) as runtime:
+        bound = document(await bind(runtime, SPACE, NAME, "n1"))
     return bound["metadata"]["uid"], bound["status"]["epoch"]
 
 
@@ -56,28 +56,28 @@ async def test_what_runs_since_the_backup_is_stopped_and_not_taken_for_what_is_w
 ) -> None:
     uid, first = await placed_on(database_url)
     await restored(backup_url)
-    async with opened_door(backup_url) as door:
-        second = document(await bind(door.office, SPACE, NAME, "n1"))["status"]["epoch"]
-        agent = door.agent("n1")
-        answer = await agent.beat(running(uid, first), inventory=True)
+    async with opened_app(backup_url) as app:
+        second = document(await bind(app.runtime, SPACE, NAME, "n1"))["status"]["epoch"]
+        agent = app.agent("n1")
+        answer = await agent.heartbeat(running(uid, first), inventory=True)
         assert orders(answer.directives) == sorted([(RUN, uid, second), (STOP, uid, first)])
-        assert (await shown(door.office, NAME))["status"]["phase"] == "Scheduled"
+        assert (await shown(app.runtime, NAME))["status"]["phase"] == "Scheduled"
         # Said of the one that is wanted, it is believed.
-        await agent.beat(running(uid, second))
-        assert (await shown(door.office, NAME))["status"]["phase"] == "Running"
+        await agent.heartbeat(running(uid, second))
+        assert (await shown(app.runtime, NAME))["status"]["phase"] == "Running"
 
 
 async def test_epochs_go_on_in_an_era_whatever_becomes_of_the_tree(backup_url: str) -> None:
     await restored(backup_url)
-    async with opened_door(backup_url) as door:
-        bound = document(await bind(door.office, SPACE, NAME, "n1"))
+    async with opened_app(backup_url) as app:
+        bound = document(await bind(app.runtime, SPACE, NAME, "n1"))
         uid, first = bound["metadata"]["uid"], bound["status"]["epoch"]
-        agent = door.agent("n1")
-        await agent.beat(running(uid, first), inventory=True)
-        document(await tenant(door.office, "physics"))
-        await evict(door.office, NAME)
-        await agent.beat(stopped(uid, first))
-        assert document(await bind(door.office, SPACE, NAME, "n1"))["status"]["epoch"] == first + 1
+        agent = app.agent("n1")
+        await agent.heartbeat(running(uid, first), inventory=True)
+        document(await tenant(app.runtime, "physics"))
+        await evict(app.runtime, NAME)
+        await agent.heartbeat(stopped(uid, first))
+        assert document(await bind(app.runtime, SPACE, NAME, "n1"))["status"]["epoch"] == first + 1
 
 
 async def test_each_restore_of_the_same_backup_is_an_era_of_its_own(backup_url: str) -> None:

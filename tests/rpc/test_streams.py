@@ -8,8 +8,8 @@ import grpc
 import pytest
 import structlog.testing
 
-from bursar.api.serve import opened_house
-from bursar.core.nodes.liveness import Standing
+from bursar.api.serve import opened_context
+from bursar.core.nodes.liveness import Liveness
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.certificate import NodeIdentity
 from bursar.core.values.refusal import Refusal
@@ -17,8 +17,8 @@ from bursar.ops.lifecycle.bootstrap import bootstrap
 from bursar.ops.nodes.liveness import SetReadiness
 from bursar.ops.nodes.node_ca import enrol, ensure_authority
 from bursar.ops.nodes.x509 import Issued
-from bursar.ops.runtime.runtime import Office
-from bursar.ops.workloads.log_source import Reading
+from bursar.ops.runtime.runtime import Runtime
+from bursar.ops.workloads.log_source import LogReading
 from bursar.rpc import agent as agent_module
 from bursar.rpc.agent_client import Agents
 from bursar.rpc.serve import opened_grpc
@@ -35,7 +35,7 @@ from support.nodes.agent_streams import (
     ended,
     joined,
     node_shown,
-    opened_door,
+    opened_app,
     orders,
     placed,
     running,
@@ -50,55 +50,55 @@ CODE = grpc.StatusCode
 # Which stream counts.
 
 
-async def test_a_younger_stream_ends_the_older_one(door: Door) -> None:
-    older = await joined(door)
-    younger = await joined(door)
+async def test_a_younger_stream_ends_the_older_one(app: Door) -> None:
+    older = await joined(app)
+    younger = await joined(app)
     code, why = await older.refused()
     assert code is CODE.ABORTED
     assert "younger stream" in why
-    uid = await placed(door.office, "a", "n1")
+    uid = await placed(app.runtime, "a", "n1")
     assert orders([await younger.directive()]) == [(RUN, uid, 1)]
-    assert not (await younger.beat()).complete
+    assert not (await younger.heartbeat()).complete
 
 
-async def test_also_when_another_process_has_it(door: Door, database_url: str) -> None:
-    older = await joined(door)
-    async with opened_door(database_url) as other:
+async def test_also_when_another_process_has_it(app: Door, database_url: str) -> None:
+    older = await joined(app)
+    async with opened_app(database_url) as other:
         younger = other.agent("n1")
-        await younger.beat(inventory=True)
-        granted = await _granted(door.office)
+        await younger.heartbeat(inventory=True)
+        granted = await _granted(app.runtime)
         code, why = await older.refusal_of()
         assert code is CODE.ABORTED
         assert "younger stream" in why
-        assert await _granted(door.office) == granted, "nothing was granted to the older one"
-        await younger.beat()
+        assert await _granted(app.runtime) == granted, "nothing was granted to the older one"
+        await younger.heartbeat()
 
 
-async def _granted(office: Office) -> Any:
-    async with office.database.reader() as db:
+async def _granted(runtime: Runtime) -> Any:
+    async with runtime.database.reader() as db:
         return await db.fetchval("SELECT granted_until FROM node_seen")
 
 
-async def test_of_many_streams_that_come_at_once_one_stays(door: Door, database_url: str) -> None:
-    await node(door.office, "n1", cpu=8)
-    async with opened_door(database_url) as other:
-        agents = [each.agent("n1") for each in (door, other) for _ in range(8)]
+async def test_of_many_streams_that_come_at_once_one_stays(app: Door, database_url: str) -> None:
+    await node(app.runtime, "n1", cpu=8)
+    async with opened_app(database_url) as other:
+        agents = [each.agent("n1") for each in (app, other) for _ in range(8)]
         await asyncio.gather(*(one.send(inventory=True) for one in agents))
         alive = []
         for one in agents:
             try:
                 await one.answer(1)
-                await one.beat()
+                await one.heartbeat()
                 alive.append(one)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, AssertionError):
                 assert (await one.refused())[0] is CODE.ABORTED
         # One per process may have been answered before the other process's took over; the last word is one's.
         assert len(alive) in (1, 2)
-        uid = await placed(door.office, "a", "n1")
+        uid = await placed(app.runtime, "a", "n1")
         left = []
         for one in alive:
             try:
-                await one.beat()
+                await one.heartbeat()
                 left.append(one)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, AssertionError):
                 assert (await one.refused())[0] is CODE.ABORTED
@@ -137,10 +137,10 @@ async def test_of_many_streams_that_come_at_once_one_stays(door: Door, database_
     ],
 )
 async def test_a_beat_that_makes_no_sense_is_refused_in_a_sentence(
-    door: Door, said: dict[str, Any], code: grpc.StatusCode, why: str
+    app: Door, said: dict[str, Any], code: grpc.StatusCode, why: str
 ) -> None:
-    await node(door.office, "n1", cpu=8)
-    agent = door.agent("n1")
+    await node(app.runtime, "n1", cpu=8)
+    agent = app.agent("n1")
     statuses = said.pop("pod_statuses", ())
     agent.seq = 0
     try:
@@ -152,46 +152,46 @@ async def test_a_beat_that_makes_no_sense_is_refused_in_a_sentence(
     assert refused[0] is code, refused
     assert why in refused[1]
     assert len(refused[1]) < 1000
-    async with door.office.database.reader() as db:
+    async with app.runtime.database.reader() as db:
         assert await db.fetchval("SELECT count(*) FROM node_seen") == 0
 
 
-async def test_epochs_and_exit_codes_of_any_size_are_taken_for_what_they_are(door: Door) -> None:
-    agent = await joined(door)
-    uid = await placed(door.office, "a", "n1")
-    answer = await agent.beat(running(uid, epoch=2**63 - 1), ended(uid, exit_code=-(2**31)))
+async def test_epochs_and_exit_codes_of_any_size_are_taken_for_what_they_are(app: Door) -> None:
+    agent = await joined(app)
+    uid = await placed(app.runtime, "a", "n1")
+    answer = await agent.heartbeat(running(uid, epoch=2**63 - 1), ended(uid, exit_code=-(2**31)))
     assert acknowledged(answer) == [(uid, 1)]
-    assert (await shown(door.office, "a"))["status"]["exitCode"] == -(2**31)
+    assert (await shown(app.runtime, "a"))["status"]["exitCode"] == -(2**31)
 
 
-async def test_a_stream_speaks_for_one_node_in_rising_numbers(door: Door) -> None:
-    agent = await joined(door)
+async def test_a_stream_speaks_for_one_node_in_rising_numbers(app: Door) -> None:
+    agent = await joined(app)
     code, why = await agent.refusal_of(node_id="n2")
     assert code is CODE.PERMISSION_DENIED
     assert "'n2'" in why
-    agent = await joined(door)
+    agent = await joined(app)
     assert (await agent.refusal_of(seq=1))[0] is CODE.INVALID_ARGUMENT
 
 
-async def test_a_stream_without_a_beat_is_ended(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_without_a_beat_is_ended(app: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_module, "FIRST_SECONDS_MAX", 0.05)
-    agent = door.agent("n1")
+    agent = app.agent("n1")
     await agent.call.wait_for_connection()
     assert (await agent.refused())[0] is CODE.DEADLINE_EXCEEDED
 
 
-async def test_a_deleted_node_is_shown_out(door: Door) -> None:
-    agent = await joined(door)
-    await delete(door.office, "Node", "", "n1")
+async def test_a_deleted_node_is_shown_out(app: Door) -> None:
+    agent = await joined(app)
+    await delete(app.runtime, "Node", "", "n1")
     code, why = await agent.refused()
     assert code is CODE.PERMISSION_DENIED
     assert "no node 'n1'" in why
-    code, _ = await door.agent("n1").refusal_of()
+    code, _ = await app.agent("n1").refusal_of()
     assert code is CODE.PERMISSION_DENIED
 
 
-async def test_the_calls_that_agents_serve_are_not_served_here(door: Door) -> None:
-    stub = door.agent("n1").stub
+async def test_the_calls_that_agents_serve_are_not_served_here(app: Door) -> None:
+    stub = app.agent("n1").stub
     calls = (
         stub.BindAllocation(pb.BindRequest()),
         stub.EvictAllocation(pb.EvictRequest()),
@@ -206,12 +206,12 @@ async def test_the_calls_that_agents_serve_are_not_served_here(door: Door) -> No
 # What comes and goes.
 
 
-async def test_an_outage_of_the_database_is_waited_out(door: Door, database_url: str, postgres_admin: str) -> None:
-    agent = await joined(door)
-    idle = await joined(door, "n2")
-    uid = await placed(door.office, "a", "n1")
+async def test_an_outage_of_the_database_is_waited_out(app: Door, database_url: str, postgres_admin: str) -> None:
+    agent = await joined(app)
+    idle = await joined(app, "n2")
+    uid = await placed(app.runtime, "a", "n1")
     await agent.directive()
-    await agent.beat(running(uid))
+    await agent.heartbeat(running(uid))
     async with Outage(postgres_admin, database_url):
         said = await agent.send(ended(uid))
         waiting = asyncio.ensure_future(agent.answer(said))
@@ -219,21 +219,21 @@ async def test_an_outage_of_the_database_is_waited_out(door: Door, database_url:
         assert not done, "nothing is granted meanwhile"
     answer = await waiting
     while (uid, 1) not in acknowledged(answer):
-        answer = await agent.beat(ended(uid))
-    assert (await shown(door.office, "a"))["status"]["phase"] == "Succeeded"
+        answer = await agent.heartbeat(ended(uid))
+    assert (await shown(app.runtime, "a"))["status"]["phase"] == "Succeeded"
     assert answer.lease_duration_seconds == 120
-    assert (await idle.beat()).seq == 2
-    other = await placed(door.office, "b", "n2")
+    assert (await idle.heartbeat()).seq == 2
+    other = await placed(app.runtime, "b", "n2")
     told = [*idle.pushed] or [await idle.directive()]
     assert orders(told) == [(RUN, other, 1)]
 
 
 async def test_who_comes_during_an_outage_is_answered_after_it(
-    door: Door, database_url: str, postgres_admin: str
+    app: Door, database_url: str, postgres_admin: str
 ) -> None:
-    await node(door.office, "n1", cpu=8)
-    uid = await placed(door.office, "a", "n1")
-    agent = door.agent("n1")
+    await node(app.runtime, "n1", cpu=8)
+    uid = await placed(app.runtime, "a", "n1")
+    agent = app.agent("n1")
     async with Outage(postgres_admin, database_url):
         said = await agent.send(inventory=True)
         waiting = asyncio.ensure_future(agent.answer(said))
@@ -244,50 +244,50 @@ async def test_who_comes_during_an_outage_is_answered_after_it(
 
 
 async def test_a_server_that_stops_sends_its_nodes_elsewhere(database_url: str) -> None:
-    async with opened_door(database_url) as door:
-        agent = await joined(door)
-        channels, door.channels = door.channels, []
+    async with opened_app(database_url) as app:
+        agent = await joined(app)
+        channels, app.channels = app.channels, []
     assert (await agent.refused())[0] is CODE.UNAVAILABLE
     for channel in channels:
         await channel.close()
 
 
-async def test_a_node_that_was_given_up_is_ready_at_once_and_told_everything(door: Door) -> None:
-    agent = await joined(door)
-    uid = await placed(door.office, "a", "n1")
+async def test_a_node_that_was_given_up_is_ready_at_once_and_told_everything(app: Door) -> None:
+    agent = await joined(app)
+    uid = await placed(app.runtime, "a", "n1")
     await agent.directive()
-    await _lose(door.office, "n1")
-    answer = await agent.beat()
+    await _lose(app.runtime, "n1")
+    answer = await agent.heartbeat()
     assert answer.complete
     assert orders(answer.directives) == [(RUN, uid, 1)]
 
     async def is_ready() -> bool:
-        return bool((await node_shown(door.office))["status"]["phase"] == "Ready")
+        return bool((await node_shown(app.runtime))["status"]["phase"] == "Ready")
 
     await eventually(is_ready)
 
 
-async def _lose(office: Office, name: str) -> None:
-    async with office.database.reader() as db:
+async def _lose(runtime: Runtime, name: str) -> None:
+    async with runtime.database.reader() as db:
         await db.execute("UPDATE node_seen SET at = now() - interval '1 hour' WHERE node = $1", name)
     silent = SetReadiness(
-        key=Key("Node", "", name), origin=Origin("test", "test"), standing=Standing.LOST, after_seconds=60
+        key=Key("Node", "", name), origin=Origin("test", "test"), standing=Liveness.LOST, after_seconds=60
     )
-    document(await office.changing.submit(silent))
-    assert (await node_shown(office, name))["status"]["phase"] == "Lost"
+    document(await runtime.changing.submit(silent))
+    assert (await node_shown(runtime, name))["status"]["phase"] == "Lost"
 
 
 async def test_what_changes_while_everything_is_told_comes_with_it_and_not_before(database_url: str) -> None:
     """Told before, it would be stopped again: an answer that names everything would not name it."""
-    async with opened_door(database_url, insecure=False) as door:
+    async with opened_app(database_url, insecure=False) as app:
         agents = []
         for name in ("n1", "n2"):
-            await node(door.office, name, cpu=8)
-            agents.append(door.agent(name, (await credentials(door.office, name))[0]))
-            await agents[-1].beat(inventory=True)
+            await node(app.runtime, name, cpu=8)
+            agents.append(app.agent(name, (await credentials(app.runtime, name))[0]))
+            await agents[-1].heartbeat(inventory=True)
         agent, other = agents
-        await _lose(door.office, "n1")
-        async with door.office.database.reader() as db, db.transaction():
+        await _lose(app.runtime, "n1")
+        async with app.runtime.database.reader() as db, db.transaction():
             # Holds the answer up between what is wanted being read and its being told.
             await db.execute("LOCK TABLE authority IN ACCESS EXCLUSIVE MODE")
             said = await agent.send(certificate_request=request_for(new_key()))
@@ -296,13 +296,13 @@ async def test_what_changes_while_everything_is_told_comes_with_it_and_not_befor
                 return bool(await db.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
 
             async def is_ready() -> bool:
-                return bool((await node_shown(door.office))["status"]["phase"] == "Ready")
+                return bool((await node_shown(app.runtime))["status"]["phase"] == "Ready")
 
             await eventually(is_held_up)
             await eventually(is_ready)
-            uid = await placed(door.office, "a", "n1")
+            uid = await placed(app.runtime, "a", "n1")
             # Once the next one has come out, this one was looked at.
-            await placed(door.office, "b", "n2")
+            await placed(app.runtime, "b", "n2")
             await other.directive()
         answer = await agent.answer(said)
         assert answer.complete
@@ -313,50 +313,50 @@ async def test_what_changes_while_everything_is_told_comes_with_it_and_not_befor
 # What a node has.
 
 
-async def test_what_a_node_has_is_what_schedules(door: Door) -> None:
-    await node(door.office, "n1", cpu=16, gpu=8, memory="64Gi")
-    agent = door.agent("n1")
-    await agent.beat(capacity={"cpu": "12", "nvidia.com/gpu": "7"})
-    told = (await node_shown(door.office))["status"]
+async def test_what_a_node_has_is_what_schedules(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=16, gpu=8, memory="64Gi")
+    agent = app.agent("n1")
+    await agent.heartbeat(capacity={"cpu": "12", "nvidia.com/gpu": "7"})
+    told = (await node_shown(app.runtime))["status"]
     assert told["capacity"] == {"cpu": "12", "nvidia.com/gpu": "7", "memory": "64Gi"}
     assert told["allocatable"] == told["capacity"]
-    revision = (await node_shown(door.office))["metadata"]["resourceVersion"]
-    await agent.beat(capacity={"cpu": "12000m", "nvidia.com/gpu": "7"})
-    assert (await node_shown(door.office))["metadata"]["resourceVersion"] == revision, "said in other words"
-    await allocation(door.office, "default", "big", gpu=8)
-    reply = await bind(door.office, "default", "big", "n1")
+    revision = (await node_shown(app.runtime))["metadata"]["resourceVersion"]
+    await agent.heartbeat(capacity={"cpu": "12000m", "nvidia.com/gpu": "7"})
+    assert (await node_shown(app.runtime))["metadata"]["resourceVersion"] == revision, "said in other words"
+    await allocation(app.runtime, "default", "big", gpu=8)
+    reply = await bind(app.runtime, "default", "big", "n1")
     assert isinstance(reply, Refusal)
     assert "7 nvidia.com/gpu" in reply.message
 
 
-async def test_a_node_does_not_raise_what_an_administrator_allows(door: Door) -> None:
-    await node(door.office, "n1", cpu=8)
-    await change(door.office, "Node", "", "n1", allocatable={"cpu": "6"})
-    agent = door.agent("n1")
+async def test_a_node_does_not_raise_what_an_administrator_allows(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=8)
+    await change(app.runtime, "Node", "", "n1", allocatable={"cpu": "6"})
+    agent = app.agent("n1")
     with structlog.testing.capture_logs() as logs:
-        await agent.beat(capacity={"cpu": "32", "nvidia.com/gpu": "999"})
-    told = (await node_shown(door.office))["status"]
+        await agent.heartbeat(capacity={"cpu": "32", "nvidia.com/gpu": "999"})
+    told = (await node_shown(app.runtime))["status"]
     assert (told["capacity"], told["allocatable"]) == ({"cpu": "8"}, {"cpu": "6"}), "nor adds what it does not name"
     warned = [one["resources"] for one in logs if one["event"] == "a node says to have more than its spec.capacity"]
     assert warned == [["cpu", "nvidia.com/gpu"]]
-    await agent.beat(capacity={"cpu": "4"})
-    assert (await node_shown(door.office))["status"]["allocatable"]["cpu"] == "4"
-    spec = (await node_shown(door.office))["spec"]
+    await agent.heartbeat(capacity={"cpu": "4"})
+    assert (await node_shown(app.runtime))["status"]["allocatable"]["cpu"] == "4"
+    spec = (await node_shown(app.runtime))["spec"]
     assert spec == {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "6"}}
 
 
-async def test_where_nobody_says_otherwise_the_nodes_word_counts_and_a_rise_is_told_of(door: Door) -> None:
-    await node(door.office, "n1")
-    agent = door.agent("n1")
+async def test_where_nobody_says_otherwise_the_nodes_word_counts_and_a_rise_is_told_of(app: Door) -> None:
+    await node(app.runtime, "n1")
+    agent = app.agent("n1")
     with structlog.testing.capture_logs() as logs:
-        await agent.beat(capacity={"nvidia.com/gpu": "2"})
+        await agent.heartbeat(capacity={"nvidia.com/gpu": "2"})
         assert not [one for one in logs if one["event"] == "a node offers more than before"], "it is its first word"
-        await agent.beat(capacity={"nvidia.com/gpu": "4"})
-    assert (await node_shown(door.office))["status"]["allocatable"] == {"nvidia.com/gpu": "4"}
+        await agent.heartbeat(capacity={"nvidia.com/gpu": "4"})
+    assert (await node_shown(app.runtime))["status"]["allocatable"] == {"nvidia.com/gpu": "4"}
     warned = [one for one in logs if one["event"] == "a node offers more than before"]
     assert [(one["before"], one["now"]) for one in warned] == [("2", "4")]
-    await change(door.office, "Node", "", "n1", capacity={"nvidia.com/gpu": "3"})
-    assert (await node_shown(door.office))["status"]["allocatable"] == {"nvidia.com/gpu": "3"}
+    await change(app.runtime, "Node", "", "n1", capacity={"nvidia.com/gpu": "3"})
+    assert (await node_shown(app.runtime))["status"]["allocatable"] == {"nvidia.com/gpu": "3"}
 
 
 # Where it is called.
@@ -367,17 +367,17 @@ async def test_who_speaks_from_another_machine_does_not_have_the_server_call_its
 ) -> None:
     """A socket of this machine stands for another one: what comes over it does not come over loopback."""
     socket = f"unix:{tmp_path}/grpc"
-    async with opened_house(database_url) as house:
-        await bootstrap(house.office)
-        await node(house.office, "n1", cpu=8)
-        calls = Agents(house.database, insecure=True)
+    async with opened_context(database_url) as context:
+        await bootstrap(context.runtime)
+        await node(context.runtime, "n1", cpu=8)
+        calls = Agents(context.database, insecure=True)
         for listen, taken in (("127.0.0.1:0", True), (socket, False)):
-            async with opened_grpc(house.office, house.feed, listen, insecure=True) as port:
+            async with opened_grpc(context.runtime, context.feed, listen, insecure=True) as port:
                 target = socket if listen == socket else f"127.0.0.1:{port}"
                 async with grpc.aio.insecure_channel(target) as channel:
                     agent = Agent(pb_grpc.NodeAgentStub(channel), "n1")
-                    await agent.beat(address="127.0.0.1:9", inventory=True)
-                    answer = await calls.open("n1", Reading("alloc-1", 1, 0, 0, False))
+                    await agent.heartbeat(address="127.0.0.1:9", inventory=True)
+                    answer = await calls.open("n1", LogReading("alloc-1", 1, 0, 0, False))
                     agent.call.cancel()
             assert isinstance(answer, Refusal)
             assert ("does not answer" in answer.message) is taken, "nobody listens there, and it was tried"
@@ -388,51 +388,51 @@ async def test_who_speaks_from_another_machine_does_not_have_the_server_call_its
 # Certificates.
 
 
-async def credentials(office: Office, name: str) -> tuple[grpc.ChannelCredentials, NodeIdentity]:
+async def credentials(runtime: Runtime, name: str) -> tuple[grpc.ChannelCredentials, NodeIdentity]:
     key = new_key()
-    issued = await enrol(office.database, name, request_for(key))
+    issued = await enrol(runtime.database, name, request_for(key))
     assert isinstance(issued, Issued)
-    authority = await ensure_authority(office.database)
+    authority = await ensure_authority(runtime.database)
     made = grpc.ssl_channel_credentials(authority.pem, pem_of(key), issued.certificate)
     return made, issued.identity
 
 
 async def test_a_certificate_says_who_speaks(database_url: str) -> None:
-    async with opened_door(database_url, insecure=False) as door:
+    async with opened_app(database_url, insecure=False) as app:
         for name in ("n1", "n2"):
-            await node(door.office, name, cpu=8)
-        shown_by_it, identity = await credentials(door.office, "n1")
-        agent = door.agent("n1", shown_by_it)
-        await agent.beat(inventory=True)
-        uid = await placed(door.office, "a", "n1")
+            await node(app.runtime, name, cpu=8)
+        shown_by_it, identity = await credentials(app.runtime, "n1")
+        agent = app.agent("n1", shown_by_it)
+        await agent.heartbeat(inventory=True)
+        uid = await placed(app.runtime, "a", "n1")
         assert orders([await agent.directive()]) == [(RUN, uid, 1)]
-        answer = await agent.beat(certificate_request=request_for(new_key()))
+        answer = await agent.heartbeat(certificate_request=request_for(new_key()))
         assert answer.certificate.startswith(b"-----BEGIN CERTIFICATE")
-        assert not (await agent.beat(certificate_request=b"nonsense")).certificate
-        code, why = await door.agent("n2", shown_by_it).refusal_of()
+        assert not (await agent.heartbeat(certificate_request=b"nonsense")).certificate
+        code, why = await app.agent("n2", shown_by_it).refusal_of()
         assert code is CODE.PERMISSION_DENIED
         assert "'n2'" in why
-        async with door.office.database.reader() as db:
+        async with app.runtime.database.reader() as db:
             await authority_store.end_generations(db, [identity.node])
-        granted = await _granted(door.office)
+        granted = await _granted(app.runtime)
         code, why = await agent.refusal_of()
         assert code is CODE.UNAUTHENTICATED
         assert "revoked" in why
-        assert (await door.agent("n1", shown_by_it).refusal_of())[0] is CODE.UNAUTHENTICATED
-        assert await _granted(door.office) == granted
-        nobody = door.agent("n1")
+        assert (await app.agent("n1", shown_by_it).refusal_of())[0] is CODE.UNAUTHENTICATED
+        assert await _granted(app.runtime) == granted
+        nobody = app.agent("n1")
         assert (await nobody.refusal_of())[0] is CODE.UNAVAILABLE
 
 
 async def test_a_revoked_certificate_ends_nobodys_stream(database_url: str) -> None:
     """As that of the machine which had the name before, and still runs an agent."""
-    async with opened_door(database_url, insecure=False) as door:
-        await node(door.office, "n1", cpu=8)
-        old, _ = await credentials(door.office, "n1")
-        new, _ = await credentials(door.office, "n1")
-        agent = door.agent("n1", new)
-        await agent.beat(inventory=True)
-        assert (await door.agent("n1", old).refusal_of(inventory=True))[0] is CODE.UNAUTHENTICATED
-        uid = await placed(door.office, "a", "n1")
+    async with opened_app(database_url, insecure=False) as app:
+        await node(app.runtime, "n1", cpu=8)
+        old, _ = await credentials(app.runtime, "n1")
+        new, _ = await credentials(app.runtime, "n1")
+        agent = app.agent("n1", new)
+        await agent.heartbeat(inventory=True)
+        assert (await app.agent("n1", old).refusal_of(inventory=True))[0] is CODE.UNAUTHENTICATED
+        uid = await placed(app.runtime, "a", "n1")
         assert orders([await agent.directive()]) == [(RUN, uid, 1)]
-        assert (await agent.beat()).seq == 2
+        assert (await agent.heartbeat()).seq == 2

@@ -7,7 +7,7 @@ import pytest
 
 from bursar.core.objects.object import Key
 from bursar.loops.housekeeping import finish_namespaces
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.rpc import hub as hub_module
 from bursar.rpc.codec import order_of_place, run_directive
 from bursar.store.nodes.heartbeat import WantedPlace
@@ -21,7 +21,7 @@ from support.nodes.agent_streams import (
     acknowledged,
     ended,
     evict,
-    opened_door,
+    opened_app,
     orders,
     placed,
     running,
@@ -44,17 +44,17 @@ from support.runtime.runtime import (
 LEASED = {"onNodeLost": "requeue"}
 
 
-async def has_read_all(door: Door) -> bool:
+async def has_read_all(app: Door) -> bool:
     """Whether the feed has told of everything that was committed."""
-    async with door.office.database.reader() as db:
-        return door.feed.revision >= (await load_position(db)).revision
+    async with app.runtime.database.reader() as db:
+        return app.feed.revision >= (await load_position(db)).revision
 
 
-async def test_work_is_told_with_the_uid_of_its_tenant_and_not_of_a_namesake(door: Door, database_url: str) -> None:
+async def test_work_is_told_with_the_uid_of_its_tenant_and_not_of_a_namesake(app: Door, database_url: str) -> None:
     """Another process deletes the tenant and makes it anew: this one knows of that by the feed alone."""
-    await node(door.office, "n1", cpu=8)
-    agent, told, uids = door.agent("n1"), [], []
-    await agent.beat(inventory=True)
+    await node(app.runtime, "n1", cpu=8)
+    agent, told, uids = app.agent("n1"), [], []
+    await agent.heartbeat(inventory=True)
     async with opened(database_url) as elsewhere:
         for name in ("a", "b"):
             uids.append(document(await tenant(elsewhere, "acme"))["metadata"]["uid"])
@@ -62,10 +62,10 @@ async def test_work_is_told_with_the_uid_of_its_tenant_and_not_of_a_namesake(doo
             await allocation(elsewhere, "lab", name, cpu=1)
             await bind(elsewhere, "lab", name, "n1")
             told.append((await agent.directive()).tenant_uid)
-            whole = await door.agent("n1").beat(inventory=True)
+            whole = await app.agent("n1").heartbeat(inventory=True)
             told.append(whole.directives[0].tenant_uid)
-            agent = door.agent("n1")
-            await agent.beat(inventory=True)
+            agent = app.agent("n1")
+            await agent.heartbeat(inventory=True)
             await end(elsewhere, "lab", name)
             await agent.directive()
             await delete(elsewhere, "Allocation", "lab", name)
@@ -76,8 +76,8 @@ async def test_work_is_told_with_the_uid_of_its_tenant_and_not_of_a_namesake(doo
     assert uids[0] != uids[1]
 
 
-async def test_who_comes_is_told_all_that_is_wanted_of_it(door: Door) -> None:
-    await node(door.office, "n1", cpu=64, gpu=4, memory="64Gi")
+async def test_who_comes_is_told_all_that_is_wanted_of_it(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=64, gpu=4, memory="64Gi")
     spec = {
         "command": ["train", "--fast"],
         "env": [{"name": "A", "value": "1"}, {"name": "B"}],
@@ -85,11 +85,11 @@ async def test_who_comes_is_told_all_that_is_wanted_of_it(door: Door) -> None:
         "ttl": "1h",
         **LEASED,
     }
-    uid = await placed(door.office, "a", "n1", spec=spec, cpu=4, gpu=2)
-    gone = await placed(door.office, "b", "n1")
-    await evict(door.office, "b", grace_seconds=20)
-    agent = door.agent("n1")
-    answer = await agent.beat(inventory=True, address="10.0.0.1:7000", agent_version="1.2.3")
+    uid = await placed(app.runtime, "a", "n1", spec=spec, cpu=4, gpu=2)
+    gone = await placed(app.runtime, "b", "n1")
+    await evict(app.runtime, "b", grace_seconds=20)
+    agent = app.agent("n1")
+    answer = await agent.heartbeat(inventory=True, address="10.0.0.1:7000", agent_version="1.2.3")
     assert (answer.seq, answer.complete) == (1, True)
     assert (answer.lease_duration_seconds, answer.beat_seconds) == (120, 5)
     assert orders(answer.directives) == sorted([(RUN, uid, 1), (STOP, gone, 1)])
@@ -105,92 +105,92 @@ async def test_who_comes_is_told_all_that_is_wanted_of_it(door: Door) -> None:
     assert (stop.reason, stop.message, stop.grace_seconds) == ("Preempted", "make room", 20)
 
 
-async def test_what_was_granted_is_written_before_it_is_told(door: Door) -> None:
-    await node(door.office, "n1", cpu=4)
-    agent = door.agent("n1")
-    answer = await agent.beat(address="10.0.0.1:7000", agent_version="1.2.3")
-    async with door.office.database.reader() as db:
+async def test_what_was_granted_is_written_before_it_is_told(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=4)
+    agent = app.agent("n1")
+    answer = await agent.heartbeat(address="10.0.0.1:7000", agent_version="1.2.3")
+    async with app.runtime.database.reader() as db:
         row = await db.fetchrow("SELECT *, granted_until > at + interval '1 s' * 119 AS granted FROM node_seen")
         assert (row["node"], row["address"], row["agent"]) == ("n1", "10.0.0.1:7000", "1.2.3")
         assert row["session"]
         assert row["granted"]
         await db.execute("UPDATE node_seen SET granted_until = now() + interval '1 day'")
-        await agent.beat()
+        await agent.heartbeat()
         later = await db.fetchrow("SELECT at, granted_until > now() + interval '23 hours' AS kept FROM node_seen")
     assert answer.lease_duration_seconds == 120
     assert later["at"] > row["at"]
     assert later["kept"], "an answered beat never takes a lease back"
 
 
-async def test_a_change_is_pushed_to_the_nodes_that_it_concerns(door: Door) -> None:
+async def test_a_change_is_pushed_to_the_nodes_that_it_concerns(app: Door) -> None:
     for name in ("n1", "n2", "n3"):
-        await node(door.office, name, cpu=8)
-    one, two, three = (door.agent(name) for name in ("n1", "n2", "n3"))
+        await node(app.runtime, name, cpu=8)
+    one, two, three = (app.agent(name) for name in ("n1", "n2", "n3"))
     for agent in (one, two, three):
-        await agent.beat(inventory=True)
-    alone = await placed(door.office, "alone", "n1")
+        await agent.heartbeat(inventory=True)
+    alone = await placed(app.runtime, "alone", "n1")
     assert orders([await one.directive()]) == [(RUN, alone, 1)]
-    both = await placed(door.office, "both", "n1", "n2", spec={"nodes": 2})
+    both = await placed(app.runtime, "both", "n1", "n2", spec={"nodes": 2})
     for agent in (one, two):
         directive = await agent.directive()
         assert orders([directive]) == [(RUN, both, 1)]
         assert list(directive.nodes) == ["n1", "n2"]
-    await delete(door.office, "Allocation", "default", "both")
+    await delete(app.runtime, "Allocation", "default", "both")
     for agent in (one, two):
         directive = await agent.directive()
         assert orders([directive]) == [(STOP, both, 1)]
         assert directive.grace_seconds == 30
-    assert not (await three.beat()).directives
+    assert not (await three.heartbeat()).directives
     assert not three.pushed
 
 
-async def test_what_others_take_away_is_stopped_at_once_on_every_node(door: Door) -> None:
+async def test_what_others_take_away_is_stopped_at_once_on_every_node(app: Door) -> None:
     for name in ("n1", "n2"):
-        await node(door.office, name, cpu=8)
-    agents = [door.agent(name) for name in ("n1", "n2")]
+        await node(app.runtime, name, cpu=8)
+    agents = [app.agent(name) for name in ("n1", "n2")]
     for agent in agents:
-        await agent.beat(inventory=True)
-    uid = await placed(door.office, "both", "n1", "n2", spec={"nodes": 2})
+        await agent.heartbeat(inventory=True)
+    uid = await placed(app.runtime, "both", "n1", "n2", spec={"nodes": 2})
     for agent in agents:
         assert orders([await agent.directive()]) == [(RUN, uid, 1)]
-        await agent.beat(running(uid))
+        await agent.heartbeat(running(uid))
     # An administrator says that it is gone; the nodes did not.
-    await end(door.office, "default", "both")
+    await end(app.runtime, "default", "both")
     for agent in agents:
         directive = await agent.directive()
         assert orders([directive]) == [(STOP, uid, 1)]
         assert directive.grace_seconds == 0
 
 
-async def test_what_a_node_ended_itself_is_not_told_to_it_again(door: Door) -> None:
-    await node(door.office, "n1", cpu=8)
-    agent = door.agent("n1")
-    await agent.beat(inventory=True)
-    uid = await placed(door.office, "a", "n1")
+async def test_what_a_node_ended_itself_is_not_told_to_it_again(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=8)
+    agent = app.agent("n1")
+    await agent.heartbeat(inventory=True)
+    uid = await placed(app.runtime, "a", "n1")
     await agent.directive()
-    answer = await agent.beat(ended(uid))
+    answer = await agent.heartbeat(ended(uid))
     assert acknowledged(answer) == [(uid, 1)]
-    after = await placed(door.office, "b", "n1")
+    after = await placed(app.runtime, "b", "n1")
     told = [*answer.directives, *agent.pushed]
     while (RUN, after, 1) not in orders(told):
         told.append(await agent.directive())
     assert (RUN, uid, 1) not in orders(told)
 
 
-async def test_what_is_bound_while_a_node_connects_is_told_to_it_once_at_least(door: Door) -> None:
-    await node(door.office, "n1", cpu=64)
+async def test_what_is_bound_while_a_node_connects_is_told_to_it_once_at_least(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=64)
     for index in range(24):
-        await allocation(door.office, "default", f"a{index}", cpu=1)
+        await allocation(app.runtime, "default", f"a{index}", cpu=1)
 
     async def bind_all() -> set[str]:
-        replies = [await bind(door.office, "default", f"a{index}", "n1") for index in range(24)]
+        replies = [await bind(app.runtime, "default", f"a{index}", "n1") for index in range(24)]
         return {document(one)["metadata"]["uid"] for one in replies}
 
     binding = asyncio.create_task(bind_all())
     told: set[str] = set()
     while not binding.done():
-        agent = door.agent("n1")
-        answer = await agent.beat(inventory=True)
+        agent = app.agent("n1")
+        answer = await agent.heartbeat(inventory=True)
         told = {one.allocation_id for one in answer.directives}
     bound = await binding
     while told != bound:
@@ -199,12 +199,12 @@ async def test_what_is_bound_while_a_node_connects_is_told_to_it_once_at_least(d
         told.add(directive.allocation_id)
 
 
-async def test_what_is_stopped_while_a_node_connects_is_stopped_there(door: Door) -> None:
-    await node(door.office, "n1", cpu=64)
-    uids = [await placed(door.office, f"a{index}", "n1") for index in range(12)]
-    ending = asyncio.gather(*(delete(door.office, "Allocation", "default", f"a{index}") for index in range(12)))
-    agent = door.agent("n1")
-    answer = await agent.beat(inventory=True)
+async def test_what_is_stopped_while_a_node_connects_is_stopped_there(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=64)
+    uids = [await placed(app.runtime, f"a{index}", "n1") for index in range(12)]
+    ending = asyncio.gather(*(delete(app.runtime, "Allocation", "default", f"a{index}") for index in range(12)))
+    agent = app.agent("n1")
+    answer = await agent.heartbeat(inventory=True)
     last = {one.allocation_id: one.type for one in answer.directives}
     assert set(last) == set(uids)
     while STOP not in last.values() or set(last.values()) != {STOP}:
@@ -213,97 +213,97 @@ async def test_what_is_stopped_while_a_node_connects_is_stopped_there(door: Door
     await ending
 
 
-async def test_a_stream_that_missed_something_is_told_everything(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    await node(door.office, "n1", cpu=8)
-    agent = door.agent("n1")
-    await agent.beat(inventory=True)
+async def test_a_stream_that_missed_something_is_told_everything(app: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node(app.runtime, "n1", cpu=8)
+    agent = app.agent("n1")
+    await agent.heartbeat(inventory=True)
     monkeypatch.setattr(hub_module, "OUTBOX_MAX", 0)
-    uid = await placed(door.office, "a", "n1")
-    other = await placed(door.office, "b", "n1")
-    await eventually(lambda: has_read_all(door))
-    answer = await agent.beat()
+    uid = await placed(app.runtime, "a", "n1")
+    other = await placed(app.runtime, "b", "n1")
+    await eventually(lambda: has_read_all(app))
+    answer = await agent.heartbeat()
     while not answer.complete:
-        answer = await agent.beat()
+        answer = await agent.heartbeat()
     assert orders(answer.directives) == sorted([(RUN, uid, 1), (RUN, other, 1)])
-    assert not (await agent.beat()).complete
+    assert not (await agent.heartbeat()).complete
 
 
-async def test_streams_that_fell_behind_the_feed_are_told_everything(door: Door) -> None:
-    await node(door.office, "n1", cpu=8)
-    agent = door.agent("n1")
-    await agent.beat(inventory=True)
-    for follower in door.feed._followers[""]:
+async def test_streams_that_fell_behind_the_feed_are_told_everything(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=8)
+    agent = app.agent("n1")
+    await agent.heartbeat(inventory=True)
+    for follower in app.feed._followers[""]:
         follower.let_go()
-    uid = await placed(door.office, "a", "n1")
-    answer = await agent.beat()
+    uid = await placed(app.runtime, "a", "n1")
+    answer = await agent.heartbeat()
     while not answer.complete:
-        answer = await agent.beat()
+        answer = await agent.heartbeat()
     assert orders(answer.directives) == [(RUN, uid, 1)]
     agent.pushed.clear()  # Whether it was pushed as well depends on who was faster.
-    other = await placed(door.office, "b", "n1")
+    other = await placed(app.runtime, "b", "n1")
     assert orders([await agent.directive()]) == [(RUN, other, 1)]
 
 
-async def make_unreadable(office: Office, name: str) -> None:
+async def make_unreadable(runtime: Runtime, name: str) -> None:
     """As if its status had been written by somebody who means something else by it."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await db.execute(
             "UPDATE object SET status = jsonb_set(status::jsonb, '{message}', '7')::json WHERE name = $1",
             name,
         )
 
 
-async def test_what_cannot_be_read_keeps_no_node_away_and_stops_nothing(door: Door) -> None:
-    await node(door.office, "n1", cpu=8)
-    broken, other = await placed(door.office, "a", "n1"), await placed(door.office, "b", "n1")
-    await make_unreadable(door.office, "a")
-    agent = door.agent("n1")
-    answer = await agent.beat(running(broken), running(other), inventory=True)
+async def test_what_cannot_be_read_keeps_no_node_away_and_stops_nothing(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=8)
+    broken, other = await placed(app.runtime, "a", "n1"), await placed(app.runtime, "b", "n1")
+    await make_unreadable(app.runtime, "a")
+    agent = app.agent("n1")
+    answer = await agent.heartbeat(running(broken), running(other), inventory=True)
     assert orders(answer.directives) == [(RUN, other, 1)]
     assert not answer.complete, "what is not named would be stopped"
-    assert (await agent.beat()).seq == 2, "the stream goes on"
-    assert acknowledged(await agent.beat(ended(broken))) == [(broken, 1)]
+    assert (await agent.heartbeat()).seq == 2, "the stream goes on"
+    assert acknowledged(await agent.heartbeat(ended(broken))) == [(broken, 1)]
 
 
-async def test_a_change_that_cannot_be_told_is_told_with_everything(door: Door) -> None:
-    await node(door.office, "n1", cpu=8)
-    agent = door.agent("n1")
-    await agent.beat(inventory=True)
-    uid, other = await placed(door.office, "a", "n1"), await placed(door.office, "b", "n1")
+async def test_a_change_that_cannot_be_told_is_told_with_everything(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=8)
+    agent = app.agent("n1")
+    await agent.heartbeat(inventory=True)
+    uid, other = await placed(app.runtime, "a", "n1"), await placed(app.runtime, "b", "n1")
     for _ in range(2):
         await agent.directive()
-    await make_unreadable(door.office, "a")
-    await delete(door.office, "Allocation", "default", "a")
+    await make_unreadable(app.runtime, "a")
+    await delete(app.runtime, "Allocation", "default", "a")
     # Once this is pushed, what came before has been taken.
-    await placed(door.office, "c", "n1")
+    await placed(app.runtime, "c", "n1")
     await agent.directive()
-    answer = await agent.beat(running(uid), running(other))
+    answer = await agent.heartbeat(running(uid), running(other))
     assert answer.complete
     assert (STOP, uid, 1) in orders(answer.directives)
-    assert acknowledged(await agent.beat(stopped(uid))) == [(uid, 1)]
+    assert acknowledged(await agent.heartbeat(stopped(uid))) == [(uid, 1)]
 
 
-async def test_a_node_whose_phase_is_another_word_is_not_told_everything_with_every_beat(door: Door) -> None:
-    await node(door.office, "n1", cpu=8)
-    agent = door.agent("n1")
-    await agent.beat(inventory=True)
+async def test_a_node_whose_phase_is_another_word_is_not_told_everything_with_every_beat(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=8)
+    agent = app.agent("n1")
+    await agent.heartbeat(inventory=True)
     for word in ("Tired", "Lost"):
-        async with door.office.database.reader() as db:
+        async with app.runtime.database.reader() as db:
             fields = "fields::jsonb || jsonb_build_object('status.phase', $1::text)"
             await db.execute(f"UPDATE object SET fields = {fields} WHERE kind = 'Node'", word)
-        assert not (await agent.beat()).complete
-    again = door.agent("n1")
-    assert (await again.beat(inventory=True)).complete
-    assert not (await again.beat()).complete
+        assert not (await agent.heartbeat()).complete
+    again = app.agent("n1")
+    assert (await again.heartbeat(inventory=True)).complete
+    assert not (await again.heartbeat()).complete
 
 
-async def test_where_work_is_spread_is_forgotten_with_the_work(door: Door) -> None:
-    hub = hub_module.Hub(door.office, door.feed)
+async def test_where_work_is_spread_is_forgotten_with_the_work(app: Door) -> None:
+    hub = hub_module.Hub(app.runtime, app.feed)
     task = asyncio.current_task()
     assert task is not None
-    stream = hub_module.Stream("n1", "session", None, task)  # type: ignore[arg-type]
+    stream = hub_module.AgentStream("n1", "session", None, task)  # type: ignore[arg-type]
     hub.take_over(stream)
-    stream.places["held"] = hub_module.Place(Key("Allocation", "default", "held"), 1)
+    stream.places["held"] = hub_module.HeldPlacement(Key("Allocation", "default", "held"), 1)
     hub.spread("held", ("n1", "n2"))
     for index in range(5 * hub_module.SPREAD_MAX):
         hub.spread(f"past-{index}", ("n1", "n2"))
@@ -312,17 +312,17 @@ async def test_where_work_is_spread_is_forgotten_with_the_work(door: Door) -> No
     hub.leave(stream)
 
 
-async def test_a_slow_stream_waits_alone(door: Door) -> None:
+async def test_a_slow_stream_waits_alone(app: Door) -> None:
     for name in ("slow", "quick"):
-        await node(door.office, name, cpu=1000)
-    slow, quick = door.agent("slow"), door.agent("quick")
-    await slow.beat(inventory=True)
-    await quick.beat(inventory=True)
+        await node(app.runtime, name, cpu=1000)
+    slow, quick = app.agent("slow"), app.agent("quick")
+    await slow.heartbeat(inventory=True)
+    await quick.heartbeat(inventory=True)
     env = {"LARGE": "x" * 90_000, "LARGER": "y" * 90_000}
     count = 40
     for index in range(count):
-        await placed(door.office, f"s{index}", "slow", spec={"env": env})
-        uid = await placed(door.office, f"q{index}", "quick")
+        await placed(app.runtime, f"s{index}", "slow", spec={"env": env})
+        uid = await placed(app.runtime, f"q{index}", "quick")
         assert orders([await quick.directive()]) == [(RUN, uid, 1)]
     told: set[str] = set()
     while len(told) < count:
@@ -341,7 +341,7 @@ async def test_a_write_that_does_not_end_holds_back_a_bounded_number_of_directiv
 
     task = asyncio.current_task()
     assert task is not None
-    stream = hub_module.Stream("n1", "session", Context(), task)  # type: ignore[arg-type]
+    stream = hub_module.AgentStream("n1", "session", Context(), task)  # type: ignore[arg-type]
     stream.whole_due = False
     blocked.set()
     await stream.answer(pb.HeartbeatResponse(seq=1), since=10)
@@ -362,24 +362,24 @@ async def test_a_write_that_does_not_end_holds_back_a_bounded_number_of_directiv
     stream.close()
 
 
-async def test_nodes_speak_to_any_process(door: Door, database_url: str) -> None:
-    await node(door.office, "n1", cpu=8)
-    async with opened_door(database_url) as other:
+async def test_nodes_speak_to_any_process(app: Door, database_url: str) -> None:
+    await node(app.runtime, "n1", cpu=8)
+    async with opened_app(database_url) as other:
         agent = other.agent("n1")
-        await agent.beat(inventory=True)
-        uid = await placed(door.office, "a", "n1")
+        await agent.heartbeat(inventory=True)
+        uid = await placed(app.runtime, "a", "n1")
         assert orders([await agent.directive()]) == [(RUN, uid, 1)]
 
 
-async def test_the_settings_say_how_often_to_beat_and_for_how_long_to_run(door: Door) -> None:
-    await node(door.office, "n1", cpu=8)
-    agent = door.agent("n1")
-    await agent.beat()
+async def test_the_settings_say_how_often_to_beat_and_for_how_long_to_run(app: Door) -> None:
+    await node(app.runtime, "n1", cpu=8)
+    agent = app.agent("n1")
+    await agent.heartbeat()
     spec = {"nodes": {"heartbeatSeconds": 2, "runLeaseSeconds": 40}}
-    document(await change(door.office, "Settings", "", "system", **spec))
-    answer = await agent.beat()
+    document(await change(app.runtime, "Settings", "", "system", **spec))
+    answer = await agent.heartbeat()
     while answer.beat_seconds != 2:
-        answer = await agent.beat()
+        answer = await agent.heartbeat()
     assert answer.lease_duration_seconds == 40
 
 

@@ -8,18 +8,20 @@ from typing import Any
 import grpc
 import pytest
 
-from bursar.agent.machine.types import Run, State, Stop
-from bursar.sim.agents import Crowd, Meter, StreamRefused
-from bursar.sim.fake_executor import Manner
-from bursar.sim.transport import PlainLine
+from bursar.agent.machine.types import PlacementState, Run, Stop
+from bursar.sim.agents import AgentCrowd, HeartbeatMeter, StreamRefused
+from bursar.sim.fake_executor import FakeBehaviour
+from bursar.sim.transport import PlainTransport
 from bursar.sim.work import SECONDS
 from support.nodes.plain_control_plane import Plane, played
 
 
 @asynccontextmanager
-async def acting(address: str, names: Iterable[str], *, streams: int = 100, **options: Any) -> AsyncIterator[Crowd]:
-    line = PlainLine(address, streams)
-    crowd = Crowd(list(names), line, **options)
+async def acting(
+    address: str, names: Iterable[str], *, streams: int = 100, **options: Any
+) -> AsyncIterator[AgentCrowd]:
+    line = PlainTransport(address, streams)
+    crowd = AgentCrowd(list(names), line, **options)
     task = asyncio.create_task(crowd.run())
     try:
         async with asyncio.timeout(30):
@@ -47,20 +49,20 @@ async def test_each_agent_says_who_it_is_and_what_it_has_and_goes_on_beating() -
     plane, names = Plane(), [f"sim-{number}" for number in range(25)]
     async with played(plane) as address, acting(address, names, streams=10, capacity={"cpu": "96"}) as crowd:
         assert crowd.connected == 25
-        await eventually(lambda: all(len(plane.beats[name]) >= 3 for name in names))
+        await eventually(lambda: all(len(plane.heartbeats[name]) >= 3 for name in names))
     assert sorted(plane.first) == sorted(names)
     for (first,) in plane.first.values():
         assert (first.inventory, first.protocol_version, dict(first.capacity)) == (True, 1, {"cpu": "96"})
-    assert all(beats == list(range(1, len(beats) + 1)) for beats in plane.beats.values())
+    assert all(heartbeats == list(range(1, len(heartbeats) + 1)) for heartbeats in plane.heartbeats.values())
 
 
 async def test_what_is_wanted_from_the_beginning_and_what_comes_later_runs_and_ends() -> None:
     plane = Plane()
     plane.wanted = {"a": [wanted("early", seconds="0.05")]}
-    async with played(plane) as address, acting(address, "ab", manner=Manner(default_seconds=0.0)) as crowd:
+    async with played(plane) as address, acting(address, "ab", manner=FakeBehaviour(default_seconds=0.0)) as crowd:
         await plane.push("b", wanted("late"), wanted("again", 7))
         await eventually(lambda: crowd.ended == 3)
-        await eventually(lambda: set(plane.states.values()) == {State.SUCCEEDED})
+        await eventually(lambda: set(plane.states.values()) == {PlacementState.SUCCEEDED})
         assert set(plane.states) == {("early", 1), ("late", 1), ("again", 7)}
         assert crowd.running == 0
 
@@ -69,10 +71,13 @@ async def test_what_is_told_to_stop_stops_and_what_was_never_there_is_said_to_ha
     plane = Plane()
     async with played(plane) as address, acting(address, "a") as crowd:
         await plane.push("a", wanted("victim"))
-        await eventually(lambda: plane.states.get(("victim", 1)) is State.RUNNING)
+        await eventually(lambda: plane.states.get(("victim", 1)) is PlacementState.RUNNING)
         await plane.push("a", Stop("victim", 1, 30, "Preempted"), Stop("ghost", 2, 30))
         await eventually(
-            lambda: (plane.states[("victim", 1)], plane.states.get(("ghost", 2))) == (State.STOPPED, State.STOPPED)
+            lambda: (
+                (plane.states[("victim", 1)], plane.states.get(("ghost", 2)))
+                == (PlacementState.STOPPED, PlacementState.STOPPED)
+            )
         )
         assert crowd.ended == 1
 
@@ -92,8 +97,8 @@ async def test_a_lost_server_is_found_again_and_is_told_everything() -> None:
         again.wanted = {"a": [wanted("long")]}
         async with played(again, port):
             await eventually(lambda: sorted(again.first) == ["a", "b"])
-            await eventually(lambda: again.states.get(("long", 1)) is State.RUNNING)
-            assert again.states[("short", 1)] is State.SUCCEEDED
+            await eventually(lambda: again.states.get(("long", 1)) is PlacementState.RUNNING)
+            assert again.states[("short", 1)] is PlacementState.SUCCEEDED
             assert crowd.running == 1
     finally:
         await background.__aexit__(None, None, None)
@@ -120,7 +125,7 @@ async def test_who_is_refused_later_tries_again() -> None:
 async def test_beats_are_counted_and_so_are_those_without_an_answer() -> None:
     plane = Plane()
     async with played(plane) as address, acting(address, "abc", beat_seconds=0.05) as crowd:
-        meter = crowd.meter = Meter()
+        meter = crowd.meter = HeartbeatMeter()
         await plane.push("b", wanted("noted"))
         await eventually(lambda: meter.answered >= 30)
         assert len(meter.waits) == meter.answered
@@ -133,9 +138,14 @@ async def test_flat_out_some_beat_as_soon_as_they_are_answered() -> None:
     plane = Plane()
     plane.beat_seconds = 600
     async with played(plane) as address, acting(address, "abcdefgh") as crowd:
-        meter = crowd.meter = Meter()
+        meter = crowd.meter = HeartbeatMeter()
         crowd.go_flat_out(4)
         await eventually(lambda: meter.answered >= 400)
         crowd.slow_down()
         assert meter.missed == 0
-        assert [name for name, beats in sorted(plane.beats.items()) if len(beats) > 5] == ["a", "c", "e", "g"]
+        assert [name for name, heartbeats in sorted(plane.heartbeats.items()) if len(heartbeats) > 5] == [
+            "a",
+            "c",
+            "e",
+            "g",
+        ]

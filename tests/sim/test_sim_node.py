@@ -14,14 +14,14 @@ from msgspec.structs import replace
 
 from bursar.core.nodes.node import SIMULATED
 from bursar.core.objects.allocation import Phase
-from bursar.sim.drive import Answer, Drive, Pace
+from bursar.sim.drive import Answer, Drive, SimPace
 from bursar.sim.node import EXPIRED, PAUSE_SECONDS_MAX, REFUSALS_MAX, NodeReport, Nodes
-from bursar.sim.shape import GPU, Shape, documents
-from bursar.sim.work import EXIT, SECONDS, Whole, Work, read_work
+from bursar.sim.shape import GPU, NodeShape, documents
+from bursar.sim.work import EXIT, SECONDS, SimWork, Whole, read_work
 
 
-def bound(*nodes: str, revision: int = 1, **but: Any) -> Work:
-    one = Work("team", "job", "alloc-1", revision, Phase.SCHEDULED, nodes or ("a",))
+def bound(*nodes: str, revision: int = 1, **but: Any) -> SimWork:
+    one = SimWork("team", "job", "alloc-1", revision, Phase.SCHEDULED, nodes or ("a",))
     return replace(one, **but)
 
 
@@ -29,7 +29,7 @@ def said(reports: list[NodeReport]) -> list[tuple[str, str]]:
     return [(one.node, str(one.phase)) for one in reports]
 
 
-def started(nodes: Nodes, work: Work, now: float = 0.0) -> None:
+def started(nodes: Nodes, work: SimWork, now: float = 0.0) -> None:
     """Seen, and reported Running, in the revision after that in which it was bound."""
     for report in nodes.see(work, now):
         assert report.phase is Phase.RUNNING
@@ -216,12 +216,12 @@ class Deaf:
     async def say(self, _: Sequence[NodeReport]) -> list[Answer]:
         return await asyncio.Event().wait() and []
 
-    async def look(self, _: Work) -> None:
+    async def look(self, _: SimWork) -> None:
         return None
 
 
 async def test_whoever_keeps_time_is_cancelled_also_at_the_moment_when_something_comes() -> None:
-    drive = Drive(Nodes(), Deaf(), Pace(speakers=1, batch_max=1))
+    drive = Drive(Nodes(), Deaf(), SimPace(speakers=1, batch_max=1))
     running = asyncio.create_task(drive.run())
     started = bound(phase=Phase.RUNNING, started_at=time.time())
     drive.see(replace(started, uid="alloc-1", seconds=2000.0))
@@ -264,7 +264,7 @@ def test_whatever_happens_each_node_ends_what_it_has_at_most_once(events: list[s
     assert len(ended) == len(set(ended))
 
 
-def whole(status: dict[str, Any], **metadata: Any) -> Work:
+def whole(status: dict[str, Any], **metadata: Any) -> SimWork:
     document = {
         "metadata": {"name": "job", "namespace": "team", "uid": "alloc-1", "resourceVersion": "7", **metadata},
         "spec": {"ttl": "2m", "resources": {"requests": {"cpu": "1"}}},
@@ -307,7 +307,7 @@ def test_an_eviction_and_a_deletion_are_read() -> None:
 
 
 def test_nodes_are_dealt_out_over_racks_and_zones() -> None:
-    made = documents(Shape(8, gpus=4, racks=4, zones=2, labels={"pool": "test"}))
+    made = documents(NodeShape(8, gpus=4, racks=4, zones=2, labels={"pool": "test"}))
     labels = [one["metadata"]["labels"] for one in made]
     assert [one["metadata"]["name"] for one in made][:2] == ["sim-0001", "sim-0002"]
     assert [one["rack"] for one in labels[:5]] == ["rack-1", "rack-2", "rack-3", "rack-4", "rack-1"]
@@ -317,4 +317,4 @@ def test_nodes_are_dealt_out_over_racks_and_zones() -> None:
     assert all(one[SIMULATED] == "true" and one["pool"] == "test" for one in labels)
     assert made[0]["spec"]["capacity"][GPU] == "4"
     assert all(one["spec"]["taints"] == [{"key": SIMULATED, "effect": "NoSchedule"}] for one in made)
-    assert GPU not in documents(Shape(1, gpus=0))[0]["spec"]["capacity"]
+    assert GPU not in documents(NodeShape(1, gpus=0))[0]["spec"]["capacity"]

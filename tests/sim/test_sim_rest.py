@@ -17,7 +17,7 @@ from bursar.ops.objects import object as object_ops
 from bursar.ops.scheduling.evict import evict
 from bursar.sim.registry import NotSimulated
 from bursar.sim.rest import RestNodes
-from bursar.sim.shape import Shape
+from bursar.sim.shape import NodeShape
 from bursar.sim.work import EXIT, SECONDS
 from bursar.store.objects import change as change_store
 from support.api.site import Site, eventually, opened_site
@@ -37,7 +37,7 @@ async def site(database_url: str) -> AsyncIterator[Site]:
 @asynccontextmanager
 async def acting(site: Site, count: int = 2, *, remove: bool = False, **options: Any) -> AsyncIterator[RestNodes]:
     async with AsyncClient(site.url, site.admin) as client:
-        nodes = RestNodes(client, Shape(count), **options)
+        nodes = RestNodes(client, NodeShape(count), **options)
         await nodes.open()
         try:
             async with at_work(nodes):
@@ -56,7 +56,7 @@ async def submit(site: Site, name: str, *, spec: dict[str, Any] | None = None, *
 
 async def submitted_and_bound(site: Site, name: str, *nodes: str, **how: Any) -> None:
     await submit(site, name, **how)
-    assert code(await bind(site.house.office, "default", name, *nodes)) == "ok"
+    assert code(await bind(site.context.runtime, "default", name, *nodes)) == "ok"
 
 
 async def until(site: Site, name: str, *phases: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ async def until(site: Site, name: str, *phases: str) -> dict[str, Any]:
 
 
 async def changes_of(site: Site, kind: str) -> int:
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         return sum(one.key.kind == kind for one in await change_store.load_since(db, 0, 10_000))
 
 
@@ -90,7 +90,7 @@ async def test_what_is_bound_runs_and_ends(site: Site) -> None:
             return (nodes.running, nodes.ended) == (0, 2)
 
         await eventually(both_have_ended)
-    await assert_counters_equal_charges(site.house.office)
+    await assert_counters_equal_charges(site.context.runtime)
 
 
 async def test_each_node_speaks_for_itself_also_where_it_shares_an_allocation_with_a_real_one(site: Site) -> None:
@@ -114,20 +114,20 @@ async def test_each_node_speaks_for_itself_also_where_it_shares_an_allocation_wi
 
 
 async def test_what_is_deleted_goes_and_what_is_evicted_waits_again(site: Site) -> None:
-    office = site.house.office
+    runtime = site.context.runtime
     async with acting(site):
         for name in ("deleted", "evicted"):
             await submitted_and_bound(site, name, "sim-0001")
             await until(site, name, "Running")
         assert (await site.delete("namespaces/default/allocations/deleted")).status == 200
         await until(site, "deleted", "Gone")
-        one = await object_ops.get(office, Key("Allocation", "default", "evicted"))
+        one = await object_ops.get(runtime, Key("Allocation", "default", "evicted"))
         assert isinstance(one, Stored)
-        await evict(office, one, Notice("Preempted", "Admin", "oncall", "Preempted by oncall"), TEST)
+        await evict(runtime, one, Notice("Preempted", "Admin", "oncall", "Preempted by oncall"), TEST)
         assert (await until(site, "evicted", "Pending"))["reason"] == "Preempted"
-        assert code(await bind(office, "default", "evicted", "sim-0002")) == "ok"
+        assert code(await bind(runtime, "default", "evicted", "sim-0002")) == "ok"
         await until(site, "evicted", "Running")
-    await assert_counters_equal_charges(office)
+    await assert_counters_equal_charges(runtime)
 
 
 async def test_whoever_is_killed_in_the_middle_is_replaced_and_nothing_is_lost(site: Site) -> None:
@@ -136,15 +136,15 @@ async def test_whoever_is_killed_in_the_middle_is_replaced_and_nothing_is_lost(s
         await submit(site, name, seconds="0.3")
     async with acting(site):
         for name in names[:5]:
-            await bind(site.house.office, "default", name, "sim-0001")
+            await bind(site.context.runtime, "default", name, "sim-0001")
         await until(site, names[0], "Running")
     for name in names[5:]:
-        await bind(site.house.office, "default", name, "sim-0002")
+        await bind(site.context.runtime, "default", name, "sim-0002")
     await site.delete(f"namespaces/default/allocations/{names[4]}")
     async with acting(site):
         for name in names:
             await until(site, name, "Gone" if name == names[4] else "Succeeded")
-    await assert_counters_equal_charges(site.house.office)
+    await assert_counters_equal_charges(site.context.runtime)
 
 
 async def test_nodes_beat_and_nobody_who_watches_is_told(site: Site) -> None:
@@ -172,7 +172,7 @@ async def test_a_token_that_is_not_good_any_more_is_replaced(site: Site) -> None
 async def test_a_machine_of_somebodys_is_not_spoken_for(site: Site) -> None:
     await site.post("nodes", {"metadata": {"name": "sim-0002"}, "spec": {"capacity": {"cpu": "1"}}})
     async with AsyncClient(site.url, site.admin) as client:
-        nodes = RestNodes(client, Shape(2))
+        nodes = RestNodes(client, NodeShape(2))
         with pytest.raises(NotSimulated, match="sim-0002"):
             await nodes.open()
         await nodes.remove()

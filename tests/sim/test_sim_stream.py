@@ -12,9 +12,9 @@ import httpx2
 import pytest
 
 from bursar.client import AsyncClient, Client
-from bursar.sim.fake_executor import Manner
+from bursar.sim.fake_executor import FakeBehaviour
 from bursar.sim.registry import NotSimulated
-from bursar.sim.shape import Shape
+from bursar.sim.shape import NodeShape
 from bursar.sim.stream import AgentNodes, find_address
 from bursar.sim.work import EXIT, SECONDS
 from support.api.site import opened_site
@@ -26,12 +26,12 @@ SECONDS_MAX = 60.0
 
 @asynccontextmanager
 async def acting(
-    server: Server, prefix: str, count: int = 2, manner: Manner | None = None
+    server: Server, prefix: str, count: int = 2, manner: FakeBehaviour | None = None
 ) -> AsyncIterator[AgentNodes]:
     async with AsyncClient(server.url, server.token) as client:
         address = await find_address(client)
         assert address
-        nodes = AgentNodes(client, Shape(count, prefix=prefix), address, manner or Manner(), insecure=False)
+        nodes = AgentNodes(client, NodeShape(count, prefix=prefix), address, manner or FakeBehaviour(), insecure=False)
         await nodes.open()
         try:
             async with at_work(nodes):

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import structlog
 
-from bursar.agent.control.codec import NO_LOAD, TRACELESS, WIPES, Answer, Beat
+from bursar.agent.control.codec import NO_LOAD, TRACELESS, WIPES, HeartbeatAnswer, OutgoingHeartbeat
 from bursar.agent.control.prepare import Ask
 from bursar.agent.control.server import Snapshot
-from bursar.agent.executor.executor import Event, Settings, Shell, hear
+from bursar.agent.executor.executor import Event, Executor, ExecutorSettings, hear
 from bursar.agent.executor.placement_dir import boot_id
 from bursar.agent.executor.wipe import NO_WIPE, Wipe
 from bursar.agent.host.probe import Probe
@@ -25,7 +25,7 @@ from bursar.agent.host.sandbox import Sandbox
 from bursar.agent.machine.lease_token import Trust
 from bursar.agent.machine.paid_window import window
 from bursar.agent.machine.state import Instruction, Machine
-from bursar.agent.machine.types import ENDED, Directive, Grant, Place, Run, State, Status, Stop
+from bursar.agent.machine.types import ENDED, Directive, LeaseGrant, Place, PlacementState, PlacementStatus, Run, Stop
 from bursar.agent.shim.clock import boot_seconds
 
 log = structlog.get_logger()
@@ -50,7 +50,7 @@ class Daemon:
         folder: Path,
         probe: Probe,
         *,
-        settings: Settings | None = None,
+        settings: ExecutorSettings | None = None,
         wipe: Wipe = NO_WIPE,
         clock: Callable[[], float] = boot_seconds,
     ) -> None:
@@ -61,8 +61,8 @@ class Daemon:
         self._machine = Machine()
         self._trust = Trust(name)
         self._distrusted_at = -math.inf  # when it was last told that something was not believed
-        self._shell = Shell(folder, name, self._happened, settings=settings)
-        self._sandbox = (settings or Settings()).sandbox
+        self._shell = Executor(folder, name, self._happened, settings=settings)
+        self._sandbox = (settings or ExecutorSettings()).sandbox
         self._load = NO_LOAD
         self._capacity: Mapping[str, str] = probe.inventory().capacity
         self._capacity_told: Mapping[str, str] = {}
@@ -175,12 +175,12 @@ class Daemon:
 
     # For the stream.
 
-    def beat(self, *, first: bool) -> Beat:
+    def heartbeat(self, *, first: bool) -> OutgoingHeartbeat:
         news, capacity = self._machine.news(), self._capacity
         is_told = capacity == self._capacity_told and not first
         self._capacity_told = capacity
         statuses = self._machine.inventory() if first else [*news, *self._used(news)]
-        return Beat(
+        return OutgoingHeartbeat(
             statuses=statuses,
             inventory=first,
             load=self._load,
@@ -192,15 +192,17 @@ class Daemon:
             features=features_of(self._sandbox, self._wipe) if first else (),
         )
 
-    def _used(self, news: Sequence[Status]) -> list[Status]:
+    def _used(self, news: Sequence[PlacementStatus]) -> list[PlacementStatus]:
         """What runs and was not named already, now and then: its use grows without being news."""
         if self._clock() - self._usage_at < USAGE_SECONDS:
             return []
         self._usage_at = self._clock()
         named = {one.place for one in news}
-        return [one for one in self._machine.inventory() if one.state is State.RUNNING and one.place not in named]
+        return [
+            one for one in self._machine.inventory() if one.state is PlacementState.RUNNING and one.place not in named
+        ]
 
-    def hear(self, answer: Answer, sent_at: float | None) -> None:
+    def hear(self, answer: HeartbeatAnswer, sent_at: float | None) -> None:
         """The node's lease first: what is wanted may need it to start. But a new one is not for what has outlived its
         own, as when all of us stood still: that may run elsewhere by now. What is paid for must be known by then."""
         if sent_at is not None:
@@ -214,7 +216,7 @@ class Daemon:
         if answer.acknowledged:
             self._do(self._machine.acknowledged(answer.acknowledged))
 
-    def _believed(self, answer: Answer, sent_at: float) -> Mapping[Place, Grant]:
+    def _believed(self, answer: HeartbeatAnswer, sent_at: float) -> Mapping[Place, LeaseGrant]:
         """What is signed of what was granted. It is in the journal before anything runs on it."""
         self._trust.learn(answer.signing_keys)
         believed = self._trust.believe(answer.leases, answer.lease_token, answer.seq)

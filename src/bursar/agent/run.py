@@ -16,14 +16,14 @@ from typing import Any
 
 import structlog
 
-from bursar.agent.control.certificates import NodePapers, NoPapers
+from bursar.agent.control.certificates import NoCredentials, NodeCertificates
 from bursar.agent.control.codec import FEATURES
-from bursar.agent.control.connect_errors import Telling, join_trouble
-from bursar.agent.control.identity import Identity, IdentityError
-from bursar.agent.control.server import DoorError, advertised, opened_door
-from bursar.agent.control.stream import Stream, backoff_seconds
+from bursar.agent.control.connect_errors import ConnectErrorLog, join_trouble
+from bursar.agent.control.identity import AgentIdentity, IdentityError
+from bursar.agent.control.server import AgentServerError, advertised, opened_app
+from bursar.agent.control.stream import ControlStream, backoff_seconds
 from bursar.agent.daemon import Daemon, features_of
-from bursar.agent.executor.executor import Settings
+from bursar.agent.executor.executor import ExecutorSettings
 from bursar.agent.executor.wipe import NO_WIPE, Wipe
 from bursar.agent.host.probe import Inventory, Probe
 from bursar.agent.host.sandbox import USERS, Sandbox, Users, find_sandbox
@@ -38,7 +38,7 @@ WORK = "work"
 PIDS_MAX = 4096
 
 
-class StartError(Exception):
+class AgentStartError(Exception):
     """Why the agent cannot start; the message says what to do."""
 
 
@@ -73,7 +73,7 @@ def run(settings: AgentSettings) -> int:
     try:
         with _locked(settings.data):
             return asyncio.run(_run(settings))
-    except (StartError, DoorError, OSError) as error:
+    except (AgentStartError, AgentServerError, OSError) as error:
         print(f"bursar: {error}", file=sys.stderr)
     except IdentityError as error:
         print(f"bursar: {error}" + (f"; {error.hint}" if error.hint else ""), file=sys.stderr)
@@ -85,10 +85,10 @@ async def _run(settings: AgentSettings) -> int:
     probe = Probe(settings.data, settings.fake_gpus)
     found = probe.inventory()
     sandbox = await asyncio.to_thread(_sandbox, settings, found)
-    papers = _papers(settings, found, sandbox)
-    if isinstance(papers, NodePapers) and not await _joined(papers, stopping):
+    credentials = _credentials(settings, found, sandbox)
+    if isinstance(credentials, NodeCertificates) and not await _joined(credentials, stopping):
         return 0
-    shell = Settings(
+    shell = ExecutorSettings(
         run_as=settings.run_as,
         run_as_groups=settings.run_as_groups,
         sandbox=sandbox,
@@ -98,7 +98,7 @@ async def _run(settings: AgentSettings) -> int:
     daemon = Daemon(settings.name, settings.data / WORK, probe, settings=shell, wipe=settings.wipe)
     await daemon.open()
     try:
-        await _serve(settings, papers, daemon, stopping)
+        await _serve(settings, credentials, daemon, stopping)
     finally:
         await daemon.close()
         probe.close()
@@ -116,17 +116,17 @@ def _sandbox(settings: AgentSettings, found: Inventory) -> Sandbox:
 
 
 async def _serve(
-    settings: AgentSettings, papers: NodePapers | NoPapers, daemon: Daemon, stopping: asyncio.Event
+    settings: AgentSettings, credentials: NodeCertificates | NoCredentials, daemon: Daemon, stopping: asyncio.Event
 ) -> None:
-    server = papers.addresses[0]
+    server = credentials.addresses[0]
     listen = settings.listen or ("127.0.0.1:0" if is_loopback(server) else "0.0.0.0:0")
-    identity = (lambda: _identity(papers)) if isinstance(papers, NodePapers) else None
-    async with opened_door(daemon, listen, identity=identity) as port:
+    identity = (lambda: _identity(credentials)) if isinstance(credentials, NodeCertificates) else None
+    async with opened_app(daemon, listen, identity=identity) as port:
         daemon.address = advertised(listen, port, advertise=settings.advertise, server=server)
-        stream = Stream(settings.name, papers, daemon)
+        stream = ControlStream(settings.name, credentials, daemon)
         daemon.ask_with(stream.prepare)
         tasks = [asyncio.create_task(stream.run(), name="stream"), asyncio.create_task(daemon.run(stream.poke))]
-        log.info("the agent is up", node=settings.name, address=daemon.address, servers=list(papers.addresses))
+        log.info("the agent is up", node=settings.name, address=daemon.address, servers=list(credentials.addresses))
         print(f"bursar agent is ready: node {settings.name}, listening on {daemon.address}", flush=True)
         try:
             await _until(stopping, tasks)
@@ -154,19 +154,19 @@ async def _until(stopping: asyncio.Event, tasks: list[asyncio.Task[None]]) -> No
 # Before it can begin.
 
 
-async def _joined(papers: NodePapers, stopping: asyncio.Event) -> bool:
+async def _joined(credentials: NodeCertificates, stopping: asyncio.Event) -> bool:
     """Have papers, good or old: with old ones what runs here is already looked after. False if told to stop first.
 
     A server that is not there yet is waited for; one that says no ends it.
     """
-    troubles, telling = 0, Telling()
-    while papers.identity is None:
+    troubles, telling = 0, ConnectErrorLog()
+    while credentials.identity is None:
         try:
-            if await _stopped_first(stopping, papers.ensure()):
+            if await _stopped_first(stopping, credentials.ensure()):
                 return False
         except (ConnectionFailed, ApiError) as error:
             if not error.passing:
-                raise StartError(_with_hint(error)) from None
+                raise AgentStartError(_with_hint(error)) from None
             troubles += 1
             trouble, pause_seconds = join_trouble(error), backoff_seconds(troubles)
             if telling.is_news(trouble.why):
@@ -191,10 +191,10 @@ async def _stopped_first(stopping: asyncio.Event, work: Coroutine[Any, Any, None
     return True
 
 
-def _papers(settings: AgentSettings, found: Inventory, sandbox: Sandbox) -> NodePapers | NoPapers:
+def _credentials(settings: AgentSettings, found: Inventory, sandbox: Sandbox) -> NodeCertificates | NoCredentials:
     if settings.insecure:
-        return NoPapers(settings.grpc)
-    return NodePapers(
+        return NoCredentials(settings.grpc)
+    return NodeCertificates(
         settings.data,
         settings.name,
         urls=settings.servers,
@@ -205,9 +205,9 @@ def _papers(settings: AgentSettings, found: Inventory, sandbox: Sandbox) -> Node
     )
 
 
-def _identity(papers: NodePapers) -> Identity:
-    assert papers.identity is not None, "the door is opened by nodes that have joined"
-    return papers.identity
+def _identity(credentials: NodeCertificates) -> AgentIdentity:
+    assert credentials.identity is not None, "the door is opened by nodes that have joined"
+    return credentials.identity
 
 
 def node_document(settings: AgentSettings, found: Inventory, sandbox: Sandbox) -> dict[str, Any]:
@@ -228,12 +228,14 @@ def _locked(directory: Path) -> Iterator[None]:
         _check_owner(directory)
         descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise StartError(f"{directory} cannot be used: {error.strerror}; choose another with --data DIR") from None
+        raise AgentStartError(f"{directory} cannot be used: {error.strerror}; choose another with --data DIR") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise StartError(f"another agent runs in {directory}; stop it, or choose another with --data DIR") from None
+        raise AgentStartError(
+            f"another agent runs in {directory}; stop it, or choose another with --data DIR"
+        ) from None
     try:
         yield
     finally:
@@ -244,12 +246,12 @@ def _check_owner(directory: Path) -> None:
     """Whoever may write there could take the node's name, or say what it runs."""
     found = directory.stat()
     if found.st_uid != os.geteuid():
-        raise StartError(
+        raise AgentStartError(
             f"{directory} belongs to another user (uid {found.st_uid}); choose another with --data DIR,"
             " or run the agent as that user"
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise StartError(
+        raise AgentStartError(
             f"{directory} can be written by others; run `chmod go-w {directory}` if nobody has, or choose another"
             " with --data DIR"
         )

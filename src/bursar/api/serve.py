@@ -14,13 +14,13 @@ import structlog
 import uvicorn
 
 import bursar
-from bursar.api.http.app import Door
-from bursar.api.http.connection import Bounds, Gate
-from bursar.api.http.context import LISTS_MAX, STATES_MAX, House
+from bursar.api.http.app import App
+from bursar.api.http.connection import Bounds, ConnectionGate
+from bursar.api.http.context import LISTS_MAX, STATES_MAX, ApiContext
 from bursar.api.http.identity import Authenticator
 from bursar.api.http.oidc import Oidc, OidcSettings
 from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, MemoryRateLimit, RateLimit, RedisRateLimit
-from bursar.api.site.metrics_app import MetricsDoor
+from bursar.api.site.metrics_app import MetricsApp
 from bursar.api.site.routes import build_routes
 from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.feed import Feed
@@ -34,67 +34,71 @@ READERS = LISTS_MAX + STATES_MAX + 2
 
 
 @asynccontextmanager
-async def opened_house(
+async def opened_context(
     database_url: str,
     *,
     redis_url: str = "",
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT,
     oidc: OidcSettings | None = None,
     grpc_address: str = "",
-) -> AsyncIterator[House]:
+) -> AsyncIterator[ApiContext]:
     database = await Database.open(database_url, readers=READERS)
-    office = await open_runtime(database)
+    runtime = await open_runtime(database)
     feed = Feed(database)
-    office.on_commit.append(feed.nudge)
+    runtime.on_commit.append(feed.nudge)
     limits: RateLimit = RedisRateLimit.open(redis_url) if redis_url else MemoryRateLimit()
-    authenticator = Authenticator(database, oidc=Oidc(oidc) if oidc else None, trees=office.trees)
-    house = House(database, office, feed, authenticator, limits, requests_per_minute, bursar.__version__, grpc_address)
+    authenticator = Authenticator(database, oidc=Oidc(oidc) if oidc else None, trees=runtime.trees)
+    context = ApiContext(
+        database, runtime, feed, authenticator, limits, requests_per_minute, bursar.__version__, grpc_address
+    )
     try:
-        yield house
+        yield context
     finally:
-        await house.depths.close()
-        await house.inquiries.close()
+        await context.depths.close()
+        await context.leader_queries.close()
         await feed.close()
         await authenticator.close()
-        await office.close()
+        await runtime.close()
         if isinstance(limits, RedisRateLimit):
             await limits.close()
         await database.close()
 
 
-def door_of(house: House) -> Door:
-    return Door(house, build_routes(bursar.__version__))
+def app_of(context: ApiContext) -> App:
+    return App(context, build_routes(bursar.__version__))
 
 
 async def serve_http(
-    door: Door,
+    app: App,
     listener: socket.socket,
     *,
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
     bounds: Bounds | None = None,
-    metrics: tuple[MetricsDoor, socket.socket] | None = None,
+    metrics: tuple[MetricsApp, socket.socket] | None = None,
 ) -> None:
     """Serve until told to stop by a signal; answer what was begun, and let watchers go."""
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    doors: list[tuple[Door | MetricsDoor, socket.socket, Gate]] = [(door, listener, Gate(bounds))]
+    served: list[tuple[App | MetricsApp, socket.socket, ConnectionGate]] = [(app, listener, ConnectionGate(bounds))]
     if metrics is not None:
-        doors.append((*metrics, Gate(bounds)))
+        served.append((*metrics, ConnectionGate(bounds)))
     # The metrics are plain HTTP, whatever the API is.
-    servers = [_server(app, gate, *((tls_cert, tls_key) if app is door else ())) for app, _, gate in doors]
+    servers = [_server(one, gate, *((tls_cert, tls_key) if one is app else ())) for one, _, gate in served]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, servers, door)
-    looking = [asyncio.create_task(gate.keep_looking()) for *_, gate in doors]
+        loop.add_signal_handler(number, _stop, servers, app)
+    looking = [asyncio.create_task(gate.keep_looking()) for *_, gate in served]
     try:
-        await asyncio.gather(*(server.serve(sockets=[one]) for server, (_, one, _) in zip(servers, doors, strict=True)))
+        await asyncio.gather(
+            *(server.serve(sockets=[one]) for server, (_, one, _) in zip(servers, served, strict=True))
+        )
     finally:
         for task in looking:
             task.cancel()
 
 
 def _server(
-    app: Door | MetricsDoor, gate: Gate, tls_cert: Path | None = None, tls_key: Path | None = None
+    app: App | MetricsApp, gate: ConnectionGate, tls_cert: Path | None = None, tls_key: Path | None = None
 ) -> uvicorn.Server:
     config = uvicorn.Config(
         app,
@@ -113,7 +117,7 @@ def _server(
         ssl_certfile=str(tls_cert) if tls_cert else None,
         ssl_keyfile=str(tls_key) if tls_key else None,
     )
-    return Server(config, gate.bounds.header_seconds)
+    return HttpServer(config, gate.bounds.header_seconds)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -121,7 +125,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return "without completing response" not in record.getMessage()
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn's server with a bound on TLS handshakes, which it gives a minute."""
 
     def __init__(self, config: uvicorn.Config, handshake_seconds: float = 10.0) -> None:
@@ -152,8 +156,8 @@ class Server(uvicorn.Server):
         yield
 
 
-def _stop(servers: list[uvicorn.Server], door: Door) -> None:
+def _stop(servers: list[uvicorn.Server], app: App) -> None:
     """Watchers are let go first, for they would never end by themselves."""
-    door.end_streams()
+    app.end_streams()
     for server in servers:
         server.should_exit = True

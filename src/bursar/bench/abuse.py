@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from bursar.bench.load import Result, request_bytes, run_load
-from bursar.bench.server import Server, running_server
+from bursar.bench.server import BenchServer, running_server
 
 HALF_OPEN = 200
 WATCHES = 4
@@ -58,7 +58,7 @@ async def run(*, seconds: float, list_mb: int, log: Callable[[str], None]) -> di
         return figures
 
 
-async def _set_up(server: Server, list_mb: int) -> tuple[str, str]:
+async def _set_up(server: BenchServer, list_mb: int) -> tuple[str, str]:
     """Two tenants, of which one has a long list; a user's token of each."""
     async with httpx2.AsyncClient(
         base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}, timeout=60.0, trust_env=False
@@ -86,7 +86,7 @@ def _allocation(name: str, text: str = "") -> dict[str, Any]:
     return {"metadata": metadata, "spec": {"resources": {"requests": {"cpu": "1"}}}}
 
 
-async def _measure(server: Server, token: str, numbers: Iterator[int], seconds: float) -> dict[str, float]:
+async def _measure(server: BenchServer, token: str, numbers: Iterator[int], seconds: float) -> dict[str, float]:
     """The 99th percentile of reading one object, and of submitting one, in milliseconds."""
     path = "/api/v1/namespaces/calm/allocations"
     get = request_bytes("GET", f"{path}/first", token)
@@ -108,7 +108,7 @@ def _p99(result: Result) -> float:
 
 
 @asynccontextmanager
-async def _unread(server: Server, requests: list[bytes]) -> AsyncIterator[list[asyncio.Task[None]]]:
+async def _unread(server: BenchServer, requests: list[bytes]) -> AsyncIterator[list[asyncio.Task[None]]]:
     """A connection for each of these that reads nothing; those that are ended come again."""
     parts = urlsplit(server.url)
     where = parts.hostname or "127.0.0.1", parts.port or 80

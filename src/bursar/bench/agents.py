@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 
-from bursar.bench.crowd import Joined, Order, Ready, Taken, percentile_ms
-from bursar.bench.server import Server, running_office, running_server
+from bursar.bench.crowd import CrowdOrder, CrowdTaken, Joined, Ready, percentile_ms
+from bursar.bench.server import BenchServer, running_runtime, running_server
 from bursar.core.nodes.bind_check import Target
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Refusal
 from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling import bind as bind_ops
 from bursar.ops.workloads.allocation import request_in
 from bursar.sim.local import register
@@ -43,16 +43,18 @@ Log = Callable[[str], None]
 T = TypeVar("T")
 
 
-async def run(*, agents: int, beat: float, seconds: float, secure: int, binds: int, log: Log) -> dict[str, Any]:
-    figures: dict[str, Any] = {"bench": "agents", "agents": agents, "beat_seconds": beat}
-    async with running_office() as (office, url):
-        names = await register(office, max(agents, secure))
-        members = [await _submit(office, f"bind-{index:05}") for index in range(binds)]
+async def run(*, agents: int, heartbeat: float, seconds: float, secure: int, binds: int, log: Log) -> dict[str, Any]:
+    figures: dict[str, Any] = {"bench": "agents", "agents": agents, "beat_seconds": heartbeat}
+    async with running_runtime() as (runtime, url):
+        names = await register(runtime, max(agents, secure))
+        members = [await _submit(runtime, f"bind-{index:05}") for index in range(binds)]
         async with _server(url, "--grpc-insecure") as (server, address):
-            figures |= await _measure_plain(office, server, Order(agents, address, beat), members, names, seconds)
-            alone = await _measure_alone(Order(secure, address, beat, alone=True), seconds) if secure else 0
+            figures |= await _measure_plain(
+                runtime, server, CrowdOrder(agents, address, heartbeat), members, names, seconds
+            )
+            alone = await _measure_alone(CrowdOrder(secure, address, heartbeat, alone=True), seconds) if secure else 0
         log(
-            f"beats    {figures['heartbeats_per_s']:9.0f}/s  {agents} agents every {beat:g} s, "
+            f"beats    {figures['heartbeats_per_s']:9.0f}/s  {agents} agents every {heartbeat:g} s, "
             f"p99 {figures['beat_p99_ms']:.1f} ms, {figures['missed_beats']} missed"
         )
         log(f"memory   {figures['kb_per_agent']:9.1f} KiB per agent in the server")
@@ -60,7 +62,7 @@ async def run(*, agents: int, beat: float, seconds: float, secure: int, binds: i
         log(f"flat out {figures['max_heartbeats_per_s']:9.0f}/s")
         if secure:
             async with _server(url) as (server, address):
-                order = Order(secure, address, beat, server.url, server.token)
+                order = CrowdOrder(secure, address, heartbeat, server.url, server.token)
                 figures |= await _measure_secure(server, order, seconds, alone)
             log(
                 f"mTLS     {figures['mtls_max_heartbeats_per_s']:9.0f}/s  flat out, {secure} agents, "
@@ -70,20 +72,25 @@ async def run(*, agents: int, beat: float, seconds: float, secure: int, binds: i
 
 
 async def _measure_plain(
-    office: Office, server: Server, order: Order, members: list[bind_ops.Member], names: list[str], seconds: float
+    runtime: Runtime,
+    server: BenchServer,
+    order: CrowdOrder,
+    members: list[bind_ops.BindMember],
+    names: list[str],
+    seconds: float,
 ) -> dict[str, Any]:
     await _warm(order)
     async with _crowd(order) as crowd:
         before = _memory_bytes(server)
         joined = await crowd.join()
         steady, bound = await asyncio.gather(
-            crowd.ask("steady", seconds), _bind_all(office, members, names[: order.agents], seconds)
+            crowd.ask("steady", seconds), _bind_all(runtime, members, names[: order.agents], seconds)
         )
         after = _memory_bytes(server)
         flat = await crowd.ask("flat", seconds)
     return {
         "join_s": joined.seconds,
-        **_beats(steady),
+        **_heartbeats(steady),
         "kb_per_agent": round((after - before) / 1024 / order.agents, 1),
         **_told(bound, steady),
         "max_heartbeats_per_s": round(flat.answered / flat.seconds),
@@ -92,7 +99,7 @@ async def _measure_plain(
     }
 
 
-async def _measure_alone(order: Order, seconds: float) -> float:
+async def _measure_alone(order: CrowdOrder, seconds: float) -> float:
     """What is to be compared with certificates: as many agents with connections of their own, in the clear."""
     async with _crowd(order) as crowd:
         await crowd.join()
@@ -100,7 +107,7 @@ async def _measure_alone(order: Order, seconds: float) -> float:
     return flat.answered / flat.seconds
 
 
-async def _measure_secure(server: Server, order: Order, seconds: float, alone: float) -> dict[str, Any]:
+async def _measure_secure(server: BenchServer, order: CrowdOrder, seconds: float, alone: float) -> dict[str, Any]:
     await _warm(order)
     async with _crowd(order) as crowd:
         before = _memory_bytes(server)
@@ -111,7 +118,7 @@ async def _measure_secure(server: Server, order: Order, seconds: float, alone: f
     figures = {
         "agents": order.agents,
         "join_s": joined.seconds,
-        **_beats(steady),
+        **_heartbeats(steady),
         "kb_per_agent": round((after - before) / 1024 / order.agents, 1),
         "max_heartbeats_per_s": round(flat.answered / flat.seconds),
         "vs_plain": round(flat.answered / flat.seconds / alone, 2),
@@ -119,13 +126,13 @@ async def _measure_secure(server: Server, order: Order, seconds: float, alone: f
     return {f"mtls_{name}": figure for name, figure in figures.items()}
 
 
-async def _warm(order: Order) -> None:
+async def _warm(order: CrowdOrder) -> None:
     """What the server needs once, however many agents there are, is not what an agent costs."""
     async with _crowd(msgspec.structs.replace(order, agents=min(order.agents, WARMING))) as crowd:
         await crowd.join()
 
 
-def _beats(taken: Taken) -> dict[str, Any]:
+def _heartbeats(taken: CrowdTaken) -> dict[str, Any]:
     return {
         "heartbeats_per_s": round(taken.answered / taken.seconds, 1),
         "beat_p50_ms": taken.p50_ms,
@@ -138,7 +145,7 @@ def _beats(taken: Taken) -> dict[str, Any]:
 
 
 async def _bind_all(
-    office: Office, members: list[bind_ops.Member], names: list[str], seconds: float
+    runtime: Runtime, members: list[bind_ops.BindMember], names: list[str], seconds: float
 ) -> dict[str, tuple[float, float]]:
     """Bind one after another to agents by chance, evenly over the time; when each was begun, and when committed."""
     chance, bound = random.Random(1), {}  # noqa: S311
@@ -146,14 +153,14 @@ async def _bind_all(
         await asyncio.sleep(0.9 * seconds / len(members))
         placed = msgspec.structs.replace(member, targets=(Target(chance.choice(names)),))
         began = time.time()
-        (reply,) = await bind_ops.bind(office, [bind_ops.Bind.unit([placed], BENCH)])
+        (reply,) = await bind_ops.bind(runtime, [bind_ops.Bind.unit([placed], BENCH)])
         if isinstance(reply, Refusal):
             raise RuntimeError(f"cannot bind {member.key.name}: {reply.message}")
         bound[member.key.name] = (began, time.time())
     return bound
 
 
-def _told(bound: dict[str, tuple[float, float]], taken: Taken) -> dict[str, Any]:
+def _told(bound: dict[str, tuple[float, float]], taken: CrowdTaken) -> dict[str, Any]:
     """From the call of each bind to its directive's arrival at the agent, which includes the commit."""
     heard: dict[str, float] = {}
     for name, at in taken.runs:
@@ -169,23 +176,23 @@ def _told(bound: dict[str, tuple[float, float]], taken: Taken) -> dict[str, Any]
     }
 
 
-async def _submit(office: Office, name: str) -> bind_ops.Member:
+async def _submit(runtime: Runtime, name: str) -> bind_ops.BindMember:
     spec = {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}}, "scheduling": {"nodeSelector": NOWHERE}}
     document = {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
     kind, key = BY_NAME["Allocation"], Key("Allocation", "default", name)
     draft = msgspec.convert(document, kind.type)
-    await object_ops.submit(office, create_command(kind, draft, BENCH), tenant="bench")
-    stored = await object_ops.get(office, key)
+    await object_ops.submit(runtime, create_command(kind, draft, BENCH), tenant="bench")
+    stored = await object_ops.get(runtime, key)
     if isinstance(stored, Refusal):
         raise RuntimeError(f"cannot submit {name}: {stored.message}")
-    return bind_ops.Member(key, (), request_in(stored.doc), stored.gang, stored.uid)
+    return bind_ops.BindMember(key, (), request_in(stored.doc), stored.gang, stored.uid)
 
 
 # Processes.
 
 
 @asynccontextmanager
-async def _server(database_url: str, *arguments: str) -> AsyncIterator[tuple[Server, str]]:
+async def _server(database_url: str, *arguments: str) -> AsyncIterator[tuple[BenchServer, str]]:
     """The server, and where it serves agents."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -195,7 +202,7 @@ async def _server(database_url: str, *arguments: str) -> AsyncIterator[tuple[Ser
         yield server, address
 
 
-def _memory_bytes(server: Server) -> int:
+def _memory_bytes(server: BenchServer) -> int:
     """What the process that serves agents has in memory."""
     for one in psutil.Process(server.pid).children(recursive=True):
         if "api" in one.cmdline():
@@ -211,9 +218,9 @@ class _Crowd:
         await self._say("join")
         return await self.hear(Joined, JOIN_SECONDS_MAX)
 
-    async def ask(self, command: str, seconds: float) -> Taken:
+    async def ask(self, command: str, seconds: float) -> CrowdTaken:
         await self._say(f"{command} {seconds}")
-        return await self.hear(Taken, seconds + ANSWER_SECONDS_MAX)
+        return await self.hear(CrowdTaken, seconds + ANSWER_SECONDS_MAX)
 
     async def _say(self, command: str) -> None:
         assert self._process.stdin is not None
@@ -230,7 +237,7 @@ class _Crowd:
 
 
 @asynccontextmanager
-async def _crowd(order: Order) -> AsyncIterator[_Crowd]:
+async def _crowd(order: CrowdOrder) -> AsyncIterator[_Crowd]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bursar.bench.crowd", msgspec.json.encode(order).decode(),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 26,

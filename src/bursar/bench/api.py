@@ -12,7 +12,7 @@ from typing import Any, cast
 import httpx2
 
 from bursar.bench.load import ANSWER_SECONDS_MAX, Result, request_bytes, run_load
-from bursar.bench.server import Server, running_server
+from bursar.bench.server import BenchServer, running_server
 
 TEAMS = 8
 CONNECTIONS = 256
@@ -71,7 +71,7 @@ async def run(*, seconds: float, watchers: int, log: Callable[[str], None]) -> d
         return figures
 
 
-def _client(server: Server) -> httpx2.AsyncClient:
+def _client(server: BenchServer) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(
         base_url=server.url, headers={"Authorization": f"Bearer {server.token}"}, timeout=30.0, trust_env=False
     )
@@ -93,7 +93,7 @@ async def _set_up(client: httpx2.AsyncClient) -> None:
         await post(f"/api/v1/namespaces/{name}/resourcequotas", {"metadata": {"name": "all"}, "spec": {"hard": hard}})
 
 
-async def _measure(server: Server, requests: Iterator[bytes], wanted: int, seconds: float) -> Result:
+async def _measure(server: BenchServer, requests: Iterator[bytes], wanted: int, seconds: float) -> Result:
     result = await run_load(server.url, lambda: next(requests), wanted=wanted, connections=CONNECTIONS, seconds=seconds)
     if result.unwanted:
         raise RuntimeError(f"unexpected answer: {result.unwanted[0][:600].decode(errors='replace')}")
@@ -161,7 +161,7 @@ class _Watcher(asyncio.Protocol):
         self._tail = text[-64:] if at < 0 else text[at:]
 
 
-async def _fan_out(server: Server, client: httpx2.AsyncClient, watchers: int, rounds: int = 20) -> dict[str, Any]:
+async def _fan_out(server: BenchServer, client: httpx2.AsyncClient, watchers: int, rounds: int = 20) -> dict[str, Any]:
     """How long after its submission was sent each of many watchers has seen an object."""
     await client.post("/api/v1/namespaces", json={"metadata": {"name": "fan", "labels": {"bursar.io/tenant": "org"}}})
     listed = await client.get("/api/v1/namespaces/fan/allocations")

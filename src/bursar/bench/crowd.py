@@ -20,16 +20,16 @@ import uvloop
 from bursar.bench.h2 import RawLine
 from bursar.client import AsyncClient
 from bursar.rlimit import allow_open_files
-from bursar.sim.agents import Crowd, Meter
-from bursar.sim.shape import Shape, documents
+from bursar.sim.agents import AgentCrowd, HeartbeatMeter
+from bursar.sim.shape import NodeShape, documents
 from bursar.sim.stream import Enroller
-from bursar.sim.transport import Line, PlainLine, SecureLine
+from bursar.sim.transport import PlainTransport, SecureTransport, Transport
 
 SETTLE_SECONDS = 1.0  # for the last answers
 FLAT_OUT_MAX = 500  # beats under way at a time: more of them only wait longer
 
 
-class Order(msgspec.Struct):
+class CrowdOrder(msgspec.Struct):
     """Whom to play, and how to reach the server. With `url` and `token` the agents are enrolled, and have certificates;
     without, they are believed by name. With `alone` each has a connection of the gRPC library for itself, as those with
     certificates have."""
@@ -42,7 +42,7 @@ class Order(msgspec.Struct):
     alone: bool = False
 
 
-class Taken(msgspec.Struct):
+class CrowdTaken(msgspec.Struct):
     """What was measured. `runs` are the allocations that agents were told to run, and when."""
 
     agents: int
@@ -65,18 +65,18 @@ class Joined(msgspec.Struct):
     seconds: float
 
 
-async def play(order: Order) -> None:
+async def play(order: CrowdOrder) -> None:
     allow_open_files()
-    shape = Shape(order.agents)
+    shape = NodeShape(order.agents)
     async with AsyncExitStack() as opened:
-        line: Line = PlainLine(order.address, 1) if order.alone else RawLine(order.address)
+        line: Transport = PlainTransport(order.address, 1) if order.alone else RawLine(order.address)
         if order.url:
             client = await opened.enter_async_context(AsyncClient(order.url, order.token))
             enroller = Enroller(client, {one["metadata"]["name"]: one for one in documents(shape)})
             await enroller.enrol_all()
-            line = SecureLine(order.address, enroller.papers)
+            line = SecureTransport(order.address, enroller.credentials)
         opened.push_async_callback(line.close)
-        crowd = Crowd(shape.names, line, beat_seconds=order.beat_seconds)
+        crowd = AgentCrowd(shape.names, line, beat_seconds=order.beat_seconds)
         lines = asyncio.StreamReader()
         reader = asyncio.StreamReaderProtocol(lines)
         await asyncio.get_running_loop().connect_read_pipe(lambda: reader, sys.stdin)
@@ -85,7 +85,7 @@ async def play(order: Order) -> None:
             await _act(crowd, lines)
 
 
-async def _act(crowd: Crowd, lines: asyncio.StreamReader) -> None:
+async def _act(crowd: AgentCrowd, lines: asyncio.StreamReader) -> None:
     async with asyncio.TaskGroup() as group:
         running = group.create_task(crowd.run())
         began = time.perf_counter()
@@ -97,10 +97,10 @@ async def _act(crowd: Crowd, lines: asyncio.StreamReader) -> None:
         running.cancel()
 
 
-async def _measure(crowd: Crowd, seconds: float, *, flat: bool) -> Taken:
+async def _measure(crowd: AgentCrowd, seconds: float, *, flat: bool) -> CrowdTaken:
     process = psutil.Process()
     process.cpu_percent()
-    meter = crowd.meter = Meter()
+    meter = crowd.meter = HeartbeatMeter()
     began = time.perf_counter()
     if flat:
         crowd.go_flat_out(FLAT_OUT_MAX)
@@ -110,7 +110,7 @@ async def _measure(crowd: Crowd, seconds: float, *, flat: bool) -> Taken:
     await asyncio.sleep(SETTLE_SECONDS)
     crowd.meter = None
     waits = sorted(meter.waits)
-    return Taken(
+    return CrowdTaken(
         agents=crowd.connected,
         seconds=lasted,
         sent=meter.sent,
@@ -134,4 +134,4 @@ def _say(answer: Any) -> None:
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(play(msgspec.json.decode(sys.argv[1], type=Order)))
+        runner.run(play(msgspec.json.decode(sys.argv[1], type=CrowdOrder)))

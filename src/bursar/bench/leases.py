@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from bursar.bench.crowd import percentile_ms
-from bursar.bench.server import running_office
+from bursar.bench.server import running_runtime
 from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Grant
 from bursar.core.objects.object import Origin
@@ -33,7 +33,7 @@ from bursar.ops.credit.ledger import Extend, Receipt
 from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.gc_tuning import calm_collector
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as store
 from bursar.store.embedded.binaries import find_binaries
 from bursar.wire.kinds.registry import BY_NAME
@@ -89,13 +89,13 @@ Log = Callable[[str], None]
 
 
 @dataclass(slots=True)
-class Job:
+class BenchJob:
     lease: int
     seq: int = 0
 
 
 @dataclass(slots=True)
-class Taken:
+class ExtensionTaken:
     """What a part gave: how many answers in how long, and how long each took."""
 
     offered: int = 0
@@ -113,27 +113,27 @@ class Taken:
 
 async def run(*, jobs: int, delta: float, seconds: float, accounts: int, log: Log) -> dict[str, Any]:
     figures: dict[str, Any] = {"bench": "leases", "jobs": jobs, "delta_seconds": delta, "accounts": accounts}
-    async with running_office() as (office, url):
-        await _priced(office)
+    async with running_runtime() as (runtime, url):
+        await _priced(runtime)
         owners = [Owner(f"bench-{number:04}") for number in range(accounts)]
-        many = await _leased(office, [owners[index % accounts] for index in range(jobs)])
-        hot = await _leased(office, [Owner("bench-hot")] * max(1, jobs // 2))
+        many = await _leased(runtime, [owners[index % accounts] for index in range(jobs)])
+        hot = await _leased(runtime, [Owner("bench-hot")] * max(1, jobs // 2))
         calm_collector()  # as the server does
-        await _flat_out(office, many, WARM_SECONDS)
-        figures |= await _measured(office, many, delta, seconds)
+        await _flat_out(runtime, many, WARM_SECONDS)
+        figures |= await _measured(runtime, many, delta, seconds)
         log(
             f"offered  {figures['offered_per_s']:9.0f}/s  {jobs} jobs every {delta:g} s:"
             f" {figures['extended_per_s']:.0f}/s, p50 {figures['p50_ms']:.1f} ms, p99 {figures['p99_ms']:.1f} ms"
         )
         log(f"flat out {figures['max_per_s']:9.0f}/s  p99 {figures['max_p99_ms']:.1f} ms")
-        figures |= {f"hot_{name}": value for name, value in (await _measured(office, hot, delta, seconds)).items()}
+        figures |= {f"hot_{name}": value for name, value in (await _measured(runtime, hot, delta, seconds)).items()}
         figures["hot_jobs"] = len(hot)
         log(
             f"hot      {figures['hot_max_per_s']:9.0f}/s  {len(hot)} jobs of one account,"
             f" at their pace p99 {figures['hot_p99_ms']:.1f} ms"
         )
-        await _check(office)
-        figures |= await _baseline(office, url, many, seconds)
+        await _check(runtime)
+        figures |= await _baseline(runtime, url, many, seconds)
     figures["max_vs_baseline"] = round(figures["max_per_s"] / figures["baseline_tx_per_s"], 2)
     log(
         f"baseline {figures['baseline_tx_per_s']:9.0f}/s  one transaction each, {CONNECTIONS} connections:"
@@ -142,9 +142,9 @@ async def run(*, jobs: int, delta: float, seconds: float, accounts: int, log: Lo
     return figures
 
 
-async def _measured(office: Office, jobs: Sequence[Job], delta: float, seconds: float) -> dict[str, Any]:
-    offered = await _offered(office, jobs, delta, seconds)
-    flat = await _flat_out(office, jobs, seconds)
+async def _measured(runtime: Runtime, jobs: Sequence[BenchJob], delta: float, seconds: float) -> dict[str, Any]:
+    offered = await _offered(runtime, jobs, delta, seconds)
+    flat = await _flat_out(runtime, jobs, seconds)
     if refused := offered.refused + flat.refused:
         raise RuntimeError(f"{len(refused)} beats were not answered with time, the first: {refused[0]}")
     return {
@@ -157,16 +157,16 @@ async def _measured(office: Office, jobs: Sequence[Job], delta: float, seconds: 
     }
 
 
-async def _offered(office: Office, jobs: Sequence[Job], delta: float, seconds: float) -> Taken:
+async def _offered(runtime: Runtime, jobs: Sequence[BenchJob], delta: float, seconds: float) -> ExtensionTaken:
     """Every job beats once in `delta` seconds, each at a time of its own, whether or not the others are answered."""
     loop = asyncio.get_running_loop()
     order = random.Random(1).sample(list(jobs), len(jobs))  # noqa: S311
-    taken, waiting = Taken(), set[asyncio.Future[Grant | Refusal]]()
+    taken, waiting = ExtensionTaken(), set[asyncio.Future[Grant | Refusal]]()
     began = loop.time()
     while (elapsed := loop.time() - began) < seconds:
         due = int(elapsed / delta * len(jobs))
         while taken.offered < due and loop.time() - began < seconds:
-            waiting.add(_beat(office, order[taken.offered % len(jobs)], taken, waiting.discard))
+            waiting.add(_heartbeat(runtime, order[taken.offered % len(jobs)], taken, waiting.discard))
             taken.offered += 1
         await asyncio.sleep(TICK_SECONDS)
     taken.seconds = loop.time() - began
@@ -174,13 +174,13 @@ async def _offered(office: Office, jobs: Sequence[Job], delta: float, seconds: f
     return taken
 
 
-async def _flat_out(office: Office, jobs: Sequence[Job], seconds: float) -> Taken:
+async def _flat_out(runtime: Runtime, jobs: Sequence[BenchJob], seconds: float) -> ExtensionTaken:
     """As many as are answered: so many wait at any time, each for another job."""
     loop = asyncio.get_running_loop()
-    taken, began = Taken(), loop.time()
+    taken, began = ExtensionTaken(), loop.time()
     resting, waiting = deque(jobs), set[asyncio.Future[Grant | Refusal]]()
 
-    def heard(job: Job, future: asyncio.Future[Grant | Refusal]) -> None:
+    def heard(job: BenchJob, future: asyncio.Future[Grant | Refusal]) -> None:
         waiting.discard(future)
         resting.append(job)  # A job has one beat under way: its next one must not overtake it.
         if loop.time() - began < seconds and not future.exception():
@@ -189,7 +189,7 @@ async def _flat_out(office: Office, jobs: Sequence[Job], seconds: float) -> Take
     def send() -> None:
         job = resting.popleft()
         taken.offered += 1
-        waiting.add(_beat(office, job, taken, partial(heard, job)))
+        waiting.add(_heartbeat(runtime, job, taken, partial(heard, job)))
 
     for _ in range(min(FLIGHT, len(jobs))):
         send()
@@ -199,12 +199,12 @@ async def _flat_out(office: Office, jobs: Sequence[Job], seconds: float) -> Take
     return taken
 
 
-def _beat(
-    office: Office, job: Job, taken: Taken, then: Callable[[asyncio.Future[Grant | Refusal]], None]
+def _heartbeat(
+    runtime: Runtime, job: BenchJob, taken: ExtensionTaken, then: Callable[[asyncio.Future[Grant | Refusal]], None]
 ) -> asyncio.Future[Grant | Refusal]:
     sent = time.perf_counter()
     job.seq += 1
-    answer = office.extending.put(Extend(job.lease, job.seq))
+    answer = runtime.extending.put(Extend(job.lease, job.seq))
 
     def heard(future: asyncio.Future[Grant | Refusal]) -> None:
         if not future.cancelled() and future.exception() is None:
@@ -222,26 +222,26 @@ def _beat(
 # What is extended.
 
 
-async def _priced(office: Office) -> None:
+async def _priced(runtime: Runtime) -> None:
     command = PutPrice(actor="system:bench", resource=GPU, klass="h100", per_second=NANO // 100)
-    _granted(await office.crediting.submit(command))
+    _granted(await runtime.crediting.submit(command))
 
 
-async def _leased(office: Office, owners: Sequence[Owner]) -> list[Job]:
+async def _leased(runtime: Runtime, owners: Sequence[Owner]) -> list[BenchJob]:
     """An open lease for each of these, and accounts that never run dry."""
     for owner in sorted(set(owners), key=lambda one: one.tenant):
         tenant = msgspec.convert({"metadata": {"name": owner.tenant}, "spec": {}}, BY_NAME["Tenant"].type)
-        await object_ops.submit(office, create_command(BY_NAME["Tenant"], tenant, BENCH), tenant="bench")
-        _granted(await office.crediting.submit(TopUp(actor="system:bench", whose=owner, amount=10**6 * NANO)))
+        await object_ops.submit(runtime, create_command(BY_NAME["Tenant"], tenant, BENCH), tenant="bench")
+        _granted(await runtime.crediting.submit(TopUp(actor="system:bench", whose=owner, amount=10**6 * NANO)))
     asked = [
         OpenLease(whose=owner, job=f"job-{index}", amounts={GPU: 4000}, klass="h100", window=WINDOW_SECONDS * MICROS)
         for index, owner in enumerate(owners)
     ]
     jobs = []
     for start in range(0, len(asked), FLIGHT):
-        waiting = [office.crediting.put(one, one.whose.tenant) for one in asked[start : start + FLIGHT]]
+        waiting = [runtime.crediting.put(one, one.whose.tenant) for one in asked[start : start + FLIGHT]]
         jobs += [_granted(await one) for one in waiting]
-    return [Job(one.lease.id) for one in jobs if one.lease is not None]
+    return [BenchJob(one.lease.id) for one in jobs if one.lease is not None]
 
 
 def _granted(reply: Receipt | Refusal) -> Receipt:
@@ -250,9 +250,9 @@ def _granted(reply: Receipt | Refusal) -> Receipt:
     return reply
 
 
-async def _check(office: Office) -> None:
+async def _check(runtime: Runtime) -> None:
     """What was measured is right as well: all that accounts have is in entries, and all that is held in leases."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         wrong = await db.fetchval(CHECK)
         last, count = await store.load_last(db), await db.fetchval("SELECT count(*) FROM entry")
     if wrong or last != count:
@@ -262,8 +262,8 @@ async def _check(office: Office) -> None:
 # What it is compared with.
 
 
-async def _baseline(office: Office, url: str, jobs: Sequence[Job], seconds: float) -> dict[str, Any]:
-    async with office.database.reader() as db:
+async def _baseline(runtime: Runtime, url: str, jobs: Sequence[BenchJob], seconds: float) -> dict[str, Any]:
+    async with runtime.database.reader() as db:
         await db.execute(BASELINE_TABLE)
     script = BASELINE.format(jobs=len(jobs), first=min(one.lease for one in jobs))
     with tempfile.NamedTemporaryFile("w", suffix=".sql") as file:

@@ -88,7 +88,12 @@ def schedule(as_json: bool, **options: Any) -> None:
 @bench.command()
 @click.option("--agents", default=5000, show_default=True, type=click.IntRange(1, 9999), help="How many agents.")
 @click.option(
-    "--beat", default=5.0, show_default=True, type=FiniteRange(0.01, SECONDS_MAX), help="Seconds between beats."
+    "--beat",
+    "heartbeat",
+    default=5.0,
+    show_default=True,
+    type=FiniteRange(0.01, SECONDS_MAX),
+    help="Seconds between beats.",
 )
 @click.option(
     "--seconds",

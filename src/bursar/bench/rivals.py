@@ -16,11 +16,11 @@ import numpy as np
 from bursar.core.nodes.node import WHOLE
 from bursar.core.nodes.node import choose_devices as choose
 from bursar.core.objects.ask import Shape
-from bursar.core.scheduling.state.arrival_history import History, Typical, devices_asked
-from bursar.core.scheduling.state.fleet import Columns, Fleet, Need, Rows
-from bursar.core.scheduling.state.node_filter import Floats, Terrains
+from bursar.core.scheduling.state.arrival_history import ArrivalHistory, Typical, devices_asked
+from bursar.core.scheduling.state.fleet import Fleet, Need, NodeColumns, Rows
+from bursar.core.scheduling.state.node_filter import Floats, NodeFilters
 from bursar.core.scheduling.state.node_scores import NO
-from bursar.core.scheduling.state.packing import Outlook, Taken
+from bursar.core.scheduling.state.packing import PackingOutlook, TakenCapacity
 
 CPU_MAX, GPUS_MAX = 128_000, 8  # of the largest node: the scale of scores
 POPULAR = 0.95  # the part of what arrives that the typical pods stand for
@@ -36,7 +36,7 @@ class Rating(Protocol):
 
     def rate(self, shape: Shape, rows: Rows) -> Floats: ...
 
-    def devices(self, row: int, shape: Shape) -> Taken: ...
+    def devices(self, row: int, shape: Shape) -> TakenCapacity: ...
 
     def placed(self, row: int, shape: Shape) -> None: ...
 
@@ -47,7 +47,7 @@ class Rival:
     def __init__(self, rating: Rating, fleet: Fleet) -> None:
         self._rating = rating
         self._fleet = fleet
-        self._terrains = Terrains(fleet)
+        self._terrains = NodeFilters(fleet)
         self._known: dict[Shape, tuple[Floats, int, int]] = {}  # scores, length of the log, version
 
     def arrived(self, shape: Shape) -> None:
@@ -67,7 +67,7 @@ class Rival:
         self._known[shape] = (score, len(touched), self._rating.version)
         return score
 
-    def devices(self, row: int, shape: Shape) -> Taken:
+    def devices(self, row: int, shape: Shape) -> TakenCapacity:
         return self._rating.devices(row, shape)
 
     def placed(self, row: int, shape: Shape) -> None:
@@ -83,7 +83,7 @@ class BestFit:
         self._chance = chance
 
     @property
-    def _columns(self) -> Columns:
+    def _columns(self) -> NodeColumns:
         return self._fleet.now
 
     def arrived(self, shape: Shape) -> None:
@@ -97,7 +97,7 @@ class BestFit:
         left = 0.5 * (cpu - _cpu(shape)) / CPU_MAX + 0.5 * (gpus - devices_asked(shape)) / GPUS_MAX
         return np.floor(100 * (1 - left))
 
-    def devices(self, row: int, shape: Shape) -> Taken:
+    def devices(self, row: int, shape: Shape) -> TakenCapacity:
         """Whole devices from the left, a share on the fullest."""
         need = self._fleet.need(shape)
         return [
@@ -129,7 +129,7 @@ class Anywhere(BestFit):
         score[self._chance.randrange(rows.size)] = 1.0
         return score
 
-    def devices(self, row: int, shape: Shape) -> Taken:
+    def devices(self, row: int, shape: Shape) -> TakenCapacity:
         need = self._fleet.need(shape)
         if not need.shared:
             return super().devices(row, shape)
@@ -181,9 +181,9 @@ class Clustering(BestFit):
         if not devices_asked(shape):
             return np.zeros(rows.size)
         fullness = np.floor(25 * (1 - self._gpus(rows) / GPUS_MAX))
-        return fullness + [self._company(row, _sort(shape)) for row in rows.tolist()]
+        return fullness + [self._inter_pod(row, _sort(shape)) for row in rows.tolist()]
 
-    def _company(self, row: int, sort: int) -> int:
+    def _inter_pod(self, row: int, sort: int) -> int:
         sorts = self._sorts.get(row, set())
         if sort in sorts:
             return 75 if len(sorts) == 1 else 50
@@ -195,7 +195,7 @@ class LeastFragmentation(BestFit):
 
     def __init__(self, fleet: Fleet, chance: Random) -> None:
         super().__init__(fleet, chance)
-        self._history = History()
+        self._history = ArrivalHistory()
         self._outlook = self._expected()
 
     def arrived(self, shape: Shape) -> None:
@@ -204,15 +204,15 @@ class LeastFragmentation(BestFit):
             self.version = self._history.version
             self._outlook = self._expected()
 
-    def _expected(self) -> Outlook:
-        return Outlook(self._fleet, popular(self._history.counts), repeated=0.0, pressing=False)
+    def _expected(self) -> PackingOutlook:
+        return PackingOutlook(self._fleet, popular(self._history.counts), repeated=0.0, pressing=False)
 
     def rate(self, shape: Shape, rows: Rows) -> Floats:
         # The paper counts what cannot be used: it falls by what is taken, and grows by what is spoilt.
         lost = self._outlook.loss(self._columns, self._fleet.need(shape), rows)
         return np.floor(100 / (1 + np.exp(lost - devices_asked(shape))))
 
-    def devices(self, row: int, shape: Shape) -> Taken:
+    def devices(self, row: int, shape: Shape) -> TakenCapacity:
         need = self._fleet.need(shape)
         if not need.shared:
             return super().devices(row, shape)

@@ -21,23 +21,23 @@ import httpx2
 import msgspec
 
 from bursar.bench.crowd import percentile_ms
-from bursar.bench.server import Server, running_office, running_server
-from bursar.core.nodes.node import NodeRoom, Shortage, device_list, fit
+from bursar.bench.server import BenchServer, running_runtime, running_server
+from bursar.core.nodes.node import NodeCapacity, Shortage, device_list, fit
 from bursar.core.objects.allocation import Gang
-from bursar.core.objects.ask import Ask, Company, Operator, Requirement, Shape, Spread, Where
+from bursar.core.objects.ask import Ask, InterPodTerm, Operator, Requirement, Shape, Spread, Where
 from bursar.core.objects.charge import Charge
 from bursar.core.objects.object import Origin
 from bursar.core.scheduling.cycle.cycle import decide
-from bursar.core.scheduling.cycle.plan import Policy
-from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.cycle.plan import SchedulingPolicy
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.values.refusal import Refusal
-from bursar.core.values.selector import Op, Selector, Term
+from bursar.core.values.selector import Op, Selector, SelectorTerm
 from bursar.loops.schedule import Scheduler
 from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.feed import Feed
 from bursar.ops.runtime.gc_tuning import calm_collector
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.leader import resign, stand
 from bursar.sim.local import register
 from bursar.wire.kinds.registry import BY_NAME
@@ -105,14 +105,14 @@ async def run(*, nodes: int, allocations: int, mix: str, singles: int, growth: b
             figures["growth"].append({"nodes": size, "decide_per_s": grown["decide_per_s"]})
             log(f"decide   {grown['decide_per_s']:9.0f}/s  {mix}, {size} nodes")
     if mix != "preempt":
-        async with _cluster(nodes) as (office, _):
-            figures |= await _bind_backlog(office, allocations, mix)
+        async with _sample_cluster(nodes) as (runtime, _):
+            figures |= await _bind_backlog(runtime, allocations, mix)
             log(f"bound    {figures['bound_per_s']:9.0f}/s  {allocations} submitted before, until durably bound")
-        async with _cluster(nodes) as (office, url):
-            waits = sorted(await _bind_singles(office, singles))
+        async with _sample_cluster(nodes) as (runtime, url):
+            waits = sorted(await _bind_singles(runtime, singles))
             figures |= {"singles": singles, "p50_ms": percentile_ms(waits, 0.5), "p99_ms": percentile_ms(waits, 0.99)}
             log(f"single   {figures['p50_ms']:9.1f} ms p50, {figures['p99_ms']:.1f} ms p99, submitted until bound")
-            await resign(office.database, LEADER)
+            await resign(runtime.database, LEADER)
             async with running_server(environment={DATABASE_URL: url}) as server:
                 waits = sorted(await _serve_singles(server, singles))
             figures |= {"served_p50_ms": percentile_ms(waits, 0.5), "served_p99_ms": percentile_ms(waits, 0.99)}
@@ -124,16 +124,16 @@ async def run(*, nodes: int, allocations: int, mix: str, singles: int, growth: b
 
 
 def measure_decisions(nodes: int, allocations: int, mix: str) -> dict[str, Any]:
-    world = _world(nodes, mix)
+    cluster = _cluster(nodes, mix)
     asks = list(_asks(allocations, mix))
     for ask in asks:
-        world.wait(ask)
-    policy = Policy(min_runtime_seconds=60.0)
+        cluster.wait(ask)
+    policy = SchedulingPolicy(min_runtime_seconds=60.0)
     calm_collector()  # as the scheduler does once its world is loaded
     started, decided, idle = time.perf_counter(), 0, 0
     more = True
     while more and idle < IDLE_CYCLES:
-        plan = decide(world, policy, NOW)
+        plan = decide(cluster, policy, NOW)
         now = sum(len(one.members) for one in plan.bindings) + sum(len(one.asks) for one in plan.preemptions)
         decided, idle, more = decided + now, 0 if now else idle + 1, plan.more
     seconds = time.perf_counter() - started
@@ -146,8 +146,8 @@ def measure_decisions(nodes: int, allocations: int, mix: str) -> dict[str, Any]:
     }
 
 
-def _world(nodes: int, mix: str) -> World:
-    world = World()
+def _cluster(nodes: int, mix: str) -> ClusterState:
+    cluster = ClusterState()
     for index in range(nodes):
         labels = {
             "kubernetes.io/hostname": f"node-{index:05}",
@@ -155,20 +155,20 @@ def _world(nodes: int, mix: str) -> World:
             "topology.kubernetes.io/zone": f"zone-{index % 5}",
             "gpu-type": ("a100", "h100")[index % 2],
         }
-        world.put_node(f"node-{index:05}", NODE, labels=labels)
+        cluster.put_node(f"node-{index:05}", NODE, labels=labels)
     if mix == "preempt":
-        _fill(world, nodes)
-    return world
+        _fill(cluster, nodes)
+    return cluster
 
 
-def _fill(world: World, nodes: int) -> None:
+def _fill(cluster: ClusterState, nodes: int) -> None:
     """Every device taken by work of low priority that has run for a while."""
     shape = Shape((("cpu", 8000), ("memory", 64 * GIB), ("nvidia.com/gpu", 1000)))
     for index in range(8 * nodes):
-        world.wait(Ask(f"low-{index}", "low", f"low-{index}", "low", shape, NOW - 7200.0, priority=0))
+        cluster.wait(Ask(f"low-{index}", "low", f"low-{index}", "low", shape, NOW - 7200.0, priority=0))
     more = True
     while more:
-        more = decide(world, Policy(placements_max=100_000), NOW - 3600.0).more
+        more = decide(cluster, SchedulingPolicy(placements_max=100_000), NOW - 3600.0).more
 
 
 def _asks(count: int, mix: str) -> Iterator[Ask]:
@@ -204,23 +204,23 @@ def _where(mix: str) -> Where:
         rather = (Requirement("topology.kubernetes.io/zone", Operator.IN, ("zone-1", "zone-2")),)
         return Where(node_labels=(("gpu-type", "a100"),), required=(either,), preferred=((50, rather),))
     if mix == "spread":
-        app = Selector((Term("app", Op.IN, ("bench",)),))
+        app = Selector((SelectorTerm("app", Op.IN, ("bench",)),))
         return Where(spreads=(Spread("topology.kubernetes.io/zone", 1, True, app),), rather_apart=((1, _BESIDE),))
     return Where()
 
 
-_BESIDE = Company("kubernetes.io/hostname", Selector((Term("app", Op.IN, ("other",)),)))
+_BESIDE = InterPodTerm("kubernetes.io/hostname", Selector((SelectorTerm("app", Op.IN, ("other",)),)))
 
 
 def _loop_over_nodes(nodes: int, asks: list[Ask]) -> float:
     """The baseline: for each decision, ask every node in turn whether it fits, and take the fullest."""
-    rooms = [NodeRoom(f"node-{index:05}", 1, True, NODE, {}, device_list(NODE, {})) for index in range(nodes)]
+    capacities = [NodeCapacity(f"node-{index:05}", 1, True, NODE, {}, device_list(NODE, {})) for index in range(nodes)]
     started = time.perf_counter()
     for ask in asks[:SAMPLE]:
         requests = dict(ask.shape.requests)
         best = min(
-            (room for room in rooms if not isinstance(fit(room, requests, exclusive=False), Shortage)),
-            key=lambda room: room.allocatable["cpu"] - room.allocated.get("cpu", 0),
+            (capacity for capacity in capacities if not isinstance(fit(capacity, requests, exclusive=False), Shortage)),
+            key=lambda capacity: capacity.allocatable["cpu"] - capacity.allocated.get("cpu", 0),
         )
         assert best is not None
     return SAMPLE / (time.perf_counter() - started)
@@ -230,44 +230,44 @@ def _loop_over_nodes(nodes: int, asks: list[Ask]) -> float:
 
 
 @asynccontextmanager
-async def _cluster(nodes: int) -> AsyncIterator[tuple[Office, str]]:
+async def _sample_cluster(nodes: int) -> AsyncIterator[tuple[Runtime, str]]:
     """An office on a database of its own, with nodes and namespaces, and that database's URL."""
-    async with running_office() as (office, url):
-        await register(office, nodes)
+    async with running_runtime() as (runtime, url):
+        await register(runtime, nodes)
         for index in range(TENANTS):
-            await _create(office, "Tenant", {"metadata": {"name": f"team-{index}"}, "spec": {}})
+            await _create(runtime, "Tenant", {"metadata": {"name": f"team-{index}"}, "spec": {}})
             labels = {"bursar.io/tenant": f"team-{index}"}
-            await _create(office, "Namespace", {"metadata": {"name": f"team-{index}", "labels": labels}})
-        yield office, url
+            await _create(runtime, "Namespace", {"metadata": {"name": f"team-{index}", "labels": labels}})
+        yield runtime, url
 
 
-async def _create(office: Office, kind: str, document: dict[str, Any]) -> None:
+async def _create(runtime: Runtime, kind: str, document: dict[str, Any]) -> None:
     one = msgspec.convert(document, BY_NAME[kind].type)
-    reply = await object_ops.submit(office, create_command(BY_NAME[kind], one, BENCH), tenant="bench")
+    reply = await object_ops.submit(runtime, create_command(BY_NAME[kind], one, BENCH), tenant="bench")
     if isinstance(reply, Refusal):
         raise RuntimeError(f"cannot create {kind} {document['metadata']['name']}: {reply.message}")
 
 
-async def _bind_backlog(office: Office, allocations: int, mix: str) -> dict[str, Any]:
+async def _bind_backlog(runtime: Runtime, allocations: int, mix: str) -> dict[str, Any]:
     documents = [_document(index, mix) for index in range(allocations)]
     for first in range(0, allocations, 1024):
-        await asyncio.gather(*(_create(office, "Allocation", one) for one in documents[first : first + 1024]))
-    scheduler = await _elected(office)
+        await asyncio.gather(*(_create(runtime, "Allocation", one) for one in documents[first : first + 1024]))
+    scheduler = await _elected(runtime)
     gc.collect()
     started = time.perf_counter()
     running = asyncio.create_task(scheduler.run())
     try:
         await scheduler.loaded.wait()
         loaded = time.perf_counter()
-        await _until_idle(office, scheduler)
+        await _until_idle(runtime, scheduler)
         seconds = time.perf_counter() - loaded
-        bound = await _count_bound(office)
+        bound = await _count_bound(runtime)
     finally:
         await _stop(running)
     return {"bound": bound, "bound_per_s": round(bound / seconds), "load_s": round(loaded - started, 2)}
 
 
-async def _until_idle(office: Office, scheduler: Scheduler) -> None:
+async def _until_idle(runtime: Runtime, scheduler: Scheduler) -> None:
     """Until nothing waits, or nothing more is placed."""
     bound, since = -1, time.perf_counter()
     while not scheduler.idle.is_set():
@@ -276,34 +276,34 @@ async def _until_idle(office: Office, scheduler: Scheduler) -> None:
                 await scheduler.idle.wait()
         if scheduler.idle.is_set():
             return
-        now = await _count_bound(office)
+        now = await _count_bound(runtime)
         if now != bound:
             bound, since = now, time.perf_counter()
         elif time.perf_counter() - since > STALL_SECONDS:
             raise TooMuch(f"only {bound} were placed: nothing more was within {STALL_SECONDS:g} s")
 
 
-async def _count_bound(office: Office) -> int:
-    async with office.database.reader() as db:
+async def _count_bound(runtime: Runtime) -> int:
+    async with runtime.database.reader() as db:
         bound: int = await db.fetchval("SELECT count(*) FROM placement")
     return bound
 
 
-async def _bind_singles(office: Office, count: int) -> list[float]:
+async def _bind_singles(runtime: Runtime, count: int) -> list[float]:
     """One at a time: submitted, decided and bound here, and seen by who follows the feed. The cluster is idle, and
     nothing is being started any more."""
-    scheduler = await _elected(office)
+    scheduler = await _elected(runtime)
     running = asyncio.create_task(scheduler.run())
     await scheduler.loaded.wait()
-    scheduler.clerk.call()
-    await scheduler.clerk.arrived()
-    feed = Feed(office.database)
-    office.on_commit.append(feed.nudge)
+    scheduler.worker.call()
+    await scheduler.worker.arrived()
+    feed = Feed(runtime.database)
+    runtime.on_commit.append(feed.nudge)
     follower = await feed.follow("Allocation")
     waits = []
     for index in range(count):
         started = time.perf_counter()
-        await _create(office, "Allocation", _document(index, "basic"))
+        await _create(runtime, "Allocation", _document(index, "basic"))
         async with asyncio.timeout(STALL_SECONDS):
             bound = False
             while not bound:
@@ -314,7 +314,7 @@ async def _bind_singles(office: Office, count: int) -> list[float]:
     return waits
 
 
-async def _serve_singles(server: Server, count: int) -> list[float]:
+async def _serve_singles(server: BenchServer, count: int) -> list[float]:
     """One at a time: submitted by one connection, seen by another that watches."""
     headers = {"Authorization": f"Bearer {server.token}"}
     path, waits = "/api/v1/namespaces/team-0/allocations", []
@@ -335,10 +335,10 @@ async def _serve_singles(server: Server, count: int) -> list[float]:
     return waits[WARM_UP:]
 
 
-async def _elected(office: Office) -> Scheduler:
-    fence = await stand(office.database, LEADER, 3600.0)
+async def _elected(runtime: Runtime) -> Scheduler:
+    fence = await stand(runtime.database, LEADER, 3600.0)
     assert fence is not None
-    return Scheduler(office, fence.number)
+    return Scheduler(runtime, fence.number)
 
 
 async def _stop(running: asyncio.Task[None]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bursar.ops.lifecycle.bootstrap import prepare
 from bursar.ops.open_runtime import open_runtime
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import Database
 from bursar.store.embedded import start as start_embedded
 
@@ -24,7 +24,7 @@ AS_WE_ARE = ("--user", "root") if os.geteuid() == 0 else ()  # nothing is measur
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class BenchServer:
     url: str
     token: str
     pid: int
@@ -37,7 +37,7 @@ def _data_directory() -> Path:
 
 
 @asynccontextmanager
-async def running_server(*arguments: str, environment: dict[str, str] | None = None) -> AsyncIterator[Server]:
+async def running_server(*arguments: str, environment: dict[str, str] | None = None) -> AsyncIterator[BenchServer]:
     data = _data_directory()
     token_file = data / "token"
     process = await asyncio.create_subprocess_exec(
@@ -55,7 +55,7 @@ async def running_server(*arguments: str, environment: dict[str, str] | None = N
                     raise RuntimeError("the server did not start")
                 line = raw.decode()
         url = line.partition("is ready on ")[2].split(",")[0].strip()
-        yield Server(url, token_file.read_text().strip(), process.pid)
+        yield BenchServer(url, token_file.read_text().strip(), process.pid)
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
@@ -77,13 +77,13 @@ async def running_database(settings: Mapping[str, str] | None = None) -> AsyncIt
 
 
 @asynccontextmanager
-async def running_office() -> AsyncIterator[tuple[Office, str]]:
+async def running_runtime() -> AsyncIterator[tuple[Runtime, str]]:
     """An office on a database of its own, and the URL of that for others who are to work on it."""
     async with running_database() as url:
         database = await Database.open(url)
-        office = await open_runtime(database)
+        runtime = await open_runtime(database)
         try:
-            yield office, url
+            yield runtime, url
         finally:
-            await office.close()
+            await runtime.close()
             await database.close()

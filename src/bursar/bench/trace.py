@@ -19,9 +19,9 @@ from bursar.bench.rivals import RIVALS, Rival
 from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.ask import ANYWHERE, Operator, Requirement, Shape, Where
 from bursar.core.scheduling.state.fleet import Fleet
-from bursar.core.scheduling.state.node_filter import Floats, Terrains
-from bursar.core.scheduling.state.node_scores import NO, Views
-from bursar.core.scheduling.state.packing import Habits, Taken, choose_devices
+from bursar.core.scheduling.state.node_filter import Floats, NodeFilters
+from bursar.core.scheduling.state.node_scores import NO, NodeScoreCache
+from bursar.core.scheduling.state.packing import ArrivalMix, TakenCapacity, choose_devices
 
 GPU = "nvidia.com/gpu"
 MODEL = "gpu-model"
@@ -39,16 +39,16 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class TraceNode:
     name: str
     allocatable: dict[str, int]
     labels: dict[str, str]
 
 
-def read_nodes(path: Path) -> list[Machine]:
+def read_nodes(path: Path) -> list[TraceNode]:
     with path.open(newline="") as file:
         return [
-            Machine(
+            TraceNode(
                 row["sn"],
                 {
                     "cpu": int(row["cpu_milli"]),
@@ -90,12 +90,12 @@ def arrivals(pods: Sequence[Pod], gpu_milli: int, seed: int) -> list[Pod]:
 # Policies.
 
 
-class Policy(Protocol):
+class TracePolicy(Protocol):
     def arrived(self, shape: Shape) -> None: ...
 
     def scores(self, shape: Shape) -> Floats: ...
 
-    def devices(self, row: int, shape: Shape) -> Taken: ...
+    def devices(self, row: int, shape: Shape) -> TakenCapacity: ...
 
     def placed(self, row: int, shape: Shape) -> None: ...
 
@@ -105,23 +105,23 @@ class Ours:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._habits = Habits()
-        self._views = Views(fleet, self._habits, Terrains(fleet))
+        self._arrival_mix = ArrivalMix()
+        self._views = NodeScoreCache(fleet, self._arrival_mix, NodeFilters(fleet))
 
     def arrived(self, shape: Shape) -> None:
-        self._habits.learn(shape)
+        self._arrival_mix.learn(shape)
 
     def scores(self, shape: Shape) -> Floats:
         return self._views.of(shape).score
 
-    def devices(self, row: int, shape: Shape) -> Taken:
-        return choose_devices(self._fleet, self._fleet.now, row, shape, self._habits)
+    def devices(self, row: int, shape: Shape) -> TakenCapacity:
+        return choose_devices(self._fleet, self._fleet.now, row, shape, self._arrival_mix)
 
     def placed(self, row: int, shape: Shape) -> None:
         """Nothing to remember: the fleet's columns say it all."""
 
 
-def policy_of(name: str, fleet: Fleet, seed: int) -> Policy:
+def policy_of(name: str, fleet: Fleet, seed: int) -> TracePolicy:
     if name == OURS:
         return Ours(fleet)
     chance = random.Random(seed)  # noqa: S311 - not a secret
@@ -154,7 +154,7 @@ class Replay:
         return None
 
 
-def replay(machines: Sequence[Machine], order: Sequence[Pod], policy: str, seed: int) -> Replay:
+def replay(machines: Sequence[TraceNode], order: Sequence[Pod], policy: str, seed: int) -> Replay:
     fleet = Fleet()
     # By name, so that the first of equals is always the same one.
     for machine in sorted(machines, key=lambda machine: machine.name):
@@ -167,7 +167,7 @@ def replay(machines: Sequence[Machine], order: Sequence[Pod], policy: str, seed:
     return run
 
 
-def _arrive(run: Replay, fleet: Fleet, policy: Policy, pod: Pod) -> None:
+def _arrive(run: Replay, fleet: Fleet, policy: TracePolicy, pod: Pod) -> None:
     run.asked += pod.gpu_milli
     policy.arrived(pod.shape)
     scores = policy.scores(pod.shape)

@@ -20,7 +20,7 @@ from msgspec import Struct
 from bursar.bench.crowd import percentile_ms
 from bursar.bench.server import running_database
 from bursar.core.credit.price import Price
-from bursar.core.usage.usage_levels import DAY, HOUR, Level, Meter, Step, Used, fold
+from bursar.core.usage.usage_levels import DAY, HOUR, Level, LevelStep, Meter, Used, fold
 from bursar.core.values.money import NANO
 from bursar.store.credit import price as price_store
 from bursar.store.db.database import PATIENT_SECONDS, PATIENT_SETTINGS, Connection, connect
@@ -290,7 +290,7 @@ async def _check(db: Connection, tenant: str, now: datetime) -> None:
     """What the server made in sets is what the rule makes one by one; and windows are what records say."""
     tariffs = await store.load_tariffs(db)
     meter = Meter(tenant, "", GPU, "h100")
-    steps = [Step(meter, row["at"], row["delta"]) for row in await db.fetch(STEPS, tenant)]
+    steps = [LevelStep(meter, row["at"], row["delta"]) for row in await db.fetch(STEPS, tenant)]
     _, expected = fold(Level(), steps, 0, DAY, tariffs.of(GPU, "h100"))
     kept = {
         row["at"]: (row["total"], int(row["cost"]), row["peak"], row["last"]) for row in await db.fetch(DAYS, tenant)

@@ -38,7 +38,7 @@ class BudgetSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ReadPace:
     """How often a source is read, and how long what it said counts when nobody reads it any more."""
 
     poll_seconds: float = POLL_SECONDS_DEFAULT
@@ -50,7 +50,7 @@ class Pace:
         return self.poll_seconds * self.fresh_polls
 
 
-async def read_once(database: Database, source: BudgetSource, pace: Pace) -> bool:
+async def read_once(database: Database, source: BudgetSource, pace: ReadPace) -> bool:
     """Whether the source was read now, by us, and answered. A reading is over before the next one is due."""
     async with database.reader() as db:
         at = await store.claim(db, source.name, pace.poll_seconds)
@@ -70,7 +70,7 @@ async def read_once(database: Database, source: BudgetSource, pace: Pace) -> boo
     return True
 
 
-async def _ask(source: BudgetSource, pace: Pace) -> Mapping[str, Remaining]:
+async def _ask(source: BudgetSource, pace: ReadPace) -> Mapping[str, Remaining]:
     """One lost packet is no reason to count otherwise: a failed try is repeated, once."""
     try:
         return await source.remaining_budgets()
@@ -79,7 +79,7 @@ async def _ask(source: BudgetSource, pace: Pace) -> Mapping[str, Remaining]:
         return await source.remaining_budgets()
 
 
-async def run_budget_source(database: Database, source: BudgetSource, pace: Pace) -> None:
+async def run_budget_source(database: Database, source: BudgetSource, pace: ReadPace) -> None:
     """For ever. A database that is away is waited for."""
     while True:
         try:

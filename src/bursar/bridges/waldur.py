@@ -120,7 +120,7 @@ class BoundedTransport(httpx.AsyncHTTPTransport):
 
     def __init__(self, *, verify: ssl.SSLContext | bool) -> None:
         super().__init__(verify=verify)
-        self._room = READING_BYTES_MAX
+        self._capacity = READING_BYTES_MAX
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         response = await super().handle_async_request(request)
@@ -132,8 +132,8 @@ class BoundedTransport(httpx.AsyncHTTPTransport):
         return response
 
     def take(self, size: int) -> None:
-        self._room -= size
-        if self._room < 0:
+        self._capacity -= size
+        if self._capacity < 0:
             raise httpx.ReadError(f"the answer is larger than {READING_BYTES_MAX >> 20} MiB")
 
 

@@ -29,7 +29,7 @@ from waldur_site_agent.backend.exceptions import (
 from waldur_site_agent.backend.structures import BackendResourceInfo, ClientResource
 from waldur_site_agent.backend.utils import get_current_time_in_timezone
 
-from bursar.bridges.waldur_tenant import ALL, BUDGETS, Hours, NotTheirs, NotYet, State, Tenants, state_of, whole
+from bursar.bridges.waldur_tenant import ALL, BUDGETS, Hours, NotTheirs, NotYet, ResourceState, Tenants, state_of, whole
 from bursar.client import ApiError, BursarError, Client, ConnectionFailed, NotFound
 from bursar.core.quota.quota_messages import dimension_of
 
@@ -171,7 +171,7 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
         try:
             with spoken():
                 if self.backend_settings.get("soft_delete", False):
-                    self._tenants.set_state(name, _owner(waldur_resource), State.TERMINATED)
+                    self._tenants.set_state(name, _owner(waldur_resource), ResourceState.TERMINATED)
                 else:
                     self._tenants.delete(name, _owner(waldur_resource))
         except NotThere:
@@ -201,13 +201,13 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
     # States.
 
     def downscale_resource(self, resource_backend_id: str) -> bool:
-        return self._put_state(resource_backend_id, State.DOWNSCALED)
+        return self._put_state(resource_backend_id, ResourceState.DOWNSCALED)
 
     def pause_resource(self, resource_backend_id: str) -> bool:
-        return self._put_state(resource_backend_id, State.PAUSED)
+        return self._put_state(resource_backend_id, ResourceState.PAUSED)
 
     def restore_resource(self, resource_backend_id: str) -> bool:
-        return self._put_state(resource_backend_id, State.OPEN)
+        return self._put_state(resource_backend_id, ResourceState.OPEN)
 
     def get_resource_metadata(self, resource_backend_id: str) -> dict[str, str]:
         with spoken():
@@ -223,7 +223,7 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
         del waldur_resource, kwargs
         return bool(username)
 
-    def _put_state(self, name: str, state: State) -> bool:
+    def _put_state(self, name: str, state: ResourceState) -> bool:
         """Of the resource that was pulled under that name: the agent pulls before it asks for this."""
         if name not in self._pulled:
             raise BackendError(f"it is not known of which resource {name!r} is: nothing is changed")

@@ -38,11 +38,11 @@ CHANGES_MAX = 10  # tries to change what others change at the same time
 ALL: Final = ""  # in place of a user: all together, also what no user submitted
 
 Document = Mapping[str, Any]
-Limits = Mapping[str, int]
+TenantLimits = Mapping[str, int]
 Hours = dict[str, dict[str, float]]  # by user and resource
 
 
-class State(StrEnum):
+class ResourceState(StrEnum):
     OPEN = ""
     PAUSED = "paused"
     DOWNSCALED = "downscaled"
@@ -50,7 +50,7 @@ class State(StrEnum):
 
 
 # What is held down meanwhile: nothing new begins. What runs is never stopped for it.
-SHUT: Final[Limits] = {"allocations": 0}
+SHUT: Final[TenantLimits] = {"allocations": 0}
 
 
 class NotYet(Exception):
@@ -66,12 +66,14 @@ def whole(value: float, factor: float) -> int:
     return int(round(value * factor, 6))
 
 
-def state_of(document: Document) -> State:
+def state_of(document: Document) -> ResourceState:
     said = (document["metadata"].get("annotations") or {}).get(STATE, "")
-    return State(said) if said in tuple(State) else State.OPEN
+    return ResourceState(said) if said in tuple(ResourceState) else ResourceState.OPEN
 
 
-def change(document: Document, *, state: State, held: Limits, wanted: Limits | None = None) -> dict[str, Any]:
+def change(
+    document: Document, *, state: ResourceState, held: TenantLimits, wanted: TenantLimits | None = None
+) -> dict[str, Any]:
     """The merge patch that gives a tenant these limits and this state, in which some limits are held down.
 
     A limit that was held down before comes back as it was, unless it is among the wanted ones or held down again.
@@ -112,19 +114,19 @@ class Tenants:
     client: Client
     parent: str = ""
     wait_seconds: float = 10.0
-    downscaled: Limits = field(default_factory=lambda: {"allocations": 1})
+    downscaled: TenantLimits = field(default_factory=lambda: {"allocations": 1})
 
     def find(self, name: str, owner: str = "") -> Document | None:
         """A tenant of Waldur's, or of this one of its resources, that is not terminated."""
         found = self._load(name, owner)
-        return found if found is not None and state_of(found) is not State.TERMINATED else None
+        return found if found is not None and state_of(found) is not ResourceState.TERMINATED else None
 
     def all(self) -> Iterator[Document]:
         for one in self.client.tenants.list(label_selector=OWNER):
-            if state_of(one) is not State.TERMINATED:
+            if state_of(one) is not ResourceState.TERMINATED:
                 yield one
 
-    def put(self, name: str, owner: str, display_name: str, limits: Limits) -> bool:
+    def put(self, name: str, owner: str, display_name: str, limits: TenantLimits) -> bool:
         """Make a tenant with its namespace, or open it again; False where the name is somebody else's.
 
         Whatever of this was done before is found done: an order that broke off halfway is just carried out again.
@@ -145,18 +147,18 @@ class Tenants:
         except Conflict:
             if self._load(name, owner) is None:
                 return False
-            self._change(name, owner, lambda found: change(found, state=State.OPEN, held={}, wanted=limits))
+            self._change(name, owner, lambda found: change(found, state=ResourceState.OPEN, held={}, wanted=limits))
         self._give_namespace(name)
         return True
 
-    def set_limits(self, name: str, owner: str, limits: Limits) -> None:
+    def set_limits(self, name: str, owner: str, limits: TenantLimits) -> None:
         def wanted(found: Document) -> dict[str, Any]:
             state = state_of(found)
             return change(found, state=state, held=self._held(state), wanted=limits)
 
         self._change(name, owner, wanted)
 
-    def set_state(self, name: str, owner: str, state: State) -> None:
+    def set_state(self, name: str, owner: str, state: ResourceState) -> None:
         def wanted(found: Document) -> dict[str, Any] | None:
             return None if state_of(found) is state else change(found, state=state, held=self._held(state))
 
@@ -164,7 +166,7 @@ class Tenants:
 
     def delete(self, name: str, owner: str) -> None:
         """The tenant, its namespaces, and what runs in them, which is given its grace. Raises NotYet."""
-        self.set_state(name, owner, State.TERMINATED)
+        self.set_state(name, owner, ResourceState.TERMINATED)
         for namespace in self._namespaces(name):
             with suppress(NotFound):
                 self.client.namespaces.delete(namespace)
@@ -187,13 +189,13 @@ class Tenants:
                 _add(used[user], row["resource"], float(row["hours"]))
         return {ALL: {}, **used}
 
-    def _held(self, state: State) -> Limits:
+    def _held(self, state: ResourceState) -> TenantLimits:
         match state:
-            case State.OPEN:
+            case ResourceState.OPEN:
                 return {}
-            case State.DOWNSCALED:
+            case ResourceState.DOWNSCALED:
                 return self.downscaled
-            case State.PAUSED | State.TERMINATED:
+            case ResourceState.PAUSED | ResourceState.TERMINATED:
                 return SHUT
 
     def _load(self, name: str, owner: str = "") -> Document | None:

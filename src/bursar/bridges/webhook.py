@@ -29,7 +29,7 @@ from bursar.core.objects.webhook import (
 )
 from bursar.daemon_thread import apart
 from bursar.ops.objects.webhook import forget_notices, stop_webhook
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import AWAY
 from bursar.store.objects import webhook as store
 from bursar.store.objects.webhook import Delivery
@@ -46,7 +46,7 @@ SAID_CHARS_MAX = 200
 GONE = 410
 
 
-class Refused(Exception):
+class DeliveryRefused(Exception):
     """It was not sent: the message says why."""
 
 
@@ -67,7 +67,7 @@ class Reception:
 class Courier:
     """Sends what is due. `chance` spreads tries, and `wall` is the time that is signed."""
 
-    office: Office
+    runtime: Runtime
     http: httpx2.AsyncClient
     chance: Callable[[], float] = random.random
     wall: Callable[[], float] = time.time
@@ -78,11 +78,11 @@ class Courier:
 
     async def start_due(self) -> int:
         """Begin to send what is due, to each receiver no more than it is given at once; how many were begun."""
-        async with self.office.database.reader() as db:
+        async with self.runtime.database.reader() as db:
             await store.spread(db)
             receivers = await store.load_receivers(db)
-            room = {one: AT_ONCE - self._under_way[one] for one in receivers if self._under_way[one] < AT_ONCE}
-            due = await store.claim(db, room, self.claim_seconds) if room else []
+            capacity = {one: AT_ONCE - self._under_way[one] for one in receivers if self._under_way[one] < AT_ONCE}
+            due = await store.claim(db, capacity, self.claim_seconds) if capacity else []
         for one in due:
             self._under_way[one.webhook] += 1
             task = asyncio.create_task(self._deliver(one), name=f"webhook-{one.webhook}")
@@ -125,7 +125,7 @@ class Courier:
                 answer = await self.http.send(request, stream=True)
                 # What else it says is not of interest, however long it is.
                 await answer.aclose()
-        except Refused as error:
+        except DeliveryRefused as error:
             return Reception(0, str(error))
         except TimeoutError:
             return Reception(0, f"no answer within {self.send_seconds_max:g} s")
@@ -152,10 +152,10 @@ class Courier:
 
     async def _record(self, one: Delivery, said: Reception) -> None:
         if said.status == GONE:
-            await stop_webhook(self.office, one.webhook, "the receiver answered 410 Gone")
+            await stop_webhook(self.runtime, one.webhook, "the receiver answered 410 Gone")
             log.warning("a webhook is stopped: its receiver is gone", webhook=one.webhook)
             return
-        async with self.office.database.reader() as db:
+        async with self.runtime.database.reader() as db:
             if said.taken:
                 await store.save_delivered(db, one)
                 return
@@ -187,7 +187,7 @@ async def find_address(url: str, *, allow_local: bool) -> str:
         if not fault:
             return address
         why = why or f"{address} is {fault}"
-    raise Refused(f"{why}: it is not called unless the webhook says allowLocal" if why else "it has no address")
+    raise DeliveryRefused(f"{why}: it is not called unless the webhook says allowLocal" if why else "it has no address")
 
 
 def opened_client() -> httpx2.AsyncClient:
@@ -198,10 +198,10 @@ def opened_client() -> httpx2.AsyncClient:
     )  # fmt: skip
 
 
-async def run_webhooks(office: Office) -> None:
+async def run_webhooks(runtime: Runtime) -> None:
     """For ever. A database that is away is waited for."""
     async with opened_client() as http:
-        courier = Courier(office, http)
+        courier = Courier(runtime, http)
         forgotten_at = -FORGET_SECONDS
         try:
             while True:
@@ -210,7 +210,7 @@ async def run_webhooks(office: Office) -> None:
                     begun = await courier.start_due()
                     if (now := asyncio.get_running_loop().time()) - forgotten_at > FORGET_SECONDS:
                         forgotten_at = now
-                        await forget_notices(office)
+                        await forget_notices(runtime)
                 except AWAY as error:
                     log.info("webhooks wait for the database", error=repr(error))
                 except Exception:

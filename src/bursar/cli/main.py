@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from bursar.cli.shell.lazy import Entry, LazyGroup
+from bursar.cli.shell.lazy import CommandEntry, LazyGroup
 
 _OBJECTS = "Objects"
 _CREDIT = "Credit"
@@ -17,8 +17,8 @@ _PEOPLE = "Access and tenants"
 _SETUP = "This machine"
 
 
-def _entry(module: str, help: str, section: str, attribute: str = "") -> Entry:  # noqa: A002
-    return Entry(f"bursar.cli.{module}:{attribute or module.rpartition('.')[2]}", help, section)
+def _entry(module: str, help: str, section: str, attribute: str = "") -> CommandEntry:  # noqa: A002
+    return CommandEntry(f"bursar.cli.{module}:{attribute or module.rpartition('.')[2]}", help, section)
 
 
 ENTRIES = {

@@ -10,20 +10,20 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 import httpx2
 
 from bursar.client import apply, calls, credit, http, log, usage, watch, webhook
-from bursar.client.calls import Place
+from bursar.client.calls import ResourcePath
 from bursar.client.contexts import Context, resolve
 from bursar.client.flow import (
     Feed,
     Flow,
     Give,
+    HttpRequest,
     Open,
     Outcome,
     Pause,
     Read,
-    Request,
     Response,
     Retries,
-    Send,
+    SendRequest,
     Step,
     resume,
 )
@@ -74,7 +74,7 @@ class _Errands:
 
     async def _do(self, step: Step) -> Response | bytes | None:
         match step:
-            case Send(request):
+            case SendRequest(request):
                 response = await self._client.send(self._build(request))
                 return http.response_of(response, response.content)
             case Open(request):
@@ -86,7 +86,7 @@ class _Errands:
                 await asyncio.sleep(seconds)
                 return None
 
-    async def _open(self, request: Request) -> Response:
+    async def _open(self, request: HttpRequest) -> Response:
         await self.close()
         response = await self._client.send(self._build(request), stream=True)
         self._opened = response
@@ -95,7 +95,7 @@ class _Errands:
         self._pieces = response.aiter_bytes()
         return http.response_of(response, b"")
 
-    def _build(self, request: Request) -> httpx2.Request:
+    def _build(self, request: HttpRequest) -> httpx2.Request:
         return self._client.build_request(**http.arguments(request))
 
     async def close(self) -> None:
@@ -129,10 +129,10 @@ def _each(
     return method
 
 
-class AsyncResource(_Driven[Place]):
+class AsyncResource(_Driven[ResourcePath]):
     """The objects of one kind: in one namespace after being called with its name, else in all."""
 
-    def __init__(self, client: httpx2.AsyncClient, place: Place) -> None:
+    def __init__(self, client: httpx2.AsyncClient, place: ResourcePath) -> None:
         self._http = client
         self._subject = place
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from bursar.client.calls import Given, Place, as_document, create, get, name_of, patch
+from bursar.client.calls import Given, ResourcePath, as_document, create, get, name_of, patch
 from bursar.client.errors import Conflict, NotFound
 from bursar.client.flow import Document, Flow
 from bursar.core.values.redaction import LAST_APPLIED
@@ -26,7 +26,7 @@ class Applied(NamedTuple):
     outcome: Literal["created", "configured", "unchanged"]
 
 
-def apply(place: Place, given: Given, *, dry_run: bool = False) -> Flow[Applied]:
+def apply(place: ResourcePath, given: Given, *, dry_run: bool = False) -> Flow[Applied]:
     """Creates the object, or changes it where it differs from what is given."""
     wanted = as_document(given)
     place = place.owning(wanted)
@@ -46,7 +46,7 @@ def apply(place: Place, given: Given, *, dry_run: bool = False) -> Flow[Applied]
     raise AssertionError("the last attempt either returns or raises")
 
 
-def _change(place: Place, name: str, wanted: Document, current: Document, dry_run: bool) -> Flow[Applied]:
+def _change(place: ResourcePath, name: str, wanted: Document, current: Document, dry_run: bool) -> Flow[Applied]:
     changes = three_way(last_applied(current), wanted, current)
     if not changes:
         return Applied(current, "unchanged")

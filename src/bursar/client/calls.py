@@ -16,7 +16,7 @@ from bursar.client.flow import (
     Feed,
     Flow,
     Give,
-    Request,
+    HttpRequest,
     Retries,
     document_of,
     encoded,
@@ -38,7 +38,7 @@ PATCH_MEDIA: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ResourcePath:
     """Where the objects of a kind are; without a namespace, those of all namespaces."""
 
     plural: str
@@ -46,7 +46,7 @@ class Place:
     retries: Retries
     namespace: str = ""
 
-    def within(self, namespace: str) -> Place:
+    def within(self, namespace: str) -> ResourcePath:
         if not self.namespaced and namespace:
             raise ValueError(f"{self.plural} do not live in namespaces")
         return replace(self, namespace=namespace)
@@ -64,7 +64,7 @@ class Place:
         """Where a new object goes: an object may name its namespace itself."""
         return self.owning(document).path
 
-    def owning(self, document: Mapping[str, Any]) -> Place:
+    def owning(self, document: Mapping[str, Any]) -> ResourcePath:
         named = str((document.get("metadata") or {}).get("namespace") or "")
         place = self.within(named) if self.namespaced and not self.namespace and named else self
         place.require_namespace()
@@ -89,13 +89,13 @@ def as_document(given: Given) -> Document:
 # --- Reading
 
 
-def get(place: Place, name: str, *, subresource: str = "") -> Flow[Document]:
+def get(place: ResourcePath, name: str, *, subresource: str = "") -> Flow[Document]:
     """One object, or one of its parts, such as `status`."""
-    return document_of(Request("GET", place.path_of(name, subresource)), place.retries)
+    return document_of(HttpRequest("GET", place.path_of(name, subresource)), place.retries)
 
 
 def page(
-    place: Place,
+    place: ResourcePath,
     *,
     label_selector: str = "",
     field_selector: str = "",
@@ -109,11 +109,11 @@ def page(
         query["limit"] = str(limit)
     if continue_token:
         query["continue"] = continue_token
-    return document_of(Request("GET", place.path, query, accepting(as_table)), place.retries)
+    return document_of(HttpRequest("GET", place.path, query, accepting(as_table)), place.retries)
 
 
 def list_(
-    place: Place, *, label_selector: str = "", field_selector: str = "", limit: int = PAGE_ITEMS
+    place: ResourcePath, *, label_selector: str = "", field_selector: str = "", limit: int = PAGE_ITEMS
 ) -> Feed[Document]:
     """Every object that matches, asked for in pages of `limit`."""
     continue_token = ""
@@ -133,11 +133,11 @@ def list_(
 
 
 def table(
-    place: Place, name: str = "", *, label_selector: str = "", field_selector: str = "", limit: int = PAGE_ITEMS
+    place: ResourcePath, name: str = "", *, label_selector: str = "", field_selector: str = "", limit: int = PAGE_ITEMS
 ) -> Flow[Document]:
     """What a person would want to see of one object, or of all that match: the server's own Table, in full."""
     if name:
-        return (yield from document_of(Request("GET", place.path_of(name), {}, accepting(True)), place.retries))
+        return (yield from document_of(HttpRequest("GET", place.path_of(name), {}, accepting(True)), place.retries))
     whole: Document = {}
     rows: list[Document] = []
     continue_token = ""
@@ -173,13 +173,13 @@ def continuation(found: Mapping[str, Any]) -> str:
 # --- Writing
 
 
-def create(place: Place, given: Given, *, dry_run: bool = False, request_id: str = "") -> Flow[Document]:
+def create(place: ResourcePath, given: Given, *, dry_run: bool = False, request_id: str = "") -> Flow[Document]:
     """A new object. With the same `request_id`, a repeated call has one effect and one answer."""
     document = as_document(given)
     return _write("POST", place.path_for(document), place, document, dry_run=dry_run, request_id=request_id)
 
 
-def replace_(place: Place, given: Given, *, subresource: str = "", dry_run: bool = False) -> Flow[Document]:
+def replace_(place: ResourcePath, given: Given, *, subresource: str = "", dry_run: bool = False) -> Flow[Document]:
     """Puts an object in the place of the one that has its name; with a resourceVersion, only if that is current."""
     document = as_document(given)
     where = place.owning(document).path_of(name_of(document), subresource)
@@ -187,7 +187,7 @@ def replace_(place: Place, given: Given, *, subresource: str = "", dry_run: bool
 
 
 def patch(
-    place: Place,
+    place: ResourcePath,
     name: str,
     patch: Mapping[str, Any] | list[Any],
     *,
@@ -203,7 +203,7 @@ def patch(
 
 
 def delete(
-    place: Place, name: str, *, grace_period_seconds: int | None = None, dry_run: bool = False
+    place: ResourcePath, name: str, *, grace_period_seconds: int | None = None, dry_run: bool = False
 ) -> Flow[Document]:
     """Asks for an object to go. What runs is given its grace first: the answer shows the object as it is until then."""
     options: Document = {"kind": "DeleteOptions", "apiVersion": "v1"}
@@ -213,7 +213,7 @@ def delete(
 
 
 def delete_collection(
-    place: Place, *, label_selector: str = "", field_selector: str = "", dry_run: bool = False
+    place: ResourcePath, *, label_selector: str = "", field_selector: str = "", dry_run: bool = False
 ) -> Flow[Document]:
     """Deletes all that match; without a selector, all there are in the namespace."""
     query = selection(label_selector, field_selector)
@@ -221,7 +221,7 @@ def delete_collection(
 
 
 def bulk_release(
-    place: Place, *, label_selector: str, grace_period_seconds: int | None = None, dry_run: bool = False
+    place: ResourcePath, *, label_selector: str, grace_period_seconds: int | None = None, dry_run: bool = False
 ) -> Flow[Document]:
     """Releases every allocation of a namespace that matches: how many, and what that frees."""
     body: Document = {"labelSelector": label_selector, "dryRun": dry_run}
@@ -230,18 +230,20 @@ def bulk_release(
     return _write("POST", place.path_of("bulk-release"), place, body)
 
 
-def action(place: Place, name: str, verb: str, body: Mapping[str, Any] | None = None) -> Flow[Document]:
+def action(place: ResourcePath, name: str, verb: str, body: Mapping[str, Any] | None = None) -> Flow[Document]:
     """What a kind can do beside being changed: `client.jobs("ml-team").action("train", "cancel", {"reason": …})`."""
     return _write("POST", place.path_of(name, segment(verb)), place, dict(body or {}))
 
 
-def send_stdin(place: Place, name: str, data: bytes) -> Flow[Document]:
+def send_stdin(place: ResourcePath, name: str, data: bytes) -> Flow[Document]:
     """Sends what an allocation's command reads from its standard input: once, before it is started."""
     headers = {"content-type": "application/octet-stream"}
-    return document_of(Request("PUT", place.path_of(name, "stdin"), {}, headers, data), place.retries)
+    return document_of(HttpRequest("PUT", place.path_of(name, "stdin"), {}, headers, data), place.retries)
 
 
-def cancel(place: Place, name: str, *, reason: str = "", grace_period_seconds: int | None = None) -> Flow[Document]:
+def cancel(
+    place: ResourcePath, name: str, *, reason: str = "", grace_period_seconds: int | None = None
+) -> Flow[Document]:
     """Stops a job: what waits goes at once, what runs is given its grace. The answer has its phase and a message."""
     body: Document = {"reason": reason} if reason else {}
     if grace_period_seconds is not None:
@@ -250,19 +252,19 @@ def cancel(place: Place, name: str, *, reason: str = "", grace_period_seconds: i
 
 
 def boost(
-    place: Place, name: str, *, priority: int, reason: str, duration: str | int, approved_by: str
+    place: ResourcePath, name: str, *, priority: int, reason: str, duration: str | int, approved_by: str
 ) -> Flow[Document]:
     """Gives a job another priority for a while: which it had, which it has, and until when."""
     body = {"newPriority": priority, "reason": reason, "duration": duration, "approvedBy": approved_by}
     return action(place, name, "boost", body)
 
 
-def explain(place: Place, name: str) -> Flow[Document]:
+def explain(place: ResourcePath, name: str) -> Flow[Document]:
     """Why an allocation, or a job, waits: the reasons with their numbers, its place in line, and what would help."""
-    return document_of(Request("GET", place.path_of(name, "explain")), place.retries)
+    return document_of(HttpRequest("GET", place.path_of(name, "explain")), place.retries)
 
 
-def simulate(place: Place, given: Given | Sequence[Given]) -> Flow[Document]:
+def simulate(place: ResourcePath, given: Given | Sequence[Given]) -> Flow[Document]:
     """What would become of an allocation, or of several together, if it were created now; nothing is."""
     alone = as_document(given) if isinstance(given, Mapping | msgspec.Struct) else None
     body = alone if alone is not None else {"items": [as_document(one) for one in cast("Sequence[Given]", given)]}
@@ -279,7 +281,7 @@ def name_of(document: Mapping[str, Any]) -> str:
 def _write(
     method: str,
     path: str,
-    place: Place,
+    place: ResourcePath,
     body: object,
     *,
     dry_run: bool = False,
@@ -292,7 +294,7 @@ def _write(
         headers[IDEMPOTENCY_KEY] = request_id
     options = {**(query or {}), **({"dryRun": "All"} if dry_run else {})}
     content = b"" if body is None else encoded(body)
-    return document_of(Request(method, path, options, headers, content), place.retries)
+    return document_of(HttpRequest(method, path, options, headers, content), place.retries)
 
 
 # --- Calls that belong to no one kind
@@ -310,19 +312,19 @@ def request(
     """Any request: the answer's JSON, its text if it is something else, or None if it is empty."""
     content = b"" if body is None else encoded(body)
     sent = {"content-type": JSON, "accept": JSON, **(headers or {})}
-    return json_of(Request(method.upper(), path, query or {}, sent, content), retries)
+    return json_of(HttpRequest(method.upper(), path, query or {}, sent, content), retries)
 
 
 def update_tenant(retries: Retries, name: str, changes: Mapping[str, Any], *, dry_run: bool = False) -> Flow[Document]:
     """Changes the named fields of a tenant: `{"max_nodes": 250, "gpu_hours_budget": 150000}`."""
     query = {"dryRun": "All"} if dry_run else {}
     sent = {"content-type": JSON, "accept": JSON}
-    return document_of(Request("PUT", f"{ROOT}/tenants/{segment(name)}", query, sent, encoded(changes)), retries)
+    return document_of(HttpRequest("PUT", f"{ROOT}/tenants/{segment(name)}", query, sent, encoded(changes)), retries)
 
 
 def tenant_quotas(retries: Retries, name: str) -> Flow[Document]:
     """Each of a tenant's limits, where it comes from, and what is used of it."""
-    return document_of(Request("GET", f"{ROOT}/tenants/{segment(name)}/quotas"), retries)
+    return document_of(HttpRequest("GET", f"{ROOT}/tenants/{segment(name)}/quotas"), retries)
 
 
 def drain(
@@ -343,7 +345,7 @@ def drain(
 
 def drain_status(retries: Retries, name: str) -> Flow[Document]:
     """How far a node's drain has come: `status`, `allocationsToEvict` and `progress`."""
-    return document_of(Request("GET", f"{ROOT}/nodes/{segment(name)}/drain"), retries)
+    return document_of(HttpRequest("GET", f"{ROOT}/nodes/{segment(name)}/drain"), retries)
 
 
 def certify(
@@ -357,7 +359,7 @@ def certify(
 
 def authority(retries: Retries) -> Flow[Document]:
     """Who signs the certificates of nodes, as PEM in `authority`, and at which `address` agents are served."""
-    return document_of(Request("GET", f"{ROOT}/authority"), retries)
+    return document_of(HttpRequest("GET", f"{ROOT}/authority"), retries)
 
 
 def fence(retries: Retries, name: str, *, reason: str, dry_run: bool = False) -> Flow[Document]:
@@ -368,7 +370,7 @@ def fence(retries: Retries, name: str, *, reason: str, dry_run: bool = False) ->
 def unfence(retries: Retries, name: str, *, dry_run: bool = False) -> Flow[Document]:
     """Takes a fence back; the node as it stands then."""
     query = {"dryRun": "All"} if dry_run else {}
-    return document_of(Request("DELETE", f"{ROOT}/nodes/{segment(name)}/fence", query, {"accept": JSON}), retries)
+    return document_of(HttpRequest("DELETE", f"{ROOT}/nodes/{segment(name)}/fence", query, {"accept": JSON}), retries)
 
 
 def claim(
@@ -400,7 +402,7 @@ def confirm_wiped(retries: Retries, name: str, *, reason: str = "", dry_run: boo
 
 def claims(retries: Retries) -> Flow[Document]:
     """The nodes that are claimed, as far as one may know by whom, as `items`; `pool` is how many may be and are."""
-    return document_of(Request("GET", f"{ROOT}/claims"), retries)
+    return document_of(HttpRequest("GET", f"{ROOT}/claims"), retries)
 
 
 def preempt(
@@ -427,19 +429,19 @@ def _post(retries: Retries, path: str, body: object, *, dry_run: bool = False, r
     if request_id:
         headers[IDEMPOTENCY_KEY] = request_id
     query = {"dryRun": "All"} if dry_run else {}
-    return document_of(Request("POST", path, query, headers, encoded(body)), retries)
+    return document_of(HttpRequest("POST", path, query, headers, encoded(body)), retries)
 
 
 def queue_metrics(retries: Retries) -> Flow[Document]:
     """How many wait in each queue, since when, and how long one waits there."""
-    return document_of(Request("GET", f"{ROOT}/metrics/queues"), retries)
+    return document_of(HttpRequest("GET", f"{ROOT}/metrics/queues"), retries)
 
 
 def cluster_utilization(retries: Retries) -> Flow[Document]:
     """How full the cluster is, and how its scheduler does."""
-    return document_of(Request("GET", f"{ROOT}/metrics/cluster/utilization"), retries)
+    return document_of(HttpRequest("GET", f"{ROOT}/metrics/cluster/utilization"), retries)
 
 
 def whoami(retries: Retries) -> Flow[Document]:
     """Who the server takes us for: `user`, `role` and, where it has them, `tenant` and `node`."""
-    return document_of(Request("GET", f"{ROOT}/whoami"), retries)
+    return document_of(HttpRequest("GET", f"{ROOT}/whoami"), retries)

@@ -17,7 +17,7 @@ from bursar.client.flow import (
     Feed,
     Flow,
     Give,
-    Request,
+    HttpRequest,
     Retries,
     decoded,
     document_of,
@@ -54,7 +54,7 @@ def statement(
 def statement_csv(retries: Retries, account: str = "", *, begin: str = "", end: str = "") -> Flow[str]:
     """The same, as a table for spreadsheets."""
     query = _given(account=account, **{"from": begin, "to": end})
-    text = yield from json_of(Request("GET", f"{ROOT}/statements", query, {"accept": "text/csv"}), retries)
+    text = yield from json_of(HttpRequest("GET", f"{ROOT}/statements", query, {"accept": "text/csv"}), retries)
     return str(text or "")
 
 
@@ -189,7 +189,7 @@ def delete_price(
     """Takes back a price that has not begun."""
     query = {"resource": resource, "effective_from": effective_from, **_given(**{"class": gpu_type})}
     headers = {"accept": JSON, **({IDEMPOTENCY_KEY: request_id} if request_id else {})}
-    return document_of(Request("DELETE", f"{ROOT}/prices", query, headers), retries)
+    return document_of(HttpRequest("DELETE", f"{ROOT}/prices", query, headers), retries)
 
 
 def verify_ledger(retries: Retries, *, after: int = 0, anchor: str = "") -> Flow[Document]:
@@ -199,7 +199,7 @@ def verify_ledger(retries: Retries, *, after: int = 0, anchor: str = "") -> Flow
     blocks = entries = 0
     while True:
         query = {"after": str(after), **({"anchor": anchor} if anchor else {})}
-        request = Request("GET", f"{ROOT}/ledger/verify", query, silence_seconds_max=VERIFY_SECONDS_MAX)
+        request = HttpRequest("GET", f"{ROOT}/ledger/verify", query, silence_seconds_max=VERIFY_SECONDS_MAX)
         found = yield from document_of(request, retries)
         findings += found["findings"]
         blocks, entries = blocks + found["blocks"], entries + found["entries"]
@@ -233,7 +233,7 @@ def _given(**query: str) -> dict[str, str]:
 
 
 def _get(retries: Retries, path: str, **query: str) -> Flow[Document]:
-    return document_of(Request("GET", f"{ROOT}/{path}", _given(**query)), retries)
+    return document_of(HttpRequest("GET", f"{ROOT}/{path}", _given(**query)), retries)
 
 
 def _order(
@@ -242,9 +242,9 @@ def _order(
     return document_of(_ordering(path, body, request_id, method, account), retries)
 
 
-def _ordering(path: str, body: object, request_id: str, method: str = "POST", account: str = "") -> Request:
+def _ordering(path: str, body: object, request_id: str, method: str = "POST", account: str = "") -> HttpRequest:
     headers = {"content-type": JSON, "accept": JSON, **({IDEMPOTENCY_KEY: request_id} if request_id else {})}
-    return Request(method, f"{ROOT}/{path}", _given(account=account), headers, encoded(body))
+    return HttpRequest(method, f"{ROOT}/{path}", _given(account=account), headers, encoded(body))
 
 
 def _movement(retries: Retries, path: str, body: object, request_id: str) -> Flow[Document]:

@@ -29,7 +29,7 @@ READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class HttpRequest:
     method: str
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
@@ -47,17 +47,17 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendRequest:
     """Send the request and read all of its answer: gets a Response."""
 
-    request: Request
+    request: HttpRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
     """The same, but a success is left to be read piece by piece; at most one is open in a flow."""
 
-    request: Request
+    request: HttpRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Give(Generic[T]):
     value: T
 
 
-Step: TypeAlias = Send | Open | Read | Pause
+Step: TypeAlias = SendRequest | Open | Read | Pause
 # A flow that comes to one result, and one that gives values on the way.
 Flow: TypeAlias = Generator[Step, Any, T]
 Feed: TypeAlias = Generator[Step | Give[T], Any, None]
@@ -107,7 +107,7 @@ class Retries:
 ONCE = Retries(attempts_max=1)
 
 
-def exchange(request: Request, retries: Retries) -> Flow[Response]:
+def exchange(request: HttpRequest, retries: Retries) -> Flow[Response]:
     """A request and its successful answer; anything else is raised.
 
     Every request may be repeated: reading changes nothing, and a write carries a key under which the server
@@ -127,28 +127,28 @@ def exchange(request: Request, retries: Retries) -> Flow[Response]:
     raise AssertionError("the last attempt either returns or raises")
 
 
-def repeatable(request: Request) -> Request:
+def repeatable(request: HttpRequest) -> HttpRequest:
     """The request with a key of its own, if it is a write that has none."""
     if request.method in READING or any(name.lower() == IDEMPOTENCY_KEY for name in request.headers):
         return request
     return replace(request, headers={**request.headers, IDEMPOTENCY_KEY: str(uuid4())})
 
 
-def _attempt(request: Request) -> Flow[Response]:
-    response = yield Send(request)
+def _attempt(request: HttpRequest) -> Flow[Response]:
+    response = yield SendRequest(request)
     assert isinstance(response, Response)
     if response.status >= 300:
         raise error_of(response)
     return response
 
 
-def json_of(request: Request, retries: Retries) -> Flow[Any]:
+def json_of(request: HttpRequest, retries: Retries) -> Flow[Any]:
     """A request and what its answer says; None where it says nothing."""
     response = yield from exchange(request, retries)
     return decoded(response)
 
 
-def document_of(request: Request, retries: Retries) -> Flow[Document]:
+def document_of(request: HttpRequest, retries: Retries) -> Flow[Document]:
     document = yield from json_of(request, retries)
     if not isinstance(document, dict):
         raise not_ours("its answer is not an object")

@@ -15,7 +15,7 @@ import httpx2
 from bursar import __version__
 from bursar.client.contexts import Context, is_loopback
 from bursar.client.errors import ConfigError, ConnectionFailed
-from bursar.client.flow import Request, Response
+from bursar.client.flow import HttpRequest, Response
 
 CONNECT_SECONDS_MAX = 5.0
 RUNS = "see that the server runs (`bursar serve`), and that host and port are right"
@@ -56,7 +56,7 @@ def timeouts(seconds: float) -> httpx2.Timeout:
     return httpx2.Timeout(seconds, connect=min(seconds, CONNECT_SECONDS_MAX))
 
 
-def arguments(request: Request) -> dict[str, Any]:
+def arguments(request: HttpRequest) -> dict[str, Any]:
     """The arguments of `build_request`."""
     given: dict[str, Any] = {
         "method": request.method,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from bursar.client.calls import Place
+from bursar.client.calls import ResourcePath
 from bursar.client.flow import Retries
 from bursar.wire.kinds.registry import BY_PLURAL
 
@@ -27,9 +27,9 @@ class Kinds(Generic[R]):
         return sorted({*super().__dir__(), *BY_PLURAL})
 
 
-def place_of(plural: str, namespace: str, namespaced: bool | None, retries: Retries) -> Place:
+def place_of(plural: str, namespace: str, namespaced: bool | None, retries: Retries) -> ResourcePath:
     kind = BY_PLURAL.get(plural)
     if kind is None and namespaced is None:
         raise ValueError(f"unknown kind {plural!r}: say whether it is namespaced; known are {', '.join(BY_PLURAL)}")
     inside = namespaced if namespaced is not None else kind is not None and kind.namespaced
-    return Place(plural, inside, retries).within(namespace)
+    return ResourcePath(plural, inside, retries).within(namespace)

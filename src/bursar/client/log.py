@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bursar.client.calls import Place
+from bursar.client.calls import ResourcePath
 from bursar.client.errors import ApiError, ConnectionFailed, Gone, NotFound
-from bursar.client.flow import Feed, Give, Open, Pause, Read, Request, Response, error_of
+from bursar.client.flow import Feed, Give, HttpRequest, Open, Pause, Read, Response, error_of
 
 # Work may be silent for hours, and so is its log: then it is asked for anew.
 SILENCE_SECONDS_MAX = 60.0
@@ -68,7 +68,7 @@ class _Position:
 
 
 def log(
-    place: Place,
+    place: ResourcePath,
     name: str,
     *,
     follow: bool = False,
@@ -109,7 +109,7 @@ def log(
 
 
 def _answer(where: str, position: _Position, *, follow: bool) -> Feed[LogPiece]:
-    request = Request(
+    request = HttpRequest(
         "GET", where, position.query(follow=follow), {"accept": "text/plain, application/json"},
         silence_seconds_max=SILENCE_SECONDS_MAX if follow else None,
     )  # fmt: skip

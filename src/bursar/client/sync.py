@@ -10,20 +10,20 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar
 import httpx2
 
 from bursar.client import apply, calls, credit, http, log, usage, watch, webhook
-from bursar.client.calls import Place
+from bursar.client.calls import ResourcePath
 from bursar.client.contexts import Context, resolve
 from bursar.client.flow import (
     Feed,
     Flow,
     Give,
+    HttpRequest,
     Open,
     Outcome,
     Pause,
     Read,
-    Request,
     Response,
     Retries,
-    Send,
+    SendRequest,
     Step,
     resume,
 )
@@ -74,7 +74,7 @@ class _Errands:
 
     def _do(self, step: Step) -> Response | bytes | None:
         match step:
-            case Send(request):
+            case SendRequest(request):
                 response = self._client.send(self._build(request))
                 return http.response_of(response, response.content)
             case Open(request):
@@ -86,7 +86,7 @@ class _Errands:
                 time.sleep(seconds)
                 return None
 
-    def _open(self, request: Request) -> Response:
+    def _open(self, request: HttpRequest) -> Response:
         self.close()
         response = self._client.send(self._build(request), stream=True)
         self._opened = response
@@ -95,7 +95,7 @@ class _Errands:
         self._pieces = response.iter_bytes()
         return http.response_of(response, b"")
 
-    def _build(self, request: Request) -> httpx2.Request:
+    def _build(self, request: HttpRequest) -> httpx2.Request:
         return self._client.build_request(**http.arguments(request))
 
     def close(self) -> None:
@@ -129,10 +129,10 @@ def _each(
     return method
 
 
-class Resource(_Driven[Place]):
+class Resource(_Driven[ResourcePath]):
     """The objects of one kind: in one namespace after being called with its name, else in all."""
 
-    def __init__(self, client: httpx2.Client, place: Place) -> None:
+    def __init__(self, client: httpx2.Client, place: ResourcePath) -> None:
         self._http = client
         self._subject = place
 

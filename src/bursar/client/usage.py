@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bursar.client.calls import ROOT, segment
-from bursar.client.flow import Document, Flow, Request, Retries, document_of, json_of
+from bursar.client.flow import Document, Flow, HttpRequest, Retries, document_of, json_of
 
 EXPORT_SECONDS_MAX = 300.0
 
@@ -28,7 +28,7 @@ def export_usage(retries: Retries, tenant: str = "", *, begin: str = "", end: st
     """What was used, as a table for spreadsheets: by day or month, tenant, resource and class; or by user, for the
     whole time at once. Without a tenant, of all that the caller may see; without a beginning, from this month's on."""
     query = _given(tenant=tenant, by=by, format="csv", **{"from": begin, "to": end})
-    request = Request(
+    request = HttpRequest(
         "GET", f"{ROOT}/usage/export", query, {"accept": "text/csv"}, silence_seconds_max=EXPORT_SECONDS_MAX
     )
     text = yield from json_of(request, retries)
@@ -36,7 +36,7 @@ def export_usage(retries: Retries, tenant: str = "", *, begin: str = "", end: st
 
 
 def _get(retries: Retries, path: str, **query: str) -> Flow[Document]:
-    return document_of(Request("GET", f"{ROOT}/{path}", _given(**query)), retries)
+    return document_of(HttpRequest("GET", f"{ROOT}/{path}", _given(**query)), retries)
 
 
 def _given(**query: str) -> dict[str, str]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bursar.client.calls import PAGE_ITEMS, Place, accepting, continuation, page, selection
+from bursar.client.calls import PAGE_ITEMS, ResourcePath, accepting, continuation, page, selection
 from bursar.client.errors import ApiError, ConnectionFailed, Gone, api_error
-from bursar.client.flow import Document, Feed, Flow, Give, Open, Pause, Read, Request, Response, error_of, not_ours
+from bursar.client.flow import Document, Feed, Flow, Give, HttpRequest, Open, Pause, Read, Response, error_of, not_ours
 
 ADDED, MODIFIED, DELETED, BOOKMARK, ERROR = "ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"
 
@@ -80,7 +80,7 @@ class _Position:
 
 
 def watch(
-    place: Place,
+    place: ResourcePath,
     *,
     label_selector: str = "",
     field_selector: str = "",
@@ -111,7 +111,7 @@ def watch(
         yield Pause(min(place.retries.pause_seconds(quick_rounds), max(0.0, end - time.monotonic())))
 
 
-def _list_again(place: Place, query: Mapping[str, str], position: _Position, as_table: bool) -> Feed[Event]:
+def _list_again(place: ResourcePath, query: Mapping[str, str], position: _Position, as_table: bool) -> Feed[Event]:
     first = yield from _page(place, query, "", as_table)
     listed = _items(first)
     continue_token = continuation(first)
@@ -123,7 +123,7 @@ def _list_again(place: Place, query: Mapping[str, str], position: _Position, as_
         yield Give(event)
 
 
-def _page(place: Place, query: Mapping[str, str], continue_token: str, as_table: bool) -> Flow[Document]:
+def _page(place: ResourcePath, query: Mapping[str, str], continue_token: str, as_table: bool) -> Flow[Document]:
     return page(
         place,
         label_selector=query.get("labelSelector", ""),
@@ -134,7 +134,9 @@ def _page(place: Place, query: Mapping[str, str], continue_token: str, as_table:
     )
 
 
-def _follow(place: Place, query: Mapping[str, str], position: _Position, as_table: bool, end: float) -> Feed[Event]:
+def _follow(
+    place: ResourcePath, query: Mapping[str, str], position: _Position, as_table: bool, end: float
+) -> Feed[Event]:
     """The changes after the position's revision, until the stream ends."""
     response = yield Open(_watch_request(place, query, position.revision, as_table, end))
     assert isinstance(response, Response)
@@ -155,7 +157,9 @@ def _follow(place: Place, query: Mapping[str, str], position: _Position, as_tabl
             return
 
 
-def _watch_request(place: Place, query: Mapping[str, str], revision: str, as_table: bool, end: float) -> Request:
+def _watch_request(
+    place: ResourcePath, query: Mapping[str, str], revision: str, as_table: bool, end: float
+) -> HttpRequest:
     asked = {**query, "watch": "true", "resourceVersion": revision, "allowWatchBookmarks": "true"}
     silence = SILENCE_SECONDS_MAX
     if end != math.inf:
@@ -163,7 +167,7 @@ def _watch_request(place: Place, query: Mapping[str, str], revision: str, as_tab
         asked["timeoutSeconds"] = str(left)
         # The server ends the stream in time; this is for one that does not.
         silence = min(silence, left + 1.0)
-    return Request("GET", place.path, asked, accepting(as_table), silence_seconds_max=silence)
+    return HttpRequest("GET", place.path, asked, accepting(as_table), silence_seconds_max=silence)
 
 
 def _event(line: bytes) -> Event:

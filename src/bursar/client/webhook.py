@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bursar.client.calls import ROOT, segment
-from bursar.client.flow import JSON, Document, Feed, Flow, Give, Request, Retries, document_of, encoded
+from bursar.client.flow import JSON, Document, Feed, Flow, Give, HttpRequest, Retries, document_of, encoded
 
 
 def webhooks(retries: Retries) -> Feed[Document]:
     """All webhooks, without their secrets."""
-    found = yield from document_of(Request("GET", f"{ROOT}/webhooks"), retries)
+    found = yield from document_of(HttpRequest("GET", f"{ROOT}/webhooks"), retries)
     for item in found.get("items") or []:
         yield Give(item)
 
@@ -32,18 +32,18 @@ def create_webhook(
     given = {"url": url, "tenant": tenant, "types": list(types), "allowLocal": allow_local, "secret": secret}
     body |= {key: value for key, value in given.items() if value}
     headers = {"content-type": JSON, "accept": JSON}
-    return document_of(Request("POST", f"{ROOT}/webhooks", {}, headers, encoded(body)), retries)
+    return document_of(HttpRequest("POST", f"{ROOT}/webhooks", {}, headers, encoded(body)), retries)
 
 
 def delete_webhook(retries: Retries, name: str) -> Flow[Document]:
     """Removes it, with what it was still to get."""
-    return document_of(Request("DELETE", f"{ROOT}/webhooks/{segment(name)}"), retries)
+    return document_of(HttpRequest("DELETE", f"{ROOT}/webhooks/{segment(name)}"), retries)
 
 
 def test_webhook(retries: Retries, name: str) -> Flow[Document]:
     """Sends a notice that tells of nothing; `notice` is its id. It is taken once it is among the deliveries no more."""
     headers = {"content-type": JSON, "accept": JSON}
-    return document_of(Request("POST", f"{ROOT}/webhooks/{segment(name)}/test", {}, headers, b"{}"), retries)
+    return document_of(HttpRequest("POST", f"{ROOT}/webhooks/{segment(name)}/test", {}, headers, b"{}"), retries)
 
 
 def webhook_deliveries(retries: Retries, name: str) -> Feed[Document]:
@@ -51,7 +51,7 @@ def webhook_deliveries(retries: Retries, name: str) -> Feed[Document]:
     following = ""
     while True:
         query = {"continue": following} if following else {}
-        request = Request("GET", f"{ROOT}/webhooks/{segment(name)}/deliveries", query)
+        request = HttpRequest("GET", f"{ROOT}/webhooks/{segment(name)}/deliveries", query)
         found = yield from document_of(request, retries)
         for item in found.get("items") or []:
             yield Give(item)

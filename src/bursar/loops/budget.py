@@ -15,9 +15,9 @@ import structlog
 from bursar.core.objects.object import Origin, Stored
 from bursar.core.usage.budget import BudgetState, next_state
 from bursar.core.values.refusal import Refusal
-from bursar.core.values.selector import Op, Selector, Term
+from bursar.core.values.selector import Op, Selector, SelectorTerm
 from bursar.ops.runtime.command import DEPOSED
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.usage.budget_alert import BUDGETS, Warn, state_of, tenant_key, warn
 from bursar.ops.usage.usage_rollup import BudgetUse, load_budget_days, load_budgets
 from bursar.store.db.database import AWAY, RACES
@@ -34,14 +34,14 @@ AT_ONCE = 200  # a changed window may be news to everybody; others use the same 
 
 REVIEWING = Origin(BUDGETS, "review")
 # Those of whom something was told: it is taken back, also when they have no budget any more.
-_TOLD = Selector((Term(BUDGET_FIELD, Op.IN, tuple(sorted((BudgetState.WARNING, BudgetState.EXHAUSTED)))),))
+_TOLD = Selector((SelectorTerm(BUDGET_FIELD, Op.IN, tuple(sorted((BudgetState.WARNING, BudgetState.EXHAUSTED)))),))
 
 
-async def run_budgets(office: Office, fence: int) -> None:
+async def run_budgets(runtime: Runtime, fence: int) -> None:
     """For as long as we lead. A database that is away is waited for."""
     while True:
         try:
-            await review(office, fence)
+            await review(runtime, fence)
         except (*AWAY, *RACES) as error:
             log.info("budgets wait for the database", error=repr(error))
         except Exception:
@@ -49,9 +49,9 @@ async def run_budgets(office: Office, fence: int) -> None:
         await asyncio.sleep(REVIEW_SECONDS)
 
 
-async def review(office: Office, fence: int | None = None) -> int:
+async def review(runtime: Runtime, fence: int | None = None) -> int:
     """Have everybody told whose budget passed a mark since they were last told; how many that were."""
-    found = await _load(office)
+    found = await _load(runtime)
     commands = [
         command
         for name, tenant in sorted(found.tenants.items())
@@ -60,7 +60,7 @@ async def review(office: Office, fence: int | None = None) -> int:
     ]
     changed = 0
     for at in range(0, len(commands), AT_ONCE):
-        replies = await asyncio.gather(*(warn(office, command) for command in commands[at : at + AT_ONCE]))
+        replies = await asyncio.gather(*(warn(runtime, command) for command in commands[at : at + AT_ONCE]))
         if DEPOSED in replies:
             log.info("another leads, and tells of budgets")
             break
@@ -75,10 +75,10 @@ class _Found:
     days: int
 
 
-async def _load(office: Office) -> _Found:
-    async with office.database.reader() as db:
-        tree = await office.trees.refresh(db)
-        used, days = await load_budgets(db, tree, past=office.past_hours), await load_budget_days(db)
+async def _load(runtime: Runtime) -> _Found:
+    async with runtime.database.reader() as db:
+        tree = await runtime.trees.refresh(db)
+        used, days = await load_budgets(db, tree, past=runtime.past_hours), await load_budget_days(db)
         told = (await listing.load_page(db, Query("Tenant", fields=_TOLD))).items
         tenants = await object_store.load(db, {tenant_key(name) for name in {*used, *(one.name for one in told)}})
     return _Found({key.name: one for key, one in tenants.items()}, used, days)

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bursar.core.objects.ask import Ask
-from bursar.core.objects.pending_reason import UNPAID, Reason
+from bursar.core.objects.pending_reason import UNPAID, PendingReason
 from bursar.core.scheduling.cycle.plan import UnitKey
-from bursar.core.scheduling.state.cluster_state import Blocked, World
+from bursar.core.scheduling.state.cluster_state import Blocked, ClusterState
 from bursar.store.credit import ledger as store
 from bursar.store.db.database import Connection
 
@@ -50,30 +50,30 @@ class Unpaid:
         self._told.append((self.heard, payload))
         return bool(self._waiting)
 
-    async def review(self, db: Connection, world: World) -> None:
+    async def review(self, db: Connection, cluster: ClusterState) -> None:
         """Who waits for an account of a tenant of whom was told is tried again; nobody else is looked at."""
         if self._told:
             told, self._told = self._told, []
             await self._note(db, told)
         heard_of, self._heard_of = self._heard_of, set()
         for tenant in heard_of:
-            self._try_again(world, tenant)
-        self._tidy(world)
+            self._try_again(cluster, tenant)
+        self._tidy(cluster)
 
-    def _try_again(self, world: World, tenant: str) -> None:
+    def _try_again(self, cluster: ClusterState, tenant: str) -> None:
         for key in [key for key in self._of.get(tenant, ()) if self._was_told(self._waiting[key])]:
             self._leave(key)
-            if (known := world.blocked.get(key)) is not None and known.reason.why in UNPAID:
-                del world.blocked[key]
+            if (known := cluster.blocked.get(key)) is not None and known.reason.why in UNPAID:
+                del cluster.blocked[key]
         if kept := {uid: one for uid, one in self._kept.pop(tenant, {}).items() if not self._was_told(one)}:
             self._kept[tenant] = kept
 
-    def _tidy(self, world: World) -> None:
+    def _tidy(self, cluster: ClusterState) -> None:
         """Of the others a few each time, all of them in turn: what was tried again, or waits no more, is left."""
         for _ in range(min(TIDIED_MAX, len(self._waiting))):
             key = next(iter(self._waiting))
             one = self._leave(key)
-            if key in world.blocked:
+            if key in cluster.blocked:
                 self._enter(key, one)
 
     def _enter(self, key: UnitKey, one: _Waits) -> None:
@@ -108,7 +108,14 @@ class Unpaid:
                     self._heard_of.add(self._known[each])
 
     def wait(
-        self, world: World, asks: Iterable[Ask], reason: Reason, until: float, since: int, *, keep: bool = False
+        self,
+        cluster: ClusterState,
+        asks: Iterable[Ask],
+        reason: PendingReason,
+        until: float,
+        since: int,
+        *,
+        keep: bool = False,
     ) -> None:
         """These are not tried before then, unless an account of theirs changes, or did since."""
         blocked = Blocked(reason, 0, 0, until, firm=True)
@@ -118,25 +125,25 @@ class Unpaid:
                 self._heard_of.add(one.tenant)  # It was told while this was being tried.
             if keep:
                 self._kept.setdefault(one.tenant, {})[ask.uid] = one
-            if ask.uid in world.waiting:
-                self._block(world, ask, one)
+            if ask.uid in cluster.waiting:
+                self._block(cluster, ask, one)
 
-    def _block(self, world: World, ask: Ask, one: _Waits) -> None:
-        key = world.unit_key(ask.uid)
-        world.blocked[key] = one.blocked
-        world.probes.refused(ask)
+    def _block(self, cluster: ClusterState, ask: Ask, one: _Waits) -> None:
+        key = cluster.unit_key(ask.uid)
+        cluster.blocked[key] = one.blocked
+        cluster.probes.refused(ask)
         if key in self._waiting:
             self._leave(key)
         self._enter(key, one)
-        if world.reserved_for == key:
-            world.reserved_for = world.reservation = None
+        if cluster.reserved_for == key:
+            cluster.reserved_for = cluster.reservation = None
 
-    def restore(self, world: World, now: float) -> None:
+    def restore(self, cluster: ClusterState, now: float) -> None:
         """The world was loaded anew, and knows nothing of what was refused in the one before."""
         self._waiting.clear()
         self._of.clear()
         kept, self._kept = self._kept, {}
         for uid, one in [each for some in kept.values() for each in some.items()]:
-            if one.blocked.until > now and uid in world.waiting:
+            if one.blocked.until > now and uid in cluster.waiting:
                 self._kept.setdefault(one.tenant, {})[uid] = one
-                self._block(world, world.waiting[uid].members[uid], one)
+                self._block(cluster, cluster.waiting[uid].members[uid], one)

@@ -13,7 +13,7 @@ import structlog
 
 from bursar.core.values.selector import parse_fields
 from bursar.ops.nodes.drain import DRAINING, continue_drain
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import AWAY
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
@@ -35,11 +35,11 @@ class _Status(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Status).decode
 
 
-async def run_drains(office: Office) -> None:
+async def run_drains(runtime: Runtime) -> None:
     """For ever. A database that is away is waited for."""
     while True:
         try:
-            await continue_drains(office)
+            await continue_drains(runtime)
         except AWAY as error:
             log.info("drains wait for the database", error=repr(error))
         except Exception:
@@ -47,11 +47,11 @@ async def run_drains(office: Office) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def continue_drains(office: Office) -> list[str]:
+async def continue_drains(runtime: Runtime) -> list[str]:
     """Go on with every drain there is; the nodes that are being drained."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         page = await listing.load_page(db, Query("Node", fields=_CORDONED))
     draining = [one.name for one in page.items if _decode(one.status).drain.state == DRAINING]
     for name in draining:
-        await continue_drain(office, name)
+        await continue_drain(runtime, name)
     return draining

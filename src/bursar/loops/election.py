@@ -18,7 +18,7 @@ from time import monotonic
 
 import structlog
 
-from bursar.ops.scheduling.leader import Fence, resign, stand
+from bursar.ops.scheduling.leader import LeaderFence, resign, stand
 from bursar.store.db.database import AWAY, RACES, Database
 from bursar.store.db.stuck_sessions import end_stuck
 
@@ -26,21 +26,21 @@ log = structlog.get_logger()
 
 RESIGN_SECONDS_MAX = 2.0
 
-Work = Callable[[int], Awaitable[None]]
+LeaderWork = Callable[[int], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class LeaderTerms:
     term_seconds: float = 5.0
     renew_seconds: float = 1.5
     ask_seconds: float = 0.5  # how often a candidate looks whether the leader is gone
     stuck_seconds: float = 60.0  # without a sign of life from the work's own event loop
 
 
-DEFAULT_TERMS = Terms()
+DEFAULT_TERMS = LeaderTerms()
 
 
-async def run_lead(database: Database, holder: str, on_elected: Work, terms: Terms = DEFAULT_TERMS) -> None:
+async def run_lead(database: Database, holder: str, on_elected: LeaderWork, terms: LeaderTerms = DEFAULT_TERMS) -> None:
     """For ever: lead whenever nobody else does. `on_elected` is run with the fence, and cancelled when the lead is
     lost; should it end by itself, the lead is given up. Cancelled, this resigns: another takes over at once."""
     # Its own connection, so that a renewal waits for no other reader; its own name, should an earlier life of the same
@@ -54,7 +54,7 @@ async def run_lead(database: Database, holder: str, on_elected: Work, terms: Ter
             if isinstance(fence, _Unknown):
                 # A leader that was paused in the middle of a commit may hold the row.
                 await end_stuck(own)
-            if isinstance(fence, Fence):
+            if isinstance(fence, LeaderFence):
                 await _lead(own, name, fence, asked_at + terms.term_seconds, on_elected, terms)
             await asyncio.sleep(terms.ask_seconds)
     finally:
@@ -65,7 +65,7 @@ class _Unknown:
     """The database did not say whether we lead."""
 
 
-async def _ask(database: Database, name: str, seconds: float) -> Fence | _Unknown | None:
+async def _ask(database: Database, name: str, seconds: float) -> LeaderFence | _Unknown | None:
     try:
         async with asyncio.timeout(seconds):
             return await stand(database, name, seconds)
@@ -74,7 +74,9 @@ async def _ask(database: Database, name: str, seconds: float) -> Fence | _Unknow
         return _Unknown()
 
 
-async def _lead(database: Database, name: str, fence: Fence, deadline: float, on_elected: Work, terms: Terms) -> None:
+async def _lead(
+    database: Database, name: str, fence: LeaderFence, deadline: float, on_elected: LeaderWork, terms: LeaderTerms
+) -> None:
     log.info("leading", holder=name, fence=fence.number)
     renewal = _Renewal(database.url, name, fence, deadline, terms)
     work = asyncio.ensure_future(on_elected(fence.number))
@@ -97,9 +99,9 @@ class _Renewal:
 
     url: str
     name: str
-    fence: Fence
+    fence: LeaderFence
     deadline: float
-    terms: Terms
+    terms: LeaderTerms
     alive_at: float = field(default_factory=monotonic)
     _over: bool = False
     _loop: asyncio.AbstractEventLoop | None = None
@@ -155,7 +157,7 @@ class _Renewal:
             log.warning("the lead could not be renewed in time", holder=self.name, fence=self.fence.number)
 
 
-async def _ask_before(database: Database, name: str, seconds: float, deadline: float) -> Fence | _Unknown | None:
+async def _ask_before(database: Database, name: str, seconds: float, deadline: float) -> LeaderFence | _Unknown | None:
     try:
         async with asyncio.timeout(max(0.0, deadline - monotonic())):
             return await _ask(database, name, seconds)

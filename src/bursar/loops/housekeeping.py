@@ -21,10 +21,10 @@ from bursar.ops.lifecycle.dispatch import delete_command
 from bursar.ops.lifecycle.namespace import TellWaiting
 from bursar.ops.nodes.signing import rotate_old
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.object import Delete, Preconditions
+from bursar.ops.objects.object import DeleteObject, DeletePreconditions
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Written
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.usage.usage_rollup import load_record_days
 from bursar.store.db import idempotency
 from bursar.store.db.database import AWAY
@@ -56,21 +56,21 @@ class Retention:
     records: timedelta | None = None  # of what ran; None: as long as the settings say
 
 
-async def run_upkeep(office: Office, retention: Retention | None = None) -> None:
+async def run_upkeep(runtime: Runtime, retention: Retention | None = None) -> None:
     """For ever: each duty at its own pace. A database that is away is waited for."""
     retention = retention or Retention()
     rests: dict[str, float] = {}
     await asyncio.gather(
-        _every(1.0, "namespaces", lambda: finish_namespaces(office, rests=rests)),
-        _every(60.0, "usage", lambda: sample_usage(office)),
-        _every(10.0, "partitions", lambda: make_room(office)),
-        _every(60.0, "requests", lambda: forget_requests(office, retention)),
-        _every(600.0, "changes", lambda: drop_changes(office, retention)),
-        _every(3600.0, "counters", lambda: prune_counters(office)),
-        _every(3600.0, "samples", lambda: forget_samples(office, retention)),
-        _every(3600.0, "measures", lambda: forget_measures(office, retention)),
-        _every(3600.0, "hours", lambda: keep_hours(office, retention)),
-        _every(600.0, "keys", lambda: change_keys(office)),
+        _every(1.0, "namespaces", lambda: finish_namespaces(runtime, rests=rests)),
+        _every(60.0, "usage", lambda: sample_usage(runtime)),
+        _every(10.0, "partitions", lambda: free_capacity(runtime)),
+        _every(60.0, "requests", lambda: forget_requests(runtime, retention)),
+        _every(600.0, "changes", lambda: drop_changes(runtime, retention)),
+        _every(3600.0, "counters", lambda: prune_counters(runtime)),
+        _every(3600.0, "samples", lambda: forget_samples(runtime, retention)),
+        _every(3600.0, "measures", lambda: forget_measures(runtime, retention)),
+        _every(3600.0, "hours", lambda: keep_hours(runtime, retention)),
+        _every(600.0, "keys", lambda: change_keys(runtime)),
     )
 
 
@@ -86,28 +86,28 @@ async def _every(seconds: float, duty: str, do: Callable[[], Awaitable[object]])
 
 
 async def finish_namespaces(
-    office: Office, patience: timedelta = PATIENCE, rests: dict[str, float] | None = None
+    runtime: Runtime, patience: timedelta = PATIENCE, rests: dict[str, float] | None = None
 ) -> int:
     """Empty the namespaces that are ending, and remove those that are empty; how many were removed. `rests` remembers
     until when those are left alone in which there is much."""
     rests = {} if rests is None else rests
     clock = asyncio.get_running_loop().time
     ending = parse_fields("status.phase=Terminating", ("status.phase",))
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         page = await listing.load_page(db, Query("Namespace", fields=ending))
     removed = 0
     for item in page.items:
         began, key = clock(), Key("Namespace", "", item.name)
         if began < rests.get(item.name, began):
             continue
-        left = await _empty(office, item.name)
+        left = await _empty(runtime, item.name)
         if left.count or finalizers_of(item.doc):
             rests[item.name] = clock() + REST_PER_LOOK * (clock() - began)
             if _waited(item.doc) > patience:
-                await _tell_waiting(office, key, left, finalizers_of(item.doc))
+                await _tell_waiting(runtime, key, left, finalizers_of(item.doc))
             continue
         rests.pop(item.name, None)
-        reply = await object_ops.submit(office, Delete(key=key, origin=UPKEEP), tenant="")
+        reply = await object_ops.submit(runtime, DeleteObject(key=key, origin=UPKEEP), tenant="")
         removed += not isinstance(reply, Refusal)
     return removed
 
@@ -124,24 +124,24 @@ def _waited(doc: bytes) -> timedelta:
     return now() - datetime.fromisoformat(deleted_at(doc))
 
 
-async def _tell_waiting(office: Office, key: Key, left: Left, own: Sequence[str]) -> None:
+async def _tell_waiting(runtime: Runtime, key: Key, left: Left, own: Sequence[str]) -> None:
     what = f"finalizers of the namespace itself: {', '.join(own)}" if not left.count else left.held
     message = f"waits for {what or 'work that has not stopped'}"
-    reply = await object_ops.submit(office, TellWaiting(key=key, origin=UPKEEP, message=message), tenant="")
+    reply = await object_ops.submit(runtime, TellWaiting(key=key, origin=UPKEEP, message=message), tenant="")
     if isinstance(reply, Written):
         log.warning("a namespace that was deleted is not gone", namespace=key.name, why=message)
 
 
-async def _empty(office: Office, namespace: str) -> Left:
+async def _empty(runtime: Runtime, namespace: str) -> Left:
     """Delete what lives in a namespace; what is left of it."""
     left = Left()
     for kind in (one for one in KINDS if one.namespaced):
         query: Query | None = Query(kind.name, namespace, limit=BATCH)
         while query is not None:
-            async with office.database.reader() as db:
+            async with runtime.database.reader() as db:
                 page = await listing.load_page(db, query)
             for item in page.items:
-                if is_ending(item.doc) or not await _delete(office, kind, Key(kind.name, item.namespace, item.name)):
+                if is_ending(item.doc) or not await _delete(runtime, kind, Key(kind.name, item.namespace, item.name)):
                     left.count += 1
                     if (names := finalizers_of(item.doc)) and not left.held:
                         left.held = f"finalizers of {kind.singular} {item.name}: {', '.join(names)}"
@@ -149,61 +149,61 @@ async def _empty(office: Office, namespace: str) -> Left:
     return left
 
 
-async def _delete(office: Office, kind: Kind, key: Key) -> bool:
+async def _delete(runtime: Runtime, kind: Kind, key: Key) -> bool:
     """Whether an object is gone; what runs is told to stop, once, and waited for."""
-    found = await object_ops.get(office, key)
+    found = await object_ops.get(runtime, key)
     if isinstance(found, Refusal) or is_ending(found.doc):
         return isinstance(found, Refusal)
-    command = delete_command(kind, found, UPKEEP, preconditions=Preconditions())
-    reply = await object_ops.submit(office, command, tenant=found.tenant)
+    command = delete_command(kind, found, UPKEEP, preconditions=DeletePreconditions())
+    reply = await object_ops.submit(runtime, command, tenant=found.tenant)
     return getattr(reply, "deleted", False) or (isinstance(reply, Refusal) and reply.code is Code.NOT_FOUND)
 
 
-async def sample_usage(office: Office) -> None:
-    async with office.database.reader() as db:
+async def sample_usage(runtime: Runtime) -> None:
+    async with runtime.database.reader() as db:
         await quota.save_sample(db, now())
 
 
-async def forget_samples(office: Office, retention: Retention) -> int:
+async def forget_samples(runtime: Runtime, retention: Retention) -> int:
     forgotten = 0
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         while count := await quota.forget_samples(db, now() - retention.samples):
             forgotten += count
     return forgotten
 
 
-async def forget_measures(office: Office, retention: Retention) -> int:
+async def forget_measures(runtime: Runtime, retention: Retention) -> int:
     """What allocations used long ago, when nodes were heard that are no more, and input that nobody reads any more."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         forgotten = await heartbeat.forget_gone(db) + await stdin.forget(db)
         while count := await heartbeat.forget_usage(db, now() - retention.samples):
             forgotten += count
     return forgotten
 
 
-async def keep_hours(office: Office, retention: Retention) -> list[str]:
+async def keep_hours(runtime: Runtime, retention: Retention) -> list[str]:
     """Room for the records of coming months; hours and records of long ago are dropped. Which months those were."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await usage_records.ensure_partitions(db, now())
         await usage_levels.forget_hours(db, now() - retention.hours)
         kept = retention.records or timedelta(days=await load_record_days(db))
         return await usage_records.drop_records(db, now() - kept)
 
 
-async def change_keys(office: Office) -> bool:
+async def change_keys(runtime: Runtime) -> bool:
     """Whether there is a new key. Those that nobody believes any more are removed."""
-    policy = await load_credit_policy(office)
-    return await rotate_old(office.database, policy.key_days, by="system:upkeep")
+    policy = await load_credit_policy(runtime)
+    return await rotate_old(runtime.database, policy.key_days, by="system:upkeep")
 
 
-async def make_room(office: Office) -> None:
-    async with office.database.reader() as db:
+async def free_capacity(runtime: Runtime) -> None:
+    async with runtime.database.reader() as db:
         await change.ensure_partitions(db)
 
 
-async def forget_requests(office: Office, retention: Retention) -> int:
+async def forget_requests(runtime: Runtime, retention: Retention) -> int:
     forgotten = 0
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         while count := await idempotency.expire(
             db, markers_before=now() - retention.markers, answers_before=now() - retention.answers
         ):
@@ -211,9 +211,9 @@ async def forget_requests(office: Office, retention: Retention) -> int:
     return forgotten
 
 
-async def prune_counters(office: Office) -> int:
+async def prune_counters(runtime: Runtime) -> int:
     """Tenants may name any dimension; those that are gone leave no rows behind."""
-    async with office.database.reader() as db, db.transaction():
+    async with runtime.database.reader() as db, db.transaction():
         await tenant_tree.lock_exclusive(db)
         pruned = await quota.prune(db)
         if pruned:
@@ -221,8 +221,8 @@ async def prune_counters(office: Office) -> int:
     return pruned
 
 
-async def drop_changes(office: Office, retention: Retention) -> list[str]:
-    async with office.database.reader() as db:
+async def drop_changes(runtime: Runtime, retention: Retention) -> list[str]:
+    async with runtime.database.reader() as db:
         position = await change.load_position(db)
         await change.raise_floor(db, position.revision - retention.watch)
         return await change.drop_before(db, position.revision - retention.audit)

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from bursar.core.nodes.node import NodeRoom
+from bursar.core.nodes.node import NodeCapacity
 from bursar.core.nodes.node_claim import SENSITIVE
 from bursar.core.objects.allocation import ENDED, Phase
 from bursar.core.objects.ask import Ask
@@ -21,7 +21,7 @@ from bursar.core.objects.object import Key
 from bursar.core.quota.permit import permit_of
 from bursar.core.quota.quota import Counter
 from bursar.core.quota.tenant_tree import Row, Tree
-from bursar.core.scheduling.state.cluster_state import Boost, World
+from bursar.core.scheduling.state.cluster_state import ActiveBoost, ClusterState
 from bursar.core.scheduling.state.fair_share import ShareOf
 from bursar.core.scheduling.state.fleet import UNCLAIMED
 from bursar.core.scheduling.state.placed_columns import NEVER, Spot
@@ -29,7 +29,7 @@ from bursar.core.usage.budget import penalty, used_fraction
 from bursar.core.values.replace import replace
 from bursar.core.values.selector import parse_fields
 from bursar.loops.stored_status import (
-    Status,
+    StoredStatus,
     decode_job,
     decode_job_document,
     decode_map,
@@ -38,12 +38,12 @@ from bursar.loops.stored_status import (
     holder_of,
     nomination_of,
 )
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import Connection
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store
 from bursar.store.objects import listing
-from bursar.store.objects.change import Seen
+from bursar.store.objects.change import SeenChange
 from bursar.store.objects.listing import Query
 from bursar.store.quota import quota as quota_store
 from bursar.wire.kinds.settings import policy_of
@@ -68,16 +68,16 @@ DESCRIBED = ("Settings", "PriorityClass", "Queue", "Tier", "Tenant", "Job")
 TREE_KINDS = frozenset({"Namespace", "PriorityClass", "ResourceQuota", "Settings", "Tenant", "Tier"})
 
 
-class Lost(Exception):
+class FeedLost(Exception):
     """Changes were dropped before they were read: the world must be loaded anew."""
 
 
-class Keeper:
+class Informer:
     """The world of one leader, and how far it has followed the feed."""
 
-    def __init__(self, office: Office) -> None:
-        self._office = office
-        self.world = World()
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.cluster = ClusterState()
         self.revision = 0
         self.settings: dict[str, Any] = {}  # what an administrator said about the policy
         self.noted: dict[str, str] = {}  # the reason that is stored with each waiting allocation
@@ -85,14 +85,14 @@ class Keeper:
         self.returned: set[str] = set()  # those of them that had a place before
         self.lacks_hours = False  # whether a tenant has a budget by now of which nobody knows how much is used
         self.committing: Multiset[str] = Multiset()  # uids whose fate is being decided by the database
-        self._deferred: list[Seen] = []
+        self._deferred: list[SeenChange] = []
         self._known: dict[str, int] = {}  # revisions of our own that have not come back by the feed yet
         self._classes: dict[str, PriorityClassView] = {}
         self._shares: dict[str, TenantShare] = {}
         self._tiers: dict[str, float | None] = {}  # what their tenants weigh
         self._hours: Mapping[str, tuple[float, float]] = {}
         self._views: dict[str, NodeView] = {}
-        self._rooms: dict[str, NodeRoom] = {}
+        self._capacities: dict[str, NodeCapacity] = {}
         self._stale_nodes: set[str] = set()
         self._stale_limits = False
         self._tree = Tree()
@@ -101,7 +101,7 @@ class Keeper:
     # Loading.
 
     async def count_nodes(self) -> int:
-        async with self._office.database.reader() as db:
+        async with self._runtime.database.reader() as db:
             return await node_store.count(db)
 
     async def load(self) -> None:
@@ -110,13 +110,13 @@ class Keeper:
         live = Query("Allocation", fields=parse_fields(phases, ("status.phase",)))
         # Read first and entered afterwards: a transaction that is idle for as long as that takes would be ended.
         async with (
-            self._office.database.reader() as db,
+            self._runtime.database.reader() as db,
             db.transaction(isolation="repeatable_read", readonly=True),
         ):
             self.revision = (await change_store.load_position(db)).revision
             described = [(kind, (await listing.load_page(db, Query(kind))).items) for kind in DESCRIBED]
             nodes = (await listing.load_page(db, Query("Node"))).items
-            rooms = await node_store.load_all(db)
+            capacities = await node_store.load_all(db)
             allocations = await listing.load_live(db, live)
             tree, counters = await self._read_limits(db)
         self._tree = tree
@@ -124,15 +124,15 @@ class Keeper:
             for item in items:
                 self._describe(Key(kind, item.namespace, item.name), item.doc, item.status)
         self._views = {item.name: node_of(item.doc, item.status) for item in nodes}
-        for name, room in sorted(rooms.items()):
-            self._put_node(name, room)
+        for name, capacity in sorted(capacities.items()):
+            self._put_node(name, capacity)
         for number, row in enumerate(allocations):
             self._apply_allocation(row)
             if number % YIELD_EVERY == 0:
                 # Whoever loads also has a term to renew.
                 await asyncio.sleep(0)
         # Last: the counters have counted all of it.
-        self.world.limits.load(tree, counters)
+        self.cluster.limits.load(tree, counters)
 
     # Following.
 
@@ -156,22 +156,22 @@ class Keeper:
                 tree, counters = await self._read_limits(db)
             self._stale_limits = False
             self._permit(tree)
-            self.world.limits.load(tree, counters)
+            self.cluster.limits.load(tree, counters)
         return count
 
     def _permit(self, tree: Tree) -> None:
         """What tenants may ask for may have changed: what waits was read by the rules that were."""
         old, self._tree = self._tree, tree
-        for name in {group.key.tenant for group in self.world.groups.values()} | self.world.used.keys():
+        for name in {group.key.tenant for group in self.cluster.groups.values()} | self.cluster.used.keys():
             if permit_of(old, name) != permit_of(tree, name):
-                raise Lost(f"what tenant {name} may ask for was changed")
+                raise FeedLost(f"what tenant {name} may ask for was changed")
 
     async def _follow(self, db: Connection) -> int:
         count = 0
         while True:
             changes = await change_store.load_seen(db, self.revision, READ_MAX, BINDER)
             if changes and changes[0].revision != self.revision + 1:
-                raise Lost(f"changes from {self.revision + 1} to {changes[0].revision - 1} are gone")
+                raise FeedLost(f"changes from {self.revision + 1} to {changes[0].revision - 1} are gone")
             await self._apply_all(db, changes)
             if changes:
                 self.revision = changes[-1].revision
@@ -179,30 +179,30 @@ class Keeper:
             if len(changes) < READ_MAX:
                 return count
 
-    async def _apply_all(self, db: Connection, changes: Sequence[Seen]) -> None:
+    async def _apply_all(self, db: Connection, changes: Sequence[SeenChange]) -> None:
         """Rooms are not in the feed: those of nodes that changed are read again. Nodes come before what is placed on
         them, and go after what was."""
         for change in changes:
             if change.key.kind != "Allocation":
                 self._apply(change)
         names, self._stale_nodes = self._stale_nodes, set()
-        rooms = await node_store.load(db, names) if names else {}
+        capacities = await node_store.load(db, names) if names else {}
         for name in sorted(names):
-            if name in rooms:
-                self._put_node(name, rooms[name])
+            if name in capacities:
+                self._put_node(name, capacities[name])
         for change in changes:
             if change.key.kind == "Allocation":
                 self._apply(change)
-        for name in sorted(names & self.world.fleet.row_of.keys()):
-            if name not in rooms or name not in self._views:
-                self._rooms.pop(name, None)
-                named = self.world.fleet.named
-                self.world.remove_node(name)
-                if named != self.world.fleet.named:
+        for name in sorted(names & self.cluster.fleet.row_of.keys()):
+            if name not in capacities or name not in self._views:
+                self._capacities.pop(name, None)
+                named = self.cluster.fleet.named
+                self.cluster.remove_node(name)
+                if named != self.cluster.fleet.named:
                     self._ask_as_tenants()
 
     async def _read_limits(self, db: Connection) -> tuple[Tree, Mapping[Row, Counter]]:
-        return await self._office.trees.refresh(db), await quota_store.load_limited(db)
+        return await self._runtime.trees.refresh(db), await quota_store.load_limited(db)
 
     def distrust_limits(self) -> None:
         """The database counted otherwise than we did: its figures are read before the next plan."""
@@ -210,7 +210,7 @@ class Keeper:
 
     def distrust_node(self, name: str) -> None:
         self._stale_nodes.add(name)
-        self._rooms.pop(name, None)
+        self._capacities.pop(name, None)
 
     def set_hours(self, hours: Mapping[str, tuple[float, float]]) -> None:
         """GPU-hours and node-hours used, by tenant: of those that have a budget."""
@@ -238,20 +238,20 @@ class Keeper:
 
     # Changes.
 
-    def _apply(self, change: Seen) -> None:
+    def _apply(self, change: SeenChange) -> None:
         kind = change.key.kind
         if kind == "Allocation":
             if change.uid in self.committing:
                 self._deferred.append(change)
             elif not self._is_known(change):
                 if change.bare:
-                    raise Lost(f"{change.key.name} was bound by another scheduler")
+                    raise FeedLost(f"{change.key.name} was bound by another scheduler")
                 self._apply_allocation(change)
         elif kind == "Node":
             self._apply_node(change)
         elif kind == "PriorityClass":
             # It says how urgent each allocation is that names it, or names none.
-            raise Lost(f"priority class {change.key.name} was changed")
+            raise FeedLost(f"priority class {change.key.name} was changed")
         else:
             if kind in TREE_KINDS:
                 self._stale_limits = True
@@ -260,7 +260,7 @@ class Keeper:
             elif change.doc is not None:
                 self._describe(change.key, change.doc, change.status)
 
-    def _is_known(self, change: Seen) -> bool:
+    def _is_known(self, change: SeenChange) -> bool:
         """Whether it is in the world since it was decided, or was overtaken by what is."""
         known = self._known.get(change.uid, 0)
         if change.revision > known:
@@ -271,11 +271,11 @@ class Keeper:
             del self._known[change.uid]
         return True
 
-    def _relabel(self, change: Seen) -> None:
+    def _relabel(self, change: SeenChange) -> None:
         """Of what another did just before our own commit, labels and annotations are all that still matters."""
-        one, ask = self.world.placed.get(change.uid), self._ask(change, decode_status(change.status))
+        one, ask = self.cluster.placed.get(change.uid), self._ask(change, decode_status(change.status))
         if one is not None and one.ask != ask:
-            self.world.place(ask, one.spots, since=one.since, ends_at=one.ends_at, ending=one.ending)
+            self.cluster.place(ask, one.spots, since=one.since, ends_at=one.ends_at, ending=one.ending)
 
     def _describe(self, key: Key, doc: bytes, status: bytes) -> None:
         """The policy, a tenant's share, a queue's profile, a class's value, a job's boost."""
@@ -296,29 +296,31 @@ class Keeper:
                 boost = decode_job(status).boost
                 if boost is not None:
                     uid = decode_job_document(doc).metadata.uid
-                    self.world.boosts[key.namespace, key.name] = Boost(boost.priority, epoch(boost.expires), uid)
+                    self.cluster.boosts[key.namespace, key.name] = ActiveBoost(
+                        boost.priority, epoch(boost.expires), uid
+                    )
                 else:
-                    self.world.boosts.pop((key.namespace, key.name), None)
+                    self.cluster.boosts.pop((key.namespace, key.name), None)
 
     def _undescribe(self, key: Key) -> None:
         match key.kind:
             case "Queue":
-                self.world.profiles.pop(key.name, None)
+                self.cluster.profiles.pop(key.name, None)
             case "Tier":
                 self._put_tier(key.name, None)
             case "Tenant":
                 self._shares.pop(key.name, None)
-                self.world.tenants.pop(key.name, None)
+                self.cluster.tenants.pop(key.name, None)
             case "Job":
-                self.world.boosts.pop((key.namespace, key.name), None)
+                self.cluster.boosts.pop((key.namespace, key.name), None)
 
     def _put_profile(self, queue: str, profile: str) -> None:
         # Work may be in a queue that was deleted and is created anew; when all is loaded, queues come first.
-        known = self.world.profiles.get(queue, "" if self._users else profile)
+        known = self.cluster.profiles.get(queue, "" if self._users else profile)
         if known != profile and SENSITIVE in (known, profile):
             # It says of all work in it that it is sensitive, or that it is not.
-            raise Lost(f"queue {queue} was changed")
-        self.world.profiles[queue] = profile
+            raise FeedLost(f"queue {queue} was changed")
+        self.cluster.profiles[queue] = profile
 
     def _put_tier(self, name: str, weight: float | None) -> None:
         self._tiers[name] = weight
@@ -332,11 +334,11 @@ class Keeper:
         weight = 1.0 if weight is None else weight
         gpu_hours, node_hours = self._hours.get(name, (0.0, 0.0))
         used = used_fraction(gpu_hours, share.gpu_hours_budget, node_hours, share.node_hours_budget)
-        self.world.tenants[name] = ShareOf(
+        self.cluster.tenants[name] = ShareOf(
             name, share.parent, weight, share.fair_share_target, share.burst_allowance, penalty(used)
         )
 
-    def _apply_node(self, change: Seen) -> None:
+    def _apply_node(self, change: SeenChange) -> None:
         name = change.key.name
         if change.type == "DELETED":
             self._views.pop(name, None)
@@ -344,16 +346,16 @@ class Keeper:
             self._views[name] = node_of(change.doc, change.status)
         self._stale_nodes.add(name)
 
-    def _put_node(self, name: str, room: NodeRoom) -> None:
+    def _put_node(self, name: str, capacity: NodeCapacity) -> None:
         """Enter a node if anything about it is news; a heartbeat is none."""
         view = self._views.get(name)
         if view is None:
             return
-        known, before = self._rooms.get(name), self.world.fleet.row_of.get(name)
+        known, before = self._capacities.get(name), self.cluster.fleet.row_of.get(name)
         gate = (view.tenants, view.whole_only, view.isolated)
-        described = (view.labels, view.taints, view.ready, view.unschedulable or not room.schedulable, gate)
+        described = (view.labels, view.taints, view.ready, view.unschedulable or not capacity.schedulable, gate)
         if known is not None and before is not None:
-            fleet = self.world.fleet
+            fleet = self.cluster.fleet
             same = (
                 fleet.labels[before],
                 fleet.taints[before],
@@ -361,20 +363,20 @@ class Keeper:
                 fleet.cordoned[before],
                 fleet.gates[before],
             ) == described
-            if same and known.generation == room.generation and known.allocatable == room.allocatable:
+            if same and known.generation == capacity.generation and known.allocatable == capacity.allocatable:
                 return
-        self._rooms[name] = room
-        named = self.world.fleet.named
-        claims = self.world.fleet.claims
-        held_by, claim = claims[before] if before is not None else UNCLAIMED, holder_of(room)
-        self.world.put_node(
+        self._capacities[name] = capacity
+        named = self.cluster.fleet.named
+        claims = self.cluster.fleet.claims
+        held_by, claim = claims[before] if before is not None else UNCLAIMED, holder_of(capacity)
+        self.cluster.put_node(
             name,
-            room.allocatable,
+            capacity.allocatable,
             labels=view.labels,
             taints=view.taints,
-            generation=room.generation,
+            generation=capacity.generation,
             ready=view.ready,
-            cordoned=view.unschedulable or not room.schedulable,
+            cordoned=view.unschedulable or not capacity.schedulable,
             claim=claim,
             tenants=view.tenants,
             whole_only=view.whole_only,
@@ -382,28 +384,28 @@ class Keeper:
         )
         if held_by != claim:
             self._ask_anew({held_by, claim})
-        if named != self.world.fleet.named:
+        if named != self.cluster.fleet.named:
             self._ask_as_tenants()
 
     def _ask_anew(self, users: set[str]) -> None:
         """Somebody came to hold a node, or holds one no more: what waits for them may go elsewhere than before."""
-        for uid in [uid for uid, user in self._users.items() if user in users and uid in self.world.waiting]:
-            ask = self.world.waiting[uid].members[uid]
-            self.world.wait(self.world.as_user(ask, self._users[uid]), self.world.nominated.get(uid))
+        for uid in [uid for uid, user in self._users.items() if user in users and uid in self.cluster.waiting]:
+            ask = self.cluster.waiting[uid].members[uid]
+            self.cluster.wait(self.cluster.as_user(ask, self._users[uid]), self.cluster.nominated.get(uid))
 
     def _ask_as_tenants(self) -> None:
         """Nodes are kept for other tenants than before: what waits may go elsewhere."""
-        for uid in list(self.world.waiting):
-            ask = self.world.waiting[uid].members[uid]
-            anew = self.world.as_tenant(ask, permit_of(self._tree, ask.tenant).lineage)
+        for uid in list(self.cluster.waiting):
+            ask = self.cluster.waiting[uid].members[uid]
+            anew = self.cluster.as_tenant(ask, permit_of(self._tree, ask.tenant).lineage)
             if anew is not ask:
-                self.world.wait(anew, self.world.nominated.get(uid))
+                self.cluster.wait(anew, self.cluster.nominated.get(uid))
 
-    def _apply_allocation(self, change: Seen) -> None:
+    def _apply_allocation(self, change: SeenChange) -> None:
         fields = decode_map(change.fields)
         phase = fields.get("status.phase", Phase.PENDING)
         if change.type == "DELETED" or phase in ENDED:
-            self.world.forget(change.uid)
+            self.cluster.forget(change.uid)
             self.noted.pop(change.uid, None)
             self._users.pop(change.uid, None)
             self.returned.discard(change.uid)
@@ -415,14 +417,14 @@ class Keeper:
             self._users[change.uid] = status.user
             if status.epoch:
                 self.returned.add(change.uid)
-            self.world.wait(ask, nomination_of(status), again=status.epoch > 0)
+            self.cluster.wait(ask, nomination_of(status), again=status.epoch > 0)
         else:
             self.noted.pop(change.uid, None)
             self._users.pop(change.uid, None)
             self.returned.discard(change.uid)
             self._place(ask, status, ending=phase == Phase.TERMINATING)
 
-    def _ask(self, change: Seen, status: Status) -> Ask:
+    def _ask(self, change: SeenChange, status: StoredStatus) -> Ask:
         """What its user asks for, with the labels it has now: from its document if that is told, else as is known."""
         labels = decode_map(change.labels)
         if change.doc is not None:
@@ -435,20 +437,20 @@ class Keeper:
             if ask.labels != labels or ask.tenant != change.tenant:
                 ask = replace(ask, labels=labels, tenant=change.tenant)
         user = status.user
-        ask = self.world.as_tenant(self.world.as_user(ask, user), permit_of(self._tree, change.tenant).lineage)
-        if ask.payer != user and change.tenant in self._office.trees.latest.prepaid:
+        ask = self.cluster.as_tenant(self.cluster.as_user(ask, user), permit_of(self._tree, change.tenant).lineage)
+        if ask.payer != user and change.tenant in self._runtime.trees.latest.prepaid:
             ask = replace(ask, payer=user)
         return ask
 
-    def _known_ask(self, change: Seen) -> Ask:
-        known = self.world.ask(change.uid)
+    def _known_ask(self, change: SeenChange) -> Ask:
+        known = self.cluster.ask(change.uid)
         if known is None:
             log.warning("a change of an allocation that is not known", allocation=change.key.name, uid=change.uid)
-            raise Lost(f"{change.key.name} is not known")
+            raise FeedLost(f"{change.key.name} is not known")
         return known
 
-    def _place(self, ask: Ask, status: Status, *, ending: bool) -> None:
-        row_of, columns = self.world.fleet.row_of, self.world.fleet.device_column_of
+    def _place(self, ask: Ask, status: StoredStatus, *, ending: bool) -> None:
+        row_of, columns = self.cluster.fleet.row_of, self.cluster.fleet.device_column_of
         parts = [part for part in status.nodes if part.name in row_of and part.phase not in ENDED]
         spots = tuple(
             Spot(
@@ -465,4 +467,4 @@ class Keeper:
         ends_at = since + ask.ttl_seconds if ask.ttl_seconds else NEVER
         if ending and status.eviction is not None and status.eviction.deadline:
             ends_at = min(ends_at, epoch(status.eviction.deadline))
-        self.world.place(ask, spots, since=since, ends_at=ends_at, ending=ending)
+        self.cluster.place(ask, spots, since=since, ends_at=ends_at, ending=ending)

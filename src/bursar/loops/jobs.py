@@ -19,11 +19,11 @@ import structlog
 
 from bursar.core.objects.allocation import ENDED
 from bursar.core.objects.object import Key
-from bursar.core.values.selector import Op, Selector, Term
+from bursar.core.values.selector import Op, Selector, SelectorTerm
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.feed import FedChange, Feed, Follower, Lagging
+from bursar.ops.runtime.feed import FedChange, Feed, FeedLagging, Follower
 from bursar.ops.runtime.lane import Overloaded
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.job_controller import TROUBLE_SECONDS, Stepped, step
 from bursar.store.db.database import AWAY
 from bursar.store.objects import listing
@@ -38,17 +38,17 @@ BLOCKED_SECONDS = 30.0
 RESYNC_SECONDS = 300.0
 LISTEN_SECONDS = 60.0
 
-LOST: tuple[type[Exception], ...] = (Lagging, *AWAY)
+LOST: tuple[type[Exception], ...] = (FeedLagging, *AWAY)
 BUSY: tuple[type[Exception], ...] = (Overloaded, *AWAY)
 
-_UNSETTLED = Selector((Term("status.settled", Op.NOT_IN, ("true",)),))
+_UNSETTLED = Selector((SelectorTerm("status.settled", Op.NOT_IN, ("true",)),))
 
 
-async def run_jobs(office: Office) -> None:
+async def run_jobs(runtime: Runtime) -> None:
     """For ever. A database that is away is waited for."""
     while True:
         try:
-            await _follow(office)
+            await _follow(runtime)
         except* LOST as errors:
             log.info("jobs begin anew", errors=repr(errors.exceptions))
         except* Exception:
@@ -56,20 +56,20 @@ async def run_jobs(office: Office) -> None:
         await asyncio.sleep(TROUBLE_SECONDS)
 
 
-async def _follow(office: Office) -> None:
+async def _follow(runtime: Runtime) -> None:
     """Step jobs as they change, until the feed is lost."""
-    feed, agenda = Feed(office.database), Agenda()
-    office.on_commit.append(feed.nudge)
+    feed, agenda = Feed(runtime.database), Agenda()
+    runtime.on_commit.append(feed.nudge)
     try:
         # Listening begins before anything is read, so that nothing falls between the two.
         jobs, allocations = await feed.follow(JOB.name), await feed.follow("Allocation")
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_listen(jobs, agenda))
             tasks.create_task(_listen(allocations, agenda))
-            tasks.create_task(_resync(office, agenda))
-            tasks.create_task(_work(office, agenda))
+            tasks.create_task(_resync(runtime, agenda))
+            tasks.create_task(_work(runtime, agenda))
     finally:
-        office.on_commit.remove(feed.nudge)
+        runtime.on_commit.remove(feed.nudge)
         await feed.close()
 
 
@@ -168,16 +168,16 @@ def hear(fed: FedChange, agenda: Agenda) -> None:
         agenda.call(Key(JOB.name, change.key.namespace, name) for name in names)
 
 
-async def _resync(office: Office, agenda: Agenda) -> None:
+async def _resync(runtime: Runtime, agenda: Agenda) -> None:
     """All jobs that are not settled: at first, and then now and then, should anything have been missed."""
     while True:
-        agenda.call(await unsettled(office))
+        agenda.call(await unsettled(runtime))
         await asyncio.sleep(RESYNC_SECONDS)
 
 
-async def unsettled(office: Office) -> list[Key]:
+async def unsettled(runtime: Runtime) -> list[Key]:
     keys: list[Key] = []
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         async for page in listing.load_all(db, Query(JOB.name, fields=_UNSETTLED)):
             keys += [Key(JOB.name, one.namespace, one.name) for one in page.items]
     return keys
@@ -186,21 +186,21 @@ async def unsettled(office: Office) -> list[Key]:
 # Who works it off.
 
 
-async def _work(office: Office, agenda: Agenda) -> None:
+async def _work(runtime: Runtime, agenda: Agenda) -> None:
     while True:
         agenda.wake.clear()
         if keys := agenda.take(now(), AT_ONCE):
-            await asyncio.gather(*(_look(office, agenda, key) for key in keys))
+            await asyncio.gather(*(_look(runtime, agenda, key) for key in keys))
             continue
         with suppress(TimeoutError):
             async with asyncio.timeout(agenda.seconds_left(now())):
                 await agenda.wake.wait()
 
 
-async def _look(office: Office, agenda: Agenda, key: Key) -> None:
+async def _look(runtime: Runtime, agenda: Agenda, key: Key) -> None:
     look = agenda.begin()
     try:
-        agenda.note(key, await step(office, key), now(), look)
+        agenda.note(key, await step(runtime, key), now(), look)
     except BUSY as error:
         log.info("a job waits", job=key.name, namespace=key.namespace, error=repr(error))
         agenda.call_later(key, now() + timedelta(seconds=TROUBLE_SECONDS))

@@ -18,23 +18,23 @@ import structlog
 
 from bursar.core.objects.ask import Ask
 from bursar.core.quota.tenant_tree import lineage
-from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.cycle.plan import SchedulingPolicy
 from bursar.core.scheduling.explain.explain import explain, figures, glimpse, holding, simulate
 from bursar.core.scheduling.explain.explain_types import Glimpse
-from bursar.core.scheduling.explain.queue_position import Lineups, line_up_boosted
-from bursar.core.scheduling.explain.wait_stats import Waits
-from bursar.core.scheduling.state.cluster_state import World
-from bursar.core.scheduling.state.equivalence import GroupKey
-from bursar.ops.runtime.runtime import Office
+from bursar.core.scheduling.explain.queue_position import QueueOrders, order_boosted
+from bursar.core.scheduling.explain.wait_stats import WaitStats
+from bursar.core.scheduling.state.cluster_state import ClusterState
+from bursar.core.scheduling.state.equivalence import EquivalenceKey
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.leader_query import (
     ANSWER_SECONDS_MAX,
-    Answer,
-    Boosted,
+    BoostedQuestion,
     Count,
     Draft,
     Explain,
     InUse,
-    Look,
+    LeaderAnswer,
+    LookQuestion,
     Question,
     Simulate,
     decode_question,
@@ -60,123 +60,125 @@ GLIMPSES_MAX = 4096
 
 @dataclass(slots=True)
 class Answering:
-    """What is known to whoever answers. `world_of` gives nothing while the world is being loaded."""
+    """What is known to whoever answers. `cluster_of` gives nothing while the world is being loaded."""
 
-    world_of: Callable[[], World | None]
-    policy_of: Callable[[], Policy]
+    cluster_of: Callable[[], ClusterState | None]
+    policy_of: Callable[[], SchedulingPolicy]
     clock: Callable[[], float] = time
-    waits: Waits = field(default_factory=Waits)
+    waits: WaitStats = field(default_factory=WaitStats)
     revision_of: Callable[[], int] = lambda: REVISION_MAX  # how far the world has followed what was committed
     fence: int | None = None  # of the term in which it answers
-    _lineups: Lineups = field(default_factory=Lineups)
-    _glimpses: dict[GroupKey, tuple[float, float | None]] = field(default_factory=dict)  # (found at, starts at)
+    _lineups: QueueOrders = field(default_factory=QueueOrders)
+    _glimpses: dict[EquivalenceKey, tuple[float, float | None]] = field(default_factory=dict)  # (found at, starts at)
 
-    def answer(self, raw: bytes, world: World) -> bytes | None:
+    def answer(self, raw: bytes, cluster: ClusterState) -> bytes | None:
         """One answer, whatever was asked: what fails is told to whoever asked it. None while it is too early: what it
         is about is committed, and not in the world yet."""
         question: Question | None = None
         try:
             question = decode_question(raw)
-            if isinstance(question, Look) and question.revision > self.revision_of():
+            if isinstance(question, LookQuestion) and question.revision > self.revision_of():
                 return None
-            return encode(Answer(msgspec.Raw(encode(self._result(question, world)))))
+            return encode(LeaderAnswer(msgspec.Raw(encode(self._result(question, cluster)))))
         except Exception as error:
             # Not the question itself: a draft is in it.
             log.exception("a question could not be answered", question=type(question).__name__)
-            return encode(Answer(error=f"{type(error).__name__}: {error}"[:300]))
+            return encode(LeaderAnswer(error=f"{type(error).__name__}: {error}"[:300]))
 
-    def _result(self, question: Question, world: World) -> object:
+    def _result(self, question: Question, cluster: ClusterState) -> object:
         policy, now = self.policy_of(), self.clock()
         match question:
             case Explain(uid):
-                return explain(world, uid, policy, now, self._lineups.of(world, policy, now, uid))
+                return explain(cluster, uid, policy, now, self._lineups.of(cluster, policy, now, uid))
             case InUse(uid):
-                return holding(world, uid, policy, now)
-            case Look(uid, namespace, job, _):
-                return self._look(world, uid or _first_of(world, (namespace, job)), policy, now)
-            case Boosted(namespace, job, priority):
-                return _boosted(world, policy, now, (namespace, job), priority)
+                return holding(cluster, uid, policy, now)
+            case LookQuestion(uid, namespace, job, _):
+                return self._look(cluster, uid or _first_of(cluster, (namespace, job)), policy, now)
+            case BoostedQuestion(namespace, job, priority):
+                return _boosted(cluster, policy, now, (namespace, job), priority)
             case Simulate(drafts, priorities):
-                asks = [world.as_user(_ask(one, priorities, world), one.user) for one in drafts]
-                return simulate(world, asks, policy, now)
+                asks = [cluster.as_user(_ask(one, priorities, cluster), one.user) for one in drafts]
+                return simulate(cluster, asks, policy, now)
             case Count():
-                return figures(world, self.waits, now, self.revision_of())
+                return figures(cluster, self.waits, now, self.revision_of())
 
-    def _look(self, world: World, uid: str, policy: Policy, now: float) -> Glimpse | None:
+    def _look(self, cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: float) -> Glimpse | None:
         """Its own position, and the estimate of those like it: that is the dear part."""
-        if uid not in world.waiting:
+        if uid not in cluster.waiting:
             return None
-        group = world.waiting[uid]
-        position = self._lineups.of(world, policy, now, uid).position(group.members[uid], group)
+        group = cluster.waiting[uid]
+        position = self._lineups.of(cluster, policy, now, uid).position(group.members[uid], group)
         known = self._glimpses.get(group.key)
         if known is not None and 0 <= now - known[0] <= GLIMPSE_SECONDS:
             return Glimpse(position.in_queue if position is not None else None, known[1])
-        found = glimpse(world, uid, policy, now, position)
+        found = glimpse(cluster, uid, policy, now, position)
         if len(self._glimpses) >= GLIMPSES_MAX:
             self._glimpses.clear()
         self._glimpses[group.key] = (now, found.starts_at)
         return found
 
 
-def _boosted(world: World, policy: Policy, now: float, job: tuple[str, str], priority: int) -> int | None:
+def _boosted(
+    cluster: ClusterState, policy: SchedulingPolicy, now: float, job: tuple[str, str], priority: int
+) -> int | None:
     """The position that the job's allocation which waits longest would have."""
-    members = _members(world, job)
+    members = _members(cluster, job)
     if not members:
         return None
     first = min(members, key=lambda ask: (ask.submitted_at, ask.uid))
-    line = line_up_boosted(world, policy, now, job, priority, first.owner)
-    position = line.position(first, world.waiting[first.uid])
+    line = order_boosted(cluster, policy, now, job, priority, first.owner)
+    position = line.position(first, cluster.waiting[first.uid])
     return position.in_queue if position is not None else None
 
 
-def _first_of(world: World, job: tuple[str, str]) -> str:
+def _first_of(cluster: ClusterState, job: tuple[str, str]) -> str:
     """The allocation of a job that waits longest."""
-    members = _members(world, job)
+    members = _members(cluster, job)
     return min(members, key=lambda ask: (ask.submitted_at, ask.uid)).uid if members else ""
 
 
-def _members(world: World, job: tuple[str, str]) -> list[Ask]:
+def _members(cluster: ClusterState, job: tuple[str, str]) -> list[Ask]:
     return [
         ask
-        for group in world.groups.values()
+        for group in cluster.groups.values()
         if group.key.job == job[1]
         for ask in group.members.values()
         if ask.namespace == job[0] and ask.owner
     ]
 
 
-def _ask(draft: Draft, priorities: Mapping[str, PriorityClassView], world: World) -> Ask:
+def _ask(draft: Draft, priorities: Mapping[str, PriorityClassView], cluster: ClusterState) -> Ask:
     """What was let in would be let in as it is: whether it may ask for that was decided before."""
-    tree = world.limits.tree
+    tree = cluster.limits.tree
     ask = ask_of(
         bytes(draft.doc), uid=draft.uid, tenant=draft.tenant, labels=draft.labels, priorities=priorities,
         tree=tree, exempt=True,
     )  # fmt: skip
-    return world.as_tenant(ask, tuple(lineage(tree, draft.tenant)))
+    return cluster.as_tenant(ask, tuple(lineage(tree, draft.tenant)))
 
 
 async def run_answers(
-    office: Office,
-    world_of: Callable[[], World | None],
-    policy_of: Callable[[], Policy],
+    runtime: Runtime,
+    cluster_of: Callable[[], ClusterState | None],
+    policy_of: Callable[[], SchedulingPolicy],
     clock: Callable[[], float] = time,
-    waits: Waits | None = None,
+    waits: WaitStats | None = None,
     revision_of: Callable[[], int] = lambda: REVISION_MAX,
     fence: int | None = None,
 ) -> None:
     """For as long as we lead: answer what is asked. A database that is away is waited for."""
-    answering = Answering(world_of, policy_of, clock, waits if waits is not None else Waits(), revision_of, fence)
+    answering = Answering(cluster_of, policy_of, clock, waits if waits is not None else WaitStats(), revision_of, fence)
     while True:
         try:
-            await _follow(office, answering)
+            await _follow(runtime, answering)
         except AWAY as error:
             log.info("answers wait for the database", error=repr(error))
             await asyncio.sleep(POLL_SECONDS)
 
 
-async def _follow(office: Office, answering: Answering) -> None:
+async def _follow(runtime: Runtime, answering: Answering) -> None:
     wake = asyncio.Event()
-    db = await office.database.connect()
+    db = await runtime.database.connect()
     try:
         await db.add_listener(store.ASKED, lambda *_: wake.set())
         while True:
@@ -194,15 +196,15 @@ async def _follow(office: Office, answering: Answering) -> None:
 
 async def _answer_some(db: Connection, answering: Answering) -> bool:
     """Answer the oldest questions, a few at a time; whether there may be more."""
-    if answering.world_of() is None:
+    if answering.cluster_of() is None:
         return False
     asked = await store.load_unanswered(db, BATCH_MAX, ANSWER_SECONDS_MAX)
     waiting, early = deque(asked), False
-    while waiting and (world := answering.world_of()) is not None:
+    while waiting and (cluster := answering.cluster_of()) is not None:
         began, done = perf_counter(), list[tuple[int, bytes]]()
         while waiting and perf_counter() - began < WORK_SECONDS:
             one = waiting.popleft()
-            answer = answering.answer(one.question, world)
+            answer = answering.answer(one.question, cluster)
             if answer is None:
                 early = True
             else:

@@ -11,13 +11,13 @@ import asyncio
 
 import structlog
 
-from bursar.core.credit.lease_expiry import Watch
+from bursar.core.credit.lease_expiry import ExpiryWatch
 from bursar.core.values.money import MICROS
 from bursar.ops.credit.billing import load_credit_policy
 from bursar.ops.credit.lease_expiry import lapse
 from bursar.ops.nodes.fence import load_patience
 from bursar.ops.runtime.lane import Overloaded
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import lease_expiry as store
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.db.database import AWAY
@@ -31,12 +31,12 @@ SLICES_MAX = 10  # in one look
 PASSING: tuple[type[Exception], ...] = (*AWAY, Overloaded)
 
 
-async def run_leases(office: Office) -> None:
+async def run_leases(runtime: Runtime) -> None:
     """For ever. A database that is away is waited for."""
-    watch = Watch()
+    watch = ExpiryWatch()
     while True:
         try:
-            await end_lapsed(office, watch, asyncio.get_running_loop().time())
+            await end_lapsed(runtime, watch, asyncio.get_running_loop().time())
         except PASSING as error:
             log.info("lapsed leases wait", error=repr(error))
         except Exception:
@@ -44,17 +44,17 @@ async def run_leases(office: Office) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def end_lapsed(office: Office, watch: Watch, at: float) -> list[int]:
+async def end_lapsed(runtime: Runtime, watch: ExpiryWatch, at: float) -> list[int]:
     """One look at the leases that may be over, at this moment of our own clock; those that were ended."""
-    policy, patience = await load_credit_policy(office), await load_patience(office)
+    policy, patience = await load_credit_policy(runtime), await load_patience(runtime)
     try:
-        await _look(office, watch, at, policy.throttle_seconds_max * MICROS)
+        await _look(runtime, watch, at, policy.throttle_seconds_max * MICROS)
     except BaseException:
         watch.restart(at)  # What was taken was not seen.
         raise
     if not (due := watch.due(at, patience.kill_grace_seconds + patience.clock_skew_seconds, LAPSES_MAX)):
         return []
-    decided = await lapse(office, due)
+    decided = await lapse(runtime, due)
     watch.settled((lease, due[lease]) for lease in decided)
     ended = [lease for lease, was_ended in decided.items() if was_ended]
     if ended:
@@ -62,8 +62,8 @@ async def end_lapsed(office: Office, watch: Watch, at: float) -> list[int]:
     return ended
 
 
-async def _look(office: Office, watch: Watch, at: float, freeze_micros: int) -> None:
-    async with office.database.reader() as db:
+async def _look(runtime: Runtime, watch: ExpiryWatch, at: float, freeze_micros: int) -> None:
+    async with runtime.database.reader() as db:
         now = await ledger_store.load_now(db)
         watch.heed(at, now)
         asked = watch.take(at, now)

@@ -13,8 +13,8 @@ import structlog
 
 from bursar.ops.credit.billing import load_credit_policy
 from bursar.ops.credit.ledger_verify import review
-from bursar.ops.credit.seal import drop_lines, make_room, seal
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.credit.seal import drop_lines, free_capacity, seal
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import AWAY, RACES, TooSlow
 
 log = structlog.get_logger()
@@ -25,13 +25,13 @@ DROP_SECONDS = 600.0
 AGAIN_SECONDS = 5.0  # after a failure
 
 
-async def run_ledger(office: Office) -> None:
+async def run_ledger(runtime: Runtime) -> None:
     """For ever: each duty at its own pace. A database that is away is waited for."""
     await asyncio.gather(
-        _repeat("seal", lambda: seal_once(office)),
-        _repeat("partitions", lambda: _make_room(office)),
-        _repeat("verify", lambda: _review(office)),
-        _repeat("drop", lambda: _drop(office)),
+        _repeat("seal", lambda: seal_once(runtime)),
+        _repeat("partitions", lambda: _free_capacity(runtime)),
+        _repeat("verify", lambda: _review(runtime)),
+        _repeat("drop", lambda: _drop(runtime)),
     )
 
 
@@ -53,23 +53,23 @@ async def _repeat(duty: str, do: Callable[[], Awaitable[float]]) -> None:
         await asyncio.sleep(seconds)
 
 
-async def seal_once(office: Office) -> float:
-    policy = await load_credit_policy(office)
-    await seal(office)
+async def seal_once(runtime: Runtime) -> float:
+    policy = await load_credit_policy(runtime)
+    await seal(runtime)
     return policy.seal_seconds
 
 
-async def _make_room(office: Office) -> float:
-    await make_room(office)
+async def _free_capacity(runtime: Runtime) -> float:
+    await free_capacity(runtime)
     return ROOM_SECONDS
 
 
-async def _review(office: Office) -> float:
-    await review(office, seconds=REVIEW_SECONDS / 2)
+async def _review(runtime: Runtime) -> float:
+    await review(runtime, seconds=REVIEW_SECONDS / 2)
     return REVIEW_SECONDS
 
 
-async def _drop(office: Office) -> float:
-    policy = await load_credit_policy(office)
-    await drop_lines(office, policy.entry_days, seconds=DROP_SECONDS / 2)
+async def _drop(runtime: Runtime) -> float:
+    policy = await load_credit_policy(runtime)
+    await drop_lines(runtime, policy.entry_days, seconds=DROP_SECONDS / 2)
     return DROP_SECONDS

@@ -13,13 +13,13 @@ from datetime import datetime
 
 import structlog
 
-from bursar.core.nodes.liveness import Patience, Sighting, Standing, Verdict, judge
+from bursar.core.nodes.liveness import Liveness, LivenessVerdict, Patience, Sighting, judge
 from bursar.core.values.refusal import Refusal
 from bursar.ops.nodes.liveness import node_alive, set_readiness, settle
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import AWAY
 from bursar.store.nodes import liveness as store
-from bursar.store.nodes.liveness import Look
+from bursar.store.nodes.liveness import LivenessLook
 from bursar.wire.kinds.settings import patience_of
 
 log = structlog.get_logger()
@@ -36,7 +36,7 @@ SOON_SECONDS = 3.0  # and where something was refused, as by a full lane, it is 
 
 
 @dataclass(slots=True)
-class Watch:
+class LivenessWatch:
     """What one controller knows of its own watching: since when it has been there, and since when all is calm. Times
     are those of our own clock, which never jumps."""
 
@@ -46,7 +46,7 @@ class Watch:
     clocks: tuple[datetime, float] | None = None  # the database's and ours, at the last look
     alarm: bool = False
     patience: Patience = Patience()  # noqa: RUF009 - it is frozen
-    due: dict[tuple[str, Standing], float] = field(default_factory=dict)  # when a node's work is looked at again
+    due: dict[tuple[str, Liveness], float] = field(default_factory=dict)  # when a node's work is looked at again
 
     def begin(self, now: datetime, at: float) -> None:
         """Note a look: `now` by the database's clock, `at` by ours. After too long a gap, and when the database's clock
@@ -72,14 +72,14 @@ class Watch:
     def calm_seconds(self) -> float:
         return _between(self.calm_since, self.last)
 
-    def hear(self, verdict: Verdict) -> None:
+    def hear(self, verdict: LivenessVerdict) -> None:
         """Alarms are told when they begin and when they end; from the last moment of one on, calm begins anew."""
         if verdict.alarm:
             self.calm_since = self.last
         if verdict.alarm is not self.alarm:
             tell = log.error if verdict.alarm else log.info
             what = "many nodes fell silent at once: nothing is given up" if verdict.alarm else "most nodes are heard"
-            tell(what, silent=verdict.silent, beating=verdict.beating)
+            tell(what, silent=verdict.silent, heartbeating=verdict.heartbeating)
         self.alarm = verdict.alarm
 
 
@@ -87,12 +87,12 @@ def _between(start: float | None, end: float | None) -> float:
     return end - start if start is not None and end is not None else 0.0
 
 
-async def run_nodes(office: Office) -> None:
+async def run_nodes(runtime: Runtime) -> None:
     """For ever. A database that is away is waited for."""
-    watch = Watch()
+    watch = LivenessWatch()
     while True:
         try:
-            await look_after(office, watch)
+            await look_after(runtime, watch)
         except AWAY as error:
             watch.lose()
             log.info("nodes wait for the database", error=repr(error))
@@ -101,11 +101,11 @@ async def run_nodes(office: Office) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def look_after(office: Office, watch: Watch) -> Verdict:
+async def look_after(runtime: Runtime, watch: LivenessWatch) -> LivenessVerdict:
     """One look at all nodes, and everything that follows from it. However long that takes, it is no absence."""
-    look = await _look(office, watch)
+    look = await _look(runtime, watch)
     try:
-        return await _act(office, watch, look)
+        return await _act(runtime, watch, look)
     finally:
         watch.last = _time()
 
@@ -114,7 +114,7 @@ def _time() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _act(office: Office, watch: Watch, look: Look) -> Verdict:
+async def _act(runtime: Runtime, watch: LivenessWatch, look: LivenessLook) -> LivenessVerdict:
     verdict = judge(
         look.sightings,
         look.heard,
@@ -123,20 +123,20 @@ async def _act(office: Office, watch: Watch, look: Look) -> Verdict:
         patience=watch.patience,
     )
     watch.hear(verdict)
-    said = await _say(office, watch, verdict)
+    said = await _say(runtime, watch, verdict)
     gone = [one for one in look.sightings if one.standing.gone and not one.heard_since]
     # Those that were lost just now stand as what they were said to be.
     gone += [
-        Sighting(one.node, Standing.LOST, one.beat, one.beat.at if one.beat else None)
+        Sighting(one.node, Liveness.LOST, one.heartbeat, one.heartbeat.at if one.heartbeat else None)
         for one in look.sightings
         if one.node in said
     ]
-    await _settle(office, watch, gone, look.now)
+    await _settle(runtime, watch, gone, look.now)
     return verdict
 
 
-async def _look(office: Office, watch: Watch) -> Look:
-    async with office.database.reader() as db:
+async def _look(runtime: Runtime, watch: LivenessWatch) -> LivenessLook:
+    async with runtime.database.reader() as db:
         look = await store.load_look(db, watch.patience.not_ready_seconds)
         patience = patience_of(look.settings) if look.settings else Patience()
         if patience != watch.patience:
@@ -147,26 +147,26 @@ async def _look(office: Office, watch: Watch) -> Look:
     return look
 
 
-async def _say(office: Office, watch: Watch, verdict: Verdict) -> set[str]:
+async def _say(runtime: Runtime, watch: LivenessWatch, verdict: LivenessVerdict) -> set[str]:
     """Say what became of nodes; which of them were lost just now."""
-    back = [name for name, standing in verdict.transitions if standing is Standing.READY]
+    back = [name for name, standing in verdict.transitions if standing is Liveness.READY]
     if back:
-        welcomed = await node_alive(office, back)
+        welcomed = await node_alive(runtime, back)
         log.info("nodes are heard again", nodes=_some(welcomed), count=len(welcomed))
-    falling = [one for one in verdict.transitions if one[1] is not Standing.READY]
+    falling = [one for one in verdict.transitions if one[1] is not Liveness.READY]
     if not falling:
         return set()
     why = _alarming(verdict) if verdict.alarm else ""
-    replies = await set_readiness(office, falling, watch.patience, why)
+    replies = await set_readiness(runtime, falling, watch.patience, why)
     done = [one for one, reply in zip(falling, replies, strict=True) if not isinstance(reply, Refusal)]
-    for standing in (Standing.NOT_READY, Standing.LOST):
+    for standing in (Liveness.NOT_READY, Liveness.LOST):
         if names := [name for name, now in done if now is standing]:
             log.warning("nodes are silent", standing=str(standing), nodes=_some(names), count=len(names))
-    return {name for name, standing in done if standing is Standing.LOST}
+    return {name for name, standing in done if standing is Liveness.LOST}
 
 
-def _alarming(verdict: Verdict) -> str:
-    return f"{verdict.silent} of {verdict.beating} nodes fell silent at once: nothing is given up"
+def _alarming(verdict: LivenessVerdict) -> str:
+    return f"{verdict.silent} of {verdict.heartbeating} nodes fell silent at once: nothing is given up"
 
 
 def _some(names: list[str]) -> str:
@@ -174,7 +174,7 @@ def _some(names: list[str]) -> str:
     return f"{shown}, …" if len(names) > 10 else shown
 
 
-async def _settle(office: Office, watch: Watch, gone: list[Sighting], now: datetime) -> None:
+async def _settle(runtime: Runtime, watch: LivenessWatch, gone: list[Sighting], now: datetime) -> None:
     """Look at the work of those nodes that are gone where something may be due."""
     keys = {(one.node, one.standing) for one in gone}
     watch.due = {key: at for key, at in watch.due.items() if key in keys}
@@ -183,7 +183,7 @@ async def _settle(office: Office, watch: Watch, gone: list[Sighting], now: datet
     if not due:
         return
     settled = await settle(
-        office, due, watch.patience, calm_seconds=watch.calm_seconds(), watched_seconds=watch.watched_seconds()
+        runtime, due, watch.patience, calm_seconds=watch.calm_seconds(), watched_seconds=watch.watched_seconds()
     )
     for one in due:
         at = settled.next_at.get(one.node)

@@ -10,21 +10,21 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from bursar.core.nodes.bind_check import Target
-from bursar.core.nodes.eviction import Notice, Rule
-from bursar.core.nodes.eviction import Reason as Stopped
-from bursar.core.objects.allocation import Phase, Request
+from bursar.core.nodes.eviction import EvictionReason as Stopped
+from bursar.core.nodes.eviction import EvictionRule, Notice
+from bursar.core.objects.allocation import Phase, ResourceRequest
 from bursar.core.objects.ask import Ask, Shape
 from bursar.core.objects.object import Key, Origin
-from bursar.core.objects.pending_reason import Reason
+from bursar.core.objects.pending_reason import PendingReason
 from bursar.core.quota.tenant_tree import Tree
 from bursar.core.quota.visibility import reason_for, sight
-from bursar.core.scheduling.cycle.plan import Binding, Policy, Preempting
+from bursar.core.scheduling.cycle.plan import Binding, Preempting, SchedulingPolicy
 from bursar.core.scheduling.explain.reason_text import sentence
-from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.placed_columns import Spot
 from bursar.loops.informer import BINDER
-from bursar.ops.scheduling.bind import Bind, Member, Note
-from bursar.ops.scheduling.evict import Nominee, Preempt, Victim
+from bursar.ops.scheduling.bind import Bind, BindMember, NotePending
+from bursar.ops.scheduling.evict import EvictionVictim, Nominee, Preempt
 from bursar.ops.workloads.report import Report
 
 SCHEDULER = Origin(BINDER, "bind")
@@ -35,16 +35,16 @@ NOTING = Origin(BINDER, "note")
 STRANGER = "work of another tenant"
 
 
-def bind_commands(world: World, bindings: Iterable[Binding], fence: int) -> list[Bind]:
-    names = {column: name for name, column in world.fleet.device_column_of.items()}
+def bind_commands(cluster: ClusterState, bindings: Iterable[Binding], fence: int) -> list[Bind]:
+    names = {column: name for name, column in cluster.fleet.device_column_of.items()}
     return [
-        Bind.unit([_member(world, names, ask, spots) for ask, spots in binding.members], SCHEDULER, fence)
+        Bind.unit([_member(cluster, names, ask, spots) for ask, spots in binding.members], SCHEDULER, fence)
         for binding in bindings
     ]
 
 
-def _member(world: World, names: Mapping[int, str], ask: Ask, spots: Iterable[Spot]) -> Member:
-    fleet = world.fleet
+def _member(cluster: ClusterState, names: Mapping[int, str], ask: Ask, spots: Iterable[Spot]) -> BindMember:
+    fleet = cluster.fleet
     targets = tuple(
         [
             Target(
@@ -55,30 +55,30 @@ def _member(world: World, names: Mapping[int, str], ask: Ask, spots: Iterable[Sp
             for spot in spots
         ]
     )
-    return Member(_key(ask), targets, _request(ask.shape), _gang_name(ask), ask.uid)
+    return BindMember(_key(ask), targets, _request(ask.shape), _gang_name(ask), ask.uid)
 
 
 @lru_cache(1024)
-def _request(shape: Shape) -> Request:
-    return Request(dict(shape.requests), shape.nodes, shape.exclusive, shape.where.sensitive)
+def _request(shape: Shape) -> ResourceRequest:
+    return ResourceRequest(dict(shape.requests), shape.nodes, shape.exclusive, shape.where.sensitive)
 
 
-def preempt_command(world: World, one: Preempting, fence: int, policy: Policy) -> Preempt:
+def preempt_command(cluster: ClusterState, one: Preempting, fence: int, policy: SchedulingPolicy) -> Preempt:
     nominees = [
         Nominee(_key(ask), ask.uid, nomination.nodes, datetime.fromtimestamp(nomination.until, UTC))
         for ask, nomination in zip(one.asks, one.nominations, strict=True)
     ]
     first, *others = nominees
     victims = tuple(
-        Victim(
+        EvictionVictim(
             _key(gone),
             victim.uid,
             _notice(victim.rule, one.asks[0], gone, one.priority, int(policy.grace_seconds)),
             _gang_name(gone),
         )
         for victim in one.victims
-        if victim.uid in world.placed
-        for gone in (world.placed[victim.uid].ask,)
+        if victim.uid in cluster.placed
+        for gone in (cluster.placed[victim.uid].ask,)
     )
     return Preempt(
         key=first.key, uid=first.uid, nominated=first.nodes, until=first.until, with_it=tuple(others),
@@ -86,18 +86,18 @@ def preempt_command(world: World, one: Preempting, fence: int, policy: Policy) -
     )  # fmt: skip
 
 
-def _notice(rule: Rule, asker: Ask, victim: Ask, priority: int, grace_seconds: int) -> Notice:
+def _notice(rule: EvictionRule, asker: Ask, victim: Ask, priority: int, grace_seconds: int) -> Notice:
     """What the victim is told. Tenants are strangers: of another's work it learns neither the name nor the priority."""
     own = asker.tenant == victim.tenant
     by = f"{asker.namespace}/{asker.name}" if own else STRANGER
-    if rule is Rule.BURST:
+    if rule is EvictionRule.BURST:
         why = "which is within its tenant's fair share; this ran beyond its own tenant's"
     else:
         why = f"which has the higher priority {priority}" if own else "which has a higher priority"
     return Notice(Stopped.PREEMPTED, rule, by, f"Preempted by {by}, {why}", grace_seconds)
 
 
-def fail_command(ask: Ask, reason: Reason, fence: int) -> Report:
+def fail_command(ask: Ask, reason: PendingReason, fence: int) -> Report:
     """Of a gang that was not complete in time; should it be by now, it stays."""
     return Report(
         key=_key(ask), origin=FAILING, phase=Phase.FAILED, uid=ask.uid, fence=fence, gang=_gang_name(ask),
@@ -105,10 +105,10 @@ def fail_command(ask: Ask, reason: Reason, fence: int) -> Report:
     )  # fmt: skip
 
 
-def note_command(tree: Tree, ask: Ask, reason: Reason, fence: int) -> Note:
+def note_command(tree: Tree, ask: Ask, reason: PendingReason, fence: int) -> NotePending:
     """Everybody of the tenant reads it: it tells no figures of what is above."""
     message = sentence(reason_for(reason, sight(tree, ask.tenant)))
-    return Note(key=_key(ask), origin=NOTING, fence=fence, uid=ask.uid, reason=reason.code, message=message)
+    return NotePending(key=_key(ask), origin=NOTING, fence=fence, uid=ask.uid, reason=reason.code, message=message)
 
 
 def _key(ask: Ask) -> Key:

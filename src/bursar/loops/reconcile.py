@@ -11,7 +11,7 @@ from bursar.core.values.money import MICROS
 from bursar.ops.credit.billing import load_credit_policy
 from bursar.ops.credit.reconcile import GAP_MICROS, Reconcile, Reconciled, forget_drift, reconcile, tell
 from bursar.ops.credit.usage_events import forget_events
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.runtime.transaction import Transactor
 from bursar.store.credit import reconcile as store
 from bursar.store.db.database import AWAY
@@ -25,22 +25,22 @@ BATCH = 128
 Reconciler = Transactor[Reconcile, Reconciled | None]
 
 
-def reconciler(office: Office) -> Reconciler:
-    return Transactor("reconciling", office.database, reconcile)
+def reconciler(runtime: Runtime) -> Reconciler:
+    return Transactor("reconciling", runtime.database, reconcile)
 
 
-async def run_reconcile(office: Office) -> None:
+async def run_reconcile(runtime: Runtime) -> None:
     """For ever. A database that is away is waited for."""
-    runner = reconciler(office)
+    runner = reconciler(runtime)
     forgotten_at = -FORGET_SECONDS
     try:
         while True:
             try:
-                await reconcile_due(office, runner)
+                await reconcile_due(runtime, runner)
                 if (now := asyncio.get_running_loop().time()) - forgotten_at > FORGET_SECONDS:
                     forgotten_at = now
-                    await forget_events(office)
-                    await forget_drift(office)
+                    await forget_events(runtime)
+                    await forget_drift(runtime)
             except AWAY as error:
                 log.info("reconciliation waits for the database", error=repr(error))
             except Exception:
@@ -50,13 +50,13 @@ async def run_reconcile(office: Office) -> None:
         await runner.close()
 
 
-async def reconcile_due(office: Office, runner: Reconciler) -> list[Reconciled]:
+async def reconcile_due(runtime: Runtime, runner: Reconciler) -> list[Reconciled]:
     """Everything that can be reconciled now."""
-    policy = await load_credit_policy(office)
+    policy = await load_credit_policy(runtime)
     wait = policy.reconcile_seconds * MICROS
     done: list[Reconciled] = []
     while True:
-        async with office.database.reader() as db:
+        async with runtime.database.reader() as db:
             due = await store.load_due(db, wait, wait + GAP_MICROS, BATCH)
         if not due:
             return done

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import msgspec
 
-from bursar.core.nodes.node import NodeRoom
-from bursar.core.nodes.node_claim import State
+from bursar.core.nodes.node import NodeCapacity
+from bursar.core.nodes.node_claim import ClaimState
 from bursar.core.scheduling.state.cluster_state import Nomination
 from bursar.core.scheduling.state.fleet import NOBODY, UNCLAIMED
 
@@ -30,7 +30,7 @@ class _Eviction(msgspec.Struct):
     deadline: str = ""
 
 
-class Status(msgspec.Struct, rename="camel"):
+class StoredStatus(msgspec.Struct, rename="camel"):
     """As much of an allocation's status as decisions need."""
 
     phase: str = "Pending"
@@ -62,19 +62,19 @@ class _JobDocument(msgspec.Struct):
     metadata: _Named
 
 
-decode_status = msgspec.json.Decoder(Status).decode
+decode_status = msgspec.json.Decoder(StoredStatus).decode
 decode_job = msgspec.json.Decoder(_JobStatus).decode
 decode_job_document = msgspec.json.Decoder(_JobDocument).decode
 
 
-def holder_of(room: NodeRoom) -> str:
+def holder_of(capacity: NodeCapacity) -> str:
     """Whose a node is, as the fleet knows it."""
-    if room.claim is None:
+    if capacity.claim is None:
         return UNCLAIMED
-    return room.claim.holder if room.claim.state is State.HELD and not room.claim.unpaid else NOBODY
+    return capacity.claim.holder if capacity.claim.state is ClaimState.HELD and not capacity.claim.unpaid else NOBODY
 
 
-def nomination_of(status: Status) -> Nomination | None:
+def nomination_of(status: StoredStatus) -> Nomination | None:
     if not status.nominated:
         return None
     return Nomination(tuple(one.node for one in status.nominated), max(epoch(one.until) for one in status.nominated))

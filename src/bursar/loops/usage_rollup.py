@@ -10,7 +10,7 @@ import asyncio
 
 import structlog
 
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.usage.usage_rollup import LEVELS_MAX, roll
 from bursar.store.db.database import AWAY, RACES, Database, TooSlow
 
@@ -21,11 +21,11 @@ ROLL_SECONDS = 5.0
 FEW = LEVELS_MAX
 
 
-async def run_hours(office: Office) -> None:
+async def run_hours(runtime: Runtime) -> None:
     """For ever. A database that is away is waited for."""
     while True:
         try:
-            await catch_up(office.database)
+            await catch_up(runtime.database)
         except TooSlow as error:
             # Waiting alone does not help: somebody must know what it is.
             log.error("entering hours is too slow", error=str(error))

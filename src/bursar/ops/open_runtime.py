@@ -13,26 +13,26 @@ from bursar.ops.credit.ledger import (
     EXTENDING,
     EXTENSIONS_MAX,
     Credit,
-    CreditWalk,
+    CreditBatch,
     Extend,
+    ExtendBatch,
     ExtendLanes,
-    ExtendWalk,
-    Payers,
+    PayerCache,
     Receipt,
 )
 from bursar.ops.credit.price import Prices
 from bursar.ops.credit.usage_events import EVENTS_MAX, Measure, Noted, measure
-from bursar.ops.nodes.heartbeat import BEATS_MAX, RECALLS_MAX, Kept, hear, recall
+from bursar.ops.nodes.heartbeat import HEARTBEATS_MAX, RECALLS_MAX, KeptConnection, hear, recall
 from bursar.ops.nodes.signing import Signing
 from bursar.ops.quota.cluster_ceiling import CeilingCache
 from bursar.ops.quota.tenant_tree import TreeCache
 from bursar.ops.runtime.command import Command, Reply
 from bursar.ops.runtime.lane import Lane
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.runtime.transaction import Transactor
 from bursar.ops.usage.usage_rollup import Past
-from bursar.ops.write_path.batch import Walk
-from bursar.ops.write_path.tenant_tree_write import StructureWalk
+from bursar.ops.write_path.batch import WriteBatch
+from bursar.ops.write_path.tenant_tree_write import TreeWriteBatch
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.db.database import Database
 from bursar.store.objects import object as object_store
@@ -42,20 +42,21 @@ from bursar.store.objects.change import ensure_partitions
 BINDS_MAX = 512
 
 
-async def open_runtime(database: Database) -> Office:
+async def open_runtime(database: Database) -> Runtime:
     """The runtime of one process, on a database that has its schema."""
     async with database.reader() as db:
         await ensure_partitions(db)
         await ledger_store.ensure_partitions(db)
-    trees, prices, payers = TreeCache(), Prices(), Payers()
-    transactors: list[Transactor[Any, Any] | Kept[Any, Any]] = []
-    beats, recalls = Kept(database, hear), Kept(database, recall)
+    trees, prices, payers = TreeCache(), Prices(), PayerCache()
+    transactors: list[Transactor[Any, Any] | KeptConnection[Any, Any]] = []
+    heartbeats, recalls = KeptConnection(database, hear), KeptConnection(database, recall)
     extends = [
-        Transactor[Extend, Grant | Refusal]("extending", database, ExtendWalk(prices, payers)) for _ in range(EXTENDING)
+        Transactor[Extend, Grant | Refusal]("extending", database, ExtendBatch(prices, payers))
+        for _ in range(EXTENDING)
     ]
-    credits_ = Transactor[Credit, Receipt | Refusal]("crediting", database, CreditWalk(trees, prices, payers))
+    credits_ = Transactor[Credit, Receipt | Refusal]("crediting", database, CreditBatch(trees, prices, payers))
     measures = Transactor[Measure, Noted | Refusal]("measuring", database, measure)
-    transactors += [beats, recalls, credits_, measures, *extends]
+    transactors += [heartbeats, recalls, credits_, measures, *extends]
     on_commit: list[Callable[[], None]] = []
 
     def lane(
@@ -72,7 +73,7 @@ async def open_runtime(database: Database) -> Office:
             Transactor[Command, Reply](
                 name,
                 database,
-                StructureWalk(trees) if shape else Walk(trees, prices),
+                TreeWriteBatch(trees) if shape else WriteBatch(trees, prices),
                 dry=dry,
                 on_commit=on_commit,
             )
@@ -83,7 +84,7 @@ async def open_runtime(database: Database) -> Office:
         batch_max = 1 if shape or alone else most
         return Lane(name, *(one.run for one in runs), capacity=capacity, batch_max=batch_max, weigh=weight_of)
 
-    return Office(
+    return Runtime(
         database,
         trees,
         creating=lane("creating", capacity=4096),
@@ -93,9 +94,9 @@ async def open_runtime(database: Database) -> Office:
         shaping=lane("shaping", shape=True),
         trying=lane("trying", dry=True, capacity=1024),
         trying_shape=lane("trying-shape", shape=True, dry=True, capacity=256),
-        reading=Lane("reading", Reading(database), capacity=16384),
+        reading=Lane("reading", ObjectReader(database), capacity=16384),
         # Each stream waits for its answer before it says more: there are never more than there are streams.
-        beating=Lane("beating", beats, capacity=65536, batch_max=BEATS_MAX),
+        heartbeating=Lane("beating", heartbeats, capacity=65536, batch_max=HEARTBEATS_MAX),
         recalling=Lane("recalling", recalls, capacity=65536, batch_max=RECALLS_MAX),
         extending=ExtendLanes(
             [Lane("extending", one.run, capacity=65536, batch_max=EXTENSIONS_MAX) for one in extends], payers
@@ -115,7 +116,7 @@ def weight_of(command: Command) -> int:
     return command.weight()
 
 
-class Reading:
+class ObjectReader:
     """Single objects, many at once: a lane of reads."""
 
     def __init__(self, database: Database) -> None:

@@ -36,8 +36,8 @@ _RENAMED: Final = {"from": "begin", "to": "end"}
 
 
 class AdminService(pb_grpc.AdminServiceServicer):
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, app: Door) -> None:
+        self._app = app
 
     async def UpdateTenant(  # noqa: N802
         self, request: pb.UpdateTenantRequest, context: Context
@@ -68,7 +68,7 @@ class AdminService(pb_grpc.AdminServiceServicer):
         self, context: Context, method: str, path: str, query: Mapping[str, str], body: bytes = b""
     ) -> dict[str, Any]:
         """The answer to a request; one that is refused ends the call."""
-        status, answer = await _put(self._door, method, path, query, _headers(context), body)
+        status, answer = await _put(self._app, method, path, query, _headers(context), body)
         document: dict[str, Any] = msgspec.json.decode(answer)
         if status >= 300:
             await _refuse(context, document)
@@ -127,7 +127,7 @@ def _headers(context: Context) -> list[tuple[bytes, bytes]]:
 
 
 async def _put(
-    door: Door, method: str, path: str, query: Mapping[str, str], headers: list[tuple[bytes, bytes]], body: bytes
+    app: Door, method: str, path: str, query: Mapping[str, str], headers: list[tuple[bytes, bytes]], body: bytes
 ) -> tuple[int, bytes]:
     """One request through the door, without a socket between: its status and its body."""
     sent: list[Event] = []
@@ -146,7 +146,7 @@ async def _put(
         "query_string": urlencode(query).encode(), "headers": headers,
         "client": None,
     }  # fmt: skip
-    await door(scope, receive, send)
+    await app(scope, receive, send)
     return int(sent[0]["status"]), b"".join(one.get("body", b"") for one in sent[1:])
 
 

@@ -20,7 +20,7 @@ import structlog
 from msgspec import Struct
 
 from bursar.core.credit.lease import Grant
-from bursar.core.nodes.liveness import LEASE_EXPIRED, WENT_WITH_ITS_NODE, Standing
+from bursar.core.nodes.liveness import LEASE_EXPIRED, WENT_WITH_ITS_NODE, Liveness
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.address import may_name
@@ -31,33 +31,33 @@ from bursar.core.values.replace import replace
 from bursar.ops.credit.ledger import Extend
 from bursar.ops.credit.shortfall import granted_shortfall, note_of, note_shortfalls
 from bursar.ops.nodes.capacity import report_capacity, report_isolation
-from bursar.ops.nodes.heartbeat import Beat, Heard
+from bursar.ops.nodes.heartbeat import Heartbeat, HeartbeatHeard
 from bursar.ops.nodes.liveness import EndLost
 from bursar.ops.nodes.node_ca import renew
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.lane import Closed, Overloaded, put_all
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.report import Report, report
 from bursar.rpc.codec import (
     ENDS,
     GRACE_SECONDS,
+    ReportedState,
     Said,
     Spoken,
-    State,
     end_directive,
     frozen_place,
     grant_message,
     load_document,
     order_of_place,
     phase_of_place,
-    read_beat,
+    read_heartbeat,
     run_directive,
     short_place,
     stop_directive,
 )
-from bursar.rpc.hub import STOPPING, SUPERSEDED, Context, Hub, Place, Stream, not_registered
+from bursar.rpc.hub import STOPPING, SUPERSEDED, AgentStream, Context, HeldPlacement, Hub, not_registered
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.late_usage import hear_last, measured_of
 from bursar.rpc.lease_token import sign
@@ -66,7 +66,7 @@ from bursar.rpc.prepare import PreparingService
 from bursar.rpc.problem import STATUS
 from bursar.rpc.wipe import hear_wipes, is_wipe, wipe_wanted
 from bursar.store.db.database import Unavailable
-from bursar.store.nodes.heartbeat import Claim, SeenBeat, UsageRow, WantedPlace, WantedSet
+from bursar.store.nodes.heartbeat import ReportedPlacement, SeenBeat, UsageRow, WantedPlace, WantedSet
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 log = structlog.get_logger()
@@ -80,7 +80,7 @@ RETRY_SECONDS = 1.0
 PASSING = (Unavailable, Overloaded)
 
 
-class Refused(Exception):
+class StreamRefused(Exception):
     """The stream ends, and this is what its agent is told."""
 
     def __init__(self, why: Refusal) -> None:
@@ -91,21 +91,21 @@ class Refused(Exception):
 class AgentService(PreparingService):
     """The control plane's side. With `insecure` no certificate is asked for, and a node is believed its name."""
 
-    def __init__(self, office: Office, hub: Hub, *, insecure: bool) -> None:
-        self._office = office
+    def __init__(self, runtime: Runtime, hub: Hub, *, insecure: bool) -> None:
+        self._runtime = runtime
         self._hub = hub
         self._insecure = insecure
 
     async def Heartbeat(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
-        stream: Stream | None = None
+        stream: AgentStream | None = None
         try:
             identity = _believed(identity_of(context, insecure=self._insecure))
             message = await _first(context)
-            stream = Stream(_name(identity, message), uuid.uuid4().hex, context, _current_task())
-            said = _believed(read_beat(message, stream.node))
+            stream = AgentStream(_name(identity, message), uuid.uuid4().hex, context, _current_task())
+            said = _believed(read_heartbeat(message, stream.node))
             await self._hub.enter(stream)
-            await _Conversation(self._office, self._hub, stream, identity).hold(said)
-        except Refused as error:
+            await _Conversation(self._runtime, self._hub, stream, identity).hold(said)
+        except StreamRefused as error:
             await _abort(context, error.why)
         except Closed:
             await _abort(context, STOPPING)
@@ -131,7 +131,7 @@ class AgentService(PreparingService):
         await _elsewhere(context)
 
 
-class Outcome(Struct):
+class HeartbeatOutcome(Struct):
     """What became of what was said: ends that are recorded, and what must not run here."""
 
     acknowledged: list[Spoken]
@@ -141,8 +141,8 @@ class Outcome(Struct):
 class _Conversation:
     """One stream, beat by beat."""
 
-    def __init__(self, office: Office, hub: Hub, stream: Stream, identity: NodeIdentity | None) -> None:
-        self._office = office
+    def __init__(self, runtime: Runtime, hub: Hub, stream: AgentStream, identity: NodeIdentity | None) -> None:
+        self._runtime = runtime
         self._hub = hub
         self._stream = stream
         self._identity = identity
@@ -156,13 +156,13 @@ class _Conversation:
         await self._reply(said, first=True)
         while isinstance(message := await self._stream.context.read(), pb.HeartbeatRequest):
             _believed(other_node(NodeIdentity(self._stream.node, 0), message.node_id))
-            said = _believed(read_beat(message, self._stream.node))
+            said = _believed(read_heartbeat(message, self._stream.node))
             await self._reply(said)
 
     async def _reply(self, said: Said, *, first: bool = False) -> None:
         stream = self._stream
         if said.seq <= self._seq:
-            raise Refused(invalid(f"beat {said.seq} came after beat {self._seq}: their numbers rise"))
+            raise StreamRefused(invalid(f"beat {said.seq} came after beat {self._seq}: their numbers rise"))
         self._seq = said.seq
         patience = self._hub.patience
         wipes = [one for one in said.statuses if is_wipe(one)]
@@ -178,12 +178,12 @@ class _Conversation:
         self._hub.heard(stream.node, heard.standing)
         self._capacity, self._isolation = said.capacity or self._capacity, said.isolation or self._isolation
         await self._say_capacity()
-        wiped = await hear_wipes(self._office, stream.node, wipes)
+        wiped = await hear_wipes(self._runtime, stream.node, wipes)
         # Who was given up may still hold what was taken from it: with its lease it hears all that is wanted of it.
-        wanted = await self._wanted() if whole or heard.standing != Standing.READY else None
+        wanted = await self._wanted() if whole or heard.standing != Liveness.READY else None
         claims = heard.claims if wanted is None else _claims(wanted, spoken.values(), stream.node)
         outcome = await self._report(spoken.values(), claims)
-        acknowledged = [*await hear_last(self._office, stream, outcome.acknowledged, claims), *wiped]
+        acknowledged = [*await hear_last(self._runtime, stream, outcome.acknowledged, claims), *wiped]
         answer = pb.HeartbeatResponse(
             seq=said.seq,
             lease_duration_seconds=patience.run_lease_seconds,
@@ -196,7 +196,7 @@ class _Conversation:
         if wanted is not None:
             self._tell_all(answer, wanted, {one.place for one in outcome.acknowledged})
         paid = await self._pay(answer)
-        await sign(self._office, stream, answer)
+        await sign(self._runtime, stream, answer)
         await stream.answer(answer, since=None if wanted is None else wanted.revision)
         await self._note_shortfalls(paid)
 
@@ -204,15 +204,15 @@ class _Conversation:
 
     async def _heard(
         self, said: Said, spoken: Iterable[Spoken], lease_seconds: int, *, first: bool, whole: bool
-    ) -> Heard:
+    ) -> HeartbeatHeard:
         stream = self._stream
         generation = self._identity.generation if self._identity is not None else 0
         seen = SeenBeat(stream.node, stream.session, generation, lease_seconds, self._address(said), said.agent)
         asked = () if whole else tuple({one.uid: None for one in spoken if self._matters(one)})
-        beat = Beat(seen, first, asked, self._usages(spoken), self._load(said))
-        heard = await _until_there(lambda: self._office.beating.submit(beat))
+        heartbeat = Heartbeat(seen, first, asked, self._usages(spoken), self._load(said))
+        heard = await _until_there(lambda: self._runtime.heartbeating.submit(heartbeat))
         if heard is None:
-            raise Refused(await _until_there(self._why_not))
+            raise StreamRefused(await _until_there(self._why_not))
         return heard
 
     def _address(self, said: Said) -> str:
@@ -224,9 +224,9 @@ class _Conversation:
         return ""
 
     async def _why_not(self) -> Refusal:
-        if refusal := await revoked(self._office.database, self._identity):
+        if refusal := await revoked(self._runtime.database, self._identity):
             return refusal
-        there = await object_ops.get(self._office, Key("Node", "", self._stream.node))
+        there = await object_ops.get(self._runtime, Key("Node", "", self._stream.node))
         return not_registered(self._stream.node) if isinstance(there, Refusal) else SUPERSEDED
 
     def _matters(self, one: Spoken) -> bool:
@@ -234,7 +234,7 @@ class _Conversation:
         place = self._stream.places.get(one.uid)
         if place is None or place.epoch != one.epoch or one.state in ENDS:
             return True
-        return one.state is State.RUNNING and (not place.running or one.frozen != place.frozen)
+        return one.state is ReportedState.RUNNING and (not place.running or one.frozen != place.frozen)
 
     def _usages(self, spoken: Iterable[Spoken]) -> tuple[UsageRow, ...]:
         """What is to be saved of what was measured: how it ended, and now and then before."""
@@ -261,12 +261,12 @@ class _Conversation:
     async def _say_capacity(self) -> None:
         if not self._capacity and not self._isolation:
             return
-        office, node, reply = self._office, self._stream.node, None
+        runtime, node, reply = self._runtime, self._stream.node, None
         try:
             if self._capacity:
-                reply = await report_capacity(office, node, self._capacity, self._stream.features)
+                reply = await report_capacity(runtime, node, self._capacity, self._stream.features)
             if self._isolation and not isinstance(reply, Refusal):
-                reply = await report_isolation(office, node, *self._isolation)
+                reply = await report_isolation(runtime, node, *self._isolation)
         except PASSING:
             return  # With the next beat.
         if isinstance(reply, Refusal):
@@ -278,7 +278,7 @@ class _Conversation:
         if not request or self._identity is None:
             return b""
         try:
-            issued = await renew(self._office.database, self._identity, request)
+            issued = await renew(self._runtime.database, self._identity, request)
         except PASSING:
             return b""
         if isinstance(issued, Refusal):
@@ -288,10 +288,10 @@ class _Conversation:
 
     # What was said.
 
-    async def _report(self, spoken: Iterable[Spoken], claims: Mapping[str, Claim]) -> Outcome:
+    async def _report(self, spoken: Iterable[Spoken], claims: Mapping[str, ReportedPlacement]) -> HeartbeatOutcome:
         """Report what is placed here; the rest is of the past."""
-        outcome = Outcome([], [])
-        commands: list[tuple[Spoken, Claim, Report]] = []
+        outcome = HeartbeatOutcome([], [])
+        commands: list[tuple[Spoken, ReportedPlacement, Report]] = []
         for one in spoken:
             claim = claims.get(one.uid)
             if claim is None and not self._matters(one):
@@ -301,22 +301,24 @@ class _Conversation:
             elif one.state in ENDS or self._is_news(one, claim):
                 commands.append((one, claim, _command(self._stream.node, one, claim)))
             else:
-                self._place(claim).running |= one.state is State.RUNNING
+                self._place(claim).running |= one.state is ReportedState.RUNNING
         if not commands:
             return outcome
         replies = await asyncio.gather(
-            *(report(self._office, command) for _, _, command in commands), return_exceptions=True
+            *(report(self._runtime, command) for _, _, command in commands), return_exceptions=True
         )
         for (one, claim, _), reply in zip(commands, replies, strict=True):
             self._settle(one, claim, reply, outcome)
         return outcome
 
-    def _is_news(self, one: Spoken, claim: Claim) -> bool:
+    def _is_news(self, one: Spoken, claim: ReportedPlacement) -> bool:
         """That it runs, or stands still, or goes on."""
-        runs = one.state is State.RUNNING
+        runs = one.state is ReportedState.RUNNING
         return runs and (claim.phase == Phase.SCHEDULED or one.frozen != self._place(claim).frozen)
 
-    def _settle(self, one: Spoken, claim: Claim, reply: Reply | BaseException, outcome: Outcome) -> None:
+    def _settle(
+        self, one: Spoken, claim: ReportedPlacement, reply: Reply | BaseException, outcome: HeartbeatOutcome
+    ) -> None:
         if isinstance(reply, PASSING):
             self._stream.unsaid[one.place] = one
         elif isinstance(reply, BaseException):
@@ -328,24 +330,24 @@ class _Conversation:
             place = self._place(claim)
             place.running, place.frozen = True, one.frozen
 
-    def _of_the_past(self, one: Spoken, outcome: Outcome) -> None:
+    def _of_the_past(self, one: Spoken, outcome: HeartbeatOutcome) -> None:
         """It is not placed here, or not any more: an end is known, and what lives must go."""
         place = self._stream.places.get(one.uid)
         if place is not None and place.epoch == one.epoch:
             del self._stream.places[one.uid]
         (outcome.acknowledged if one.state in ENDS else outcome.strangers).append(one)
 
-    def _place(self, claim: Claim | WantedPlace) -> Place:
+    def _place(self, claim: ReportedPlacement | WantedPlace) -> HeldPlacement:
         place = self._stream.places.get(claim.uid)
         if place is None or place.epoch != claim.epoch:
-            known = claim if isinstance(claim, Claim) else _claim(claim, self._stream.node)
-            place = Place(claim.key, claim.epoch, lease=claim.lease, frozen=known.frozen, short=known.short)
+            known = claim if isinstance(claim, ReportedPlacement) else _claim(claim, self._stream.node)
+            place = HeldPlacement(claim.key, claim.epoch, lease=claim.lease, frozen=known.frozen, short=known.short)
             self._stream.places[claim.uid] = place
         return place
 
     # What is paid for.
 
-    async def _pay(self, answer: pb.HeartbeatResponse) -> list[tuple[str, Place, Grant]]:
+    async def _pay(self, answer: pb.HeartbeatResponse) -> list[tuple[str, HeldPlacement, Grant]]:
         """Extend what is placed here and paid for, all of it at once. What cannot be, because the database is away or
         too much is asked, has the time that it was granted before; what can be is told, whatever became of the rest."""
         stream = self._stream
@@ -354,10 +356,10 @@ class _Conversation:
             return []
         seq = stream.next_number()
         asked = [Extend(place.lease, seq, place.running) for _, place in paid]
-        grants = await put_all(self._office.extending, asked)
+        grants = await put_all(self._runtime.extending, asked)
         freeze_seconds = self._hub.credits.throttle_seconds_max
         fenced = [uid for (uid, _), grant in zip(paid, grants, strict=True) if is_fenced(grant)]
-        moved = await follow_leases(self._office, stream, fenced) if fenced else ()
+        moved = await follow_leases(self._runtime, stream, fenced) if fenced else ()
         for (uid, place), grant in zip(paid, grants, strict=True):
             if isinstance(grant, BaseException) or uid in moved:
                 continue  # It has been logged, or passes.
@@ -368,19 +370,19 @@ class _Conversation:
         answered = zip(paid, grants, strict=True)
         return [(uid, place, grant) for (uid, place), grant in answered if isinstance(grant, Grant)]
 
-    async def _note_shortfalls(self, paid: Sequence[tuple[str, Place, Grant]]) -> None:
+    async def _note_shortfalls(self, paid: Sequence[tuple[str, HeldPlacement, Grant]]) -> None:
         """Note what is paid no further, and what is again, where that is news. What cannot be noted now is noted with a
         later beat."""
         node, news = self._stream.node, []
         for uid, place, grant in paid:
             if (short := granted_shortfall(grant)) != place.short:
                 news.append((place, note_of(place.key, uid, node, place.epoch, short)))
-        replies = await note_shortfalls(self._office, [note for _, note in news])
+        replies = await note_shortfalls(self._runtime, [note for _, note in news])
         for (place, note), reply in zip(news, replies, strict=True):
             if not isinstance(reply, Refusal | BaseException):
                 place.short = note.short
 
-    def _has_ended(self, uid: str, place: Place) -> bool:
+    def _has_ended(self, uid: str, place: HeldPlacement) -> bool:
         """Whether its end was said, and could not be recorded yet."""
         said = self._stream.unsaid.get((uid, place.epoch))
         return said is not None and said.state in ENDS
@@ -389,7 +391,7 @@ class _Conversation:
 
     async def _wanted(self) -> WantedSet:
         self._stream.begin_whole()
-        return await _until_there(lambda: self._office.recalling.submit(self._stream.node))
+        return await _until_there(lambda: self._runtime.recalling.submit(self._stream.node))
 
     def _tell_all(self, answer: pb.HeartbeatResponse, wanted: WantedSet, past: set[tuple[str, int]]) -> None:
         """All of it, but for what has just been acknowledged: that would be started again."""
@@ -432,15 +434,15 @@ async def _first(context: Context) -> pb.HeartbeatRequest:
         async with asyncio.timeout(FIRST_SECONDS_MAX):
             message = await context.read()
     except TimeoutError:
-        raise Refused(Refusal(Code.TIMEOUT, f"no beat came within {FIRST_SECONDS_MAX:.0f} s")) from None
+        raise StreamRefused(Refusal(Code.TIMEOUT, f"no beat came within {FIRST_SECONDS_MAX:.0f} s")) from None
     if not isinstance(message, pb.HeartbeatRequest):
-        raise Refused(invalid("the stream ended before its first beat"))
+        raise StreamRefused(invalid("the stream ended before its first beat"))
     return message
 
 
 def _believed(said: T | Refusal) -> T:
     if isinstance(said, Refusal):
-        raise Refused(said)
+        raise StreamRefused(said)
     return said
 
 
@@ -449,29 +451,29 @@ def _name(identity: NodeIdentity | None, message: pb.HeartbeatRequest) -> str:
         _believed(other_node(identity, message.node_id))
         return identity.node
     if faults := dns_subdomain(message.node_id):
-        raise Refused(invalid(f"node_id {faults[0]}"))
+        raise StreamRefused(invalid(f"node_id {faults[0]}"))
     return message.node_id
 
 
 # Words.
 
 
-def _claims(wanted: WantedSet, spoken: Iterable[Spoken], node: str) -> dict[str, Claim]:
+def _claims(wanted: WantedSet, spoken: Iterable[Spoken], node: str) -> dict[str, ReportedPlacement]:
     """Of what was spoken of, that which is placed here: the whole set tells it as well."""
     asked = {one.uid for one in spoken}
     return {one.uid: _claim(one, node) for one in wanted.places if one.uid in asked}
 
 
-def _claim(one: WantedPlace, node: str) -> Claim:
+def _claim(one: WantedPlace, node: str) -> ReportedPlacement:
     recorded = frozen_place(one, node), short_place(one, node)
-    return Claim(one.key, one.uid, one.epoch, one.gang, phase_of_place(one), one.lease, *recorded)
+    return ReportedPlacement(one.key, one.uid, one.epoch, one.gang, phase_of_place(one), one.lease, *recorded)
 
 
-def _command(node: str, one: Spoken, claim: Claim) -> Report:
-    if one.state is State.STOPPED and one.reason == LEASE_EXPIRED:
+def _command(node: str, one: Spoken, claim: ReportedPlacement) -> Report:
+    if one.state is ReportedState.STOPPED and one.reason == LEASE_EXPIRED:
         # It was cut off from us for too long, and ended by itself: what asked for that waits again.
         return _end_lost(node, one, claim)
-    if one.state in (State.FAILED, State.STOPPED) and one.reason in WENT_WITH_ITS_NODE:
+    if one.state in (ReportedState.FAILED, ReportedState.STOPPED) and one.reason in WENT_WITH_ITS_NODE:
         # How long the node was away makes no difference: what asked for that waits again.
         return replace(_end_lost(node, one, claim), reason=one.reason, only_leased=True)
     return Report(
@@ -481,17 +483,17 @@ def _command(node: str, one: Spoken, claim: Claim) -> Report:
         phase=ENDS.get(one.state, Phase.RUNNING),
         node=node,
         epoch=one.epoch,
-        stopped=one.state is State.STOPPED,
+        stopped=one.state is ReportedState.STOPPED,
         reason=one.reason if one.state in ENDS else "",
         message=one.message if one.state in ENDS else "",
         exit_code=one.exit_code if one.state in ENDS else None,
         gang=claim.gang,
         measured=measured_of(one),
-        frozen=one.frozen if one.state is State.RUNNING else None,
+        frozen=one.frozen if one.state is ReportedState.RUNNING else None,
     )
 
 
-def _end_lost(node: str, one: Spoken, claim: Claim) -> EndLost:
+def _end_lost(node: str, one: Spoken, claim: ReportedPlacement) -> EndLost:
     return EndLost(
         key=claim.key, uid=one.uid, origin=Origin(f"node:{node}", "report", one.reason), node=node, epoch=one.epoch,
         message=one.message, exit_code=one.exit_code, gang=claim.gang, confirmed=True, measured=measured_of(one),

@@ -16,7 +16,7 @@ import structlog
 
 from bursar.core.values.address import is_callable, is_loopback
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.workloads.log_source import Cut, Output, Piece, Reading
+from bursar.ops.workloads.log_source import LogCut, LogReading, LogSource, OutputPiece
 from bursar.rpc.tls import Calling, calling, channel_options
 from bursar.store.db.database import Database
 from bursar.store.nodes import heartbeat as store
@@ -40,7 +40,7 @@ OPTIONS = (
 
 
 @dataclass(slots=True)
-class Line:
+class AgentConnection:
     """A channel to one agent."""
 
     node: str
@@ -57,15 +57,15 @@ class Line:
 class Agents:
     """The agents of all nodes, as far as they can be called."""
 
-    def __init__(self, database: Database, *, insecure: bool = False, papers: Calling | None = None) -> None:
+    def __init__(self, database: Database, *, insecure: bool = False, credentials: Calling | None = None) -> None:
         self._database = database
         self._insecure = insecure
-        self._papers = papers
-        self._papers_lock = asyncio.Lock()
-        self._lines: dict[str, Line] = {}  # the one used last comes last
+        self._credentials = credentials
+        self._credentials_lock = asyncio.Lock()
+        self._lines: dict[str, AgentConnection] = {}  # the one used last comes last
         self._in_use = 0
 
-    async def open(self, node: str, reading: Reading) -> Output | Refusal | None:
+    async def open(self, node: str, reading: LogReading) -> LogSource | Refusal | None:
         """What an allocation has written on a node; None where the node keeps nothing of it."""
         line = await self._take(node)
         if isinstance(line, Refusal):
@@ -102,19 +102,19 @@ class Agents:
 
     # Channels.
 
-    async def _take(self, node: str) -> Line | Refusal:
+    async def _take(self, node: str) -> AgentConnection | Refusal:
         async with self._database.reader() as db:
             address = await store.load_address(db, node)
         if refusal := self._no_way(node, address):
             return refusal
-        credentials = None if self._insecure else await self._credentials()
+        credentials = None if self._insecure else await self._channel_credentials()
         line = self._lines.pop(node, None)
         if line is not None and (line.address != address or line.credentials is not credentials):
             # It moved, or our certificate is another. Who still listens there hears it out.
             await self._drop(line)
             line = None
         if line is None:
-            line = Line(node, address, _channel(node, address, credentials), credentials)
+            line = AgentConnection(node, address, _channel(node, address, credentials), credentials)
         self._lines[node] = line
         line.users += 1
         self._in_use += 1
@@ -136,13 +136,13 @@ class Agents:
                            retry_after_seconds=10)  # fmt: skip
         return None
 
-    async def _credentials(self) -> grpc.ChannelCredentials:
-        async with self._papers_lock:
-            if self._papers is None:
-                self._papers = await calling(self._database)
-            return self._papers.newest()
+    async def _channel_credentials(self) -> grpc.ChannelCredentials:
+        async with self._credentials_lock:
+            if self._credentials is None:
+                self._credentials = await calling(self._database)
+            return self._credentials.newest()
 
-    async def give_back(self, line: Line) -> None:
+    async def give_back(self, line: AgentConnection) -> None:
         """A call over it has ended."""
         line.users -= 1
         self._in_use -= 1
@@ -153,7 +153,7 @@ class Agents:
             del self._lines[one.node]
             await self._drop(one)
 
-    async def _drop(self, line: Line) -> None:
+    async def _drop(self, line: AgentConnection) -> None:
         if not line.users:
             await line.channel.close()
 
@@ -161,7 +161,7 @@ class Agents:
 class AgentOutput:
     """One call of ReadLog that was accepted."""
 
-    def __init__(self, agents: Agents, line: Line, call: Any, first: pb.ReadLogResponse) -> None:
+    def __init__(self, agents: Agents, line: AgentConnection, call: Any, first: pb.ReadLogResponse) -> None:
         self._agents = agents
         self._line = line
         self._call = call
@@ -170,13 +170,13 @@ class AgentOutput:
         self.offset = first.offset
         self.over = first.end and not first.data
 
-    async def next(self) -> Piece | None:
+    async def next(self) -> OutputPiece | None:
         while True:
             message = await self._read()
             if message is None or (message.end and not message.data):
                 return None
             if message.data:
-                return Piece(message.data, message.offset)
+                return OutputPiece(message.data, message.offset)
 
     async def _read(self) -> pb.ReadLogResponse | None:
         if (first := self._first) is not None:
@@ -185,7 +185,7 @@ class AgentOutput:
         try:
             message = await self._call.read()
         except grpc.aio.AioRpcError as error:
-            raise Cut(_unreachable(self._line, error).message) from error
+            raise LogCut(_unreachable(self._line, error).message) from error
         return message if isinstance(message, pb.ReadLogResponse) else None
 
     async def close(self) -> None:
@@ -201,7 +201,7 @@ def _channel(node: str, address: str, credentials: grpc.ChannelCredentials | Non
     return grpc.aio.secure_channel(address, credentials, options=(*OPTIONS, *channel_options(node)))
 
 
-def _unreachable(line: Line, error: grpc.aio.AioRpcError | TimeoutError) -> Refusal:
+def _unreachable(line: AgentConnection, error: grpc.aio.AioRpcError | TimeoutError) -> Refusal:
     why = error.details() or error.code().name if isinstance(error, grpc.aio.AioRpcError) else "it does not answer"
     log.info("an agent could not be asked", node=line.node, address=line.address, why=why)
     return Refusal(

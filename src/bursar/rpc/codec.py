@@ -52,7 +52,7 @@ ANNOTATIONS: Final = "bursar.io/"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
-class State(IntEnum):
+class ReportedState(IntEnum):
     """How a placement stands on its node."""
 
     STARTING = pb.POD_PHASE_STARTING
@@ -65,9 +65,9 @@ class State(IntEnum):
 
 # As which phase an end is reported. What was stopped because it was asked to is Cancelled where it is being deleted.
 ENDS: Final = {
-    State.SUCCEEDED: Phase.SUCCEEDED,
-    State.FAILED: Phase.FAILED,
-    State.STOPPED: Phase.FAILED,
+    ReportedState.SUCCEEDED: Phase.SUCCEEDED,
+    ReportedState.FAILED: Phase.FAILED,
+    ReportedState.STOPPED: Phase.FAILED,
 }
 
 
@@ -76,7 +76,7 @@ class Spoken(Struct, frozen=True):
 
     uid: str
     epoch: int
-    state: State
+    state: ReportedState
     reason: str = ""
     message: str = ""
     exit_code: int | None = None
@@ -89,7 +89,7 @@ class Spoken(Struct, frozen=True):
     @property
     def frozen(self) -> bool:
         """Whether it stands still: it runs, and its account spends too fast."""
-        return self.state is State.RUNNING and self.reason == FROZEN
+        return self.state is ReportedState.RUNNING and self.reason == FROZEN
 
 
 class Said(Struct, frozen=True):
@@ -111,7 +111,7 @@ class Said(Struct, frozen=True):
 # What is heard.
 
 
-def read_beat(message: pb.HeartbeatRequest, node: str) -> Said | Refusal:
+def read_heartbeat(message: pb.HeartbeatRequest, node: str) -> Said | Refusal:
     """A beat of this node. Every stream speaks a version that is known here."""
     if refusal := _version_refusal(message.protocol_version):
         return refusal
@@ -188,7 +188,7 @@ def _read_status(message: pb.PodStatus, node: str) -> Spoken | Refusal:
     if message.epoch < 0:
         return invalid(f"the epoch of {message.allocation_id} must not be negative, got {message.epoch}")
     try:
-        state = State(message.phase)
+        state = ReportedState(message.phase)
     except ValueError:
         return invalid(f"the phase of {message.allocation_id} is not one that is known here: {int(message.phase)}")
     return Spoken(
@@ -293,7 +293,7 @@ _decode_document = msgspec.json.Decoder(_Document).decode
 _decode_status = msgspec.json.Decoder(_Status).decode
 
 
-class Order(Struct, frozen=True):
+class WantedAllocation(Struct, frozen=True):
     """An allocation as its nodes are told of it."""
 
     key: Key
@@ -323,15 +323,17 @@ class Order(Struct, frozen=True):
         return (lease_number(name) or 0) if name else 0
 
 
-def order_of_change(change: Change, tenant_uid: str = "") -> Order:
+def order_of_change(change: Change, tenant_uid: str = "") -> WantedAllocation:
     status = _decode_status(change.status)
-    return Order(change.key, change.uid, change.tenant, _decode_document(change.doc), status, status.epoch, tenant_uid)
+    return WantedAllocation(
+        change.key, change.uid, change.tenant, _decode_document(change.doc), status, status.epoch, tenant_uid
+    )
 
 
-def order_of_place(place: WantedPlace) -> Order:
+def order_of_place(place: WantedPlace) -> WantedAllocation:
     status = _decode_status(place.status)
     document = _decode_document(place.doc)
-    return Order(place.key, place.uid, place.tenant, document, status, place.epoch, place.tenant_uid)
+    return WantedAllocation(place.key, place.uid, place.tenant, document, status, place.epoch, place.tenant_uid)
 
 
 def phase_of_place(place: WantedPlace) -> str:
@@ -361,7 +363,9 @@ def _place_on(place: WantedPlace, node: str) -> _PlacedOn | None:
         return None
 
 
-def run_directive(order: Order, node: str, kill_grace_seconds: int = GRACE_SECONDS) -> pb.SchedulingDirective:
+def run_directive(
+    order: WantedAllocation, node: str, kill_grace_seconds: int = GRACE_SECONDS
+) -> pb.SchedulingDirective:
     spec, metadata = order.document.spec, order.document.metadata
     devices = next((one.devices for one in order.status.nodes if one.name == node), {})
     job = next((one.name for one in metadata.owner_references if one.kind == "Job"), "")
@@ -398,7 +402,7 @@ def run_directive(order: Order, node: str, kill_grace_seconds: int = GRACE_SECON
     )
 
 
-def stop_directive(order: Order, now: datetime) -> pb.SchedulingDirective:
+def stop_directive(order: WantedAllocation, now: datetime) -> pb.SchedulingDirective:
     """That it is to end. Asked again after a while, there is only so much time left."""
     metadata, eviction = order.document.metadata, order.status.eviction
     graces = []

@@ -21,7 +21,7 @@ import structlog
 
 from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.credit.shortfall import Shortfall
-from bursar.core.nodes.liveness import Patience, Standing
+from bursar.core.nodes.liveness import Liveness, Patience
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Code, Refusal
@@ -29,8 +29,8 @@ from bursar.ops.nodes.liveness import node_alive
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime import metrics
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.feed import FedChange, Feed, Lagging
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.feed import FedChange, Feed, FeedLagging
+from bursar.ops.runtime.runtime import Runtime
 from bursar.rpc.codec import (
     Spoken,
     end_directive,
@@ -65,7 +65,7 @@ _BOUND = frozenset({Phase.SCHEDULED, Phase.RUNNING})
 
 
 @dataclass(slots=True)
-class Place:
+class HeldPlacement:
     """A placement that its node knows of, as far as this stream has heard."""
 
     key: Key
@@ -78,14 +78,14 @@ class Place:
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class AgentStream:
     """One node's stream: what it was told, and what it is still to be told."""
 
     node: str
     session: str
     context: Context
     task: asyncio.Task[Any]
-    places: dict[str, Place] = field(default_factory=dict)  # by uid
+    places: dict[str, HeldPlacement] = field(default_factory=dict)  # by uid
     unsaid: dict[tuple[str, int], Spoken] = field(default_factory=dict)  # what could not be recorded yet
     # Beats of leases are numbered from when the stream began, in microseconds of the database's clock: higher than
     # those of any earlier stream, which did not beat once a microsecond.
@@ -184,11 +184,11 @@ class Stream:
 class Hub:
     """The streams of this process, by node."""
 
-    def __init__(self, office: Office, feed: Feed) -> None:
-        self._office = office
+    def __init__(self, runtime: Runtime, feed: Feed) -> None:
+        self._runtime = runtime
         self._feed = feed
-        self._streams: dict[str, Stream] = {}
-        self._arriving: set[Stream] = set()  # of whom it is not known yet whether they may speak
+        self._streams: dict[str, AgentStream] = {}
+        self._arriving: set[AgentStream] = set()  # of whom it is not known yet whether they may speak
         # Work on several nodes, by uid: once it waits again, nothing says any more where it was.
         self._spread: dict[str, tuple[str, ...]] = {}
         self._spread_max = SPREAD_MAX
@@ -206,7 +206,7 @@ class Hub:
     def nodes(self) -> Collection[str]:
         return self._streams.keys()
 
-    async def enter(self, stream: Stream) -> None:
+    async def enter(self, stream: AgentStream) -> None:
         """A stream that may become its node's, for which the feed is followed."""
         self._arriving.add(stream)
         if self._closed:
@@ -215,7 +215,7 @@ class Hub:
             self._follower = asyncio.create_task(self._follow_for_ever(), name="hub")
         await self._followed.wait()
 
-    def take_over(self, stream: Stream) -> None:
+    def take_over(self, stream: AgentStream) -> None:
         """The first beat was heard: this is the node's stream, and the older one that it may have here ends. Not
         before: whoever comes with a certificate that was revoked ends nobody's. What is wanted is read after this, and
         changes are pushed from now on: nothing falls between."""
@@ -226,7 +226,7 @@ class Hub:
         if older is not None:
             older.end(SUPERSEDED)
 
-    def leave(self, stream: Stream) -> None:
+    def leave(self, stream: AgentStream) -> None:
         self._arriving.discard(stream)
         if self._streams.get(stream.node) is stream:
             del self._streams[stream.node]
@@ -235,7 +235,7 @@ class Hub:
 
     def heard(self, node: str, standing: str) -> None:
         """A node that was not thought to be ready has spoken. Those who return together are welcomed together."""
-        if standing == Standing.READY or self._closed:
+        if standing == Liveness.READY or self._closed:
             return
         self._returning.add(node)
         if self._welcoming is None:
@@ -269,7 +269,7 @@ class Hub:
             while self._returning:
                 names, self._returning = sorted(self._returning), set()
                 try:
-                    await node_alive(self._office, names)
+                    await node_alive(self._runtime, names)
                 except Exception as error:
                     # Their next beats say it again.
                     log.warning("nodes could not be said to be alive", nodes=len(names), error=repr(error))
@@ -284,7 +284,7 @@ class Hub:
         while self._streams or self._arriving:
             try:
                 await self._follow()
-            except Lagging:
+            except FeedLagging:
                 log.warning("the streams fell behind the feed", streams=len(self._streams))
             except AWAY as error:
                 log.info("the streams wait for the database", error=repr(error))
@@ -364,7 +364,7 @@ class Hub:
         self.spread(order.uid, order.nodes)
         for stream in here:
             if not stream.knows(fed.change.revision):
-                stream.places[order.uid] = Place(order.key, order.epoch, lease=order.lease_on(stream.node))
+                stream.places[order.uid] = HeldPlacement(order.key, order.epoch, lease=order.lease_on(stream.node))
                 stream.push(fed.change.revision, run_directive(order, stream.node, self.patience.kill_grace_seconds))
 
     def _stop(self, fed: FedChange) -> None:
@@ -375,7 +375,9 @@ class Hub:
         self.spread(order.uid, order.nodes)
         for stream in here:
             if stream.node in order.nodes_left and not stream.knows(fed.change.revision):
-                stream.places.setdefault(order.uid, Place(order.key, order.epoch, lease=order.lease_on(stream.node)))
+                stream.places.setdefault(
+                    order.uid, HeldPlacement(order.key, order.epoch, lease=order.lease_on(stream.node))
+                )
                 stream.push(fed.change.revision, stop_directive(order, now()))
 
     def _gone(self, fed: FedChange, first: str) -> None:
@@ -390,14 +392,14 @@ class Hub:
                 stream.push(change.revision, end_directive(change.uid, place.epoch, "Released", "it is bound no more"))
 
     async def _read_settings(self) -> None:
-        stored = await object_ops.get(self._office, Key("Settings", "", SYSTEM))
+        stored = await object_ops.get(self._runtime, Key("Settings", "", SYSTEM))
         if not isinstance(stored, Refusal):
             with suppress(ValueError):
                 self._take_settings(stored.doc)
 
     async def _read_tenants(self) -> None:
-        async with self._office.database.reader() as db:
-            tree = await self._office.trees.refresh(db)
+        async with self._runtime.database.reader() as db:
+            tree = await self._runtime.trees.refresh(db)
         self._tenant_uids = {one.name: one.uid for one in tree.tenants.values()}
 
     def _take_settings(self, doc: bytes) -> None:

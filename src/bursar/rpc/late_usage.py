@@ -11,15 +11,17 @@ from collections.abc import Mapping
 from bursar.core.nodes.liveness import WENT_WITH_ITS_NODE
 from bursar.core.values.money import MICROS
 from bursar.ops.credit.reconcile import settle_late
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.rpc.codec import ENDS, Spoken
-from bursar.rpc.hub import Stream
+from bursar.rpc.hub import AgentStream
 from bursar.store.credit.reconcile import LastWord
 from bursar.store.db.database import Unavailable
-from bursar.store.nodes.heartbeat import Claim
+from bursar.store.nodes.heartbeat import ReportedPlacement
 
 
-async def hear_last(office: Office, stream: Stream, ended: list[Spoken], claims: Mapping[str, Claim]) -> list[Spoken]:
+async def hear_last(
+    runtime: Runtime, stream: AgentStream, ended: list[Spoken], claims: Mapping[str, ReportedPlacement]
+) -> list[Spoken]:
     """Write it down; which of these ends can be acknowledged. The others are said again with the next beat."""
     words = [
         LastWord(one.uid, one.epoch, stream.node, micros)
@@ -29,7 +31,7 @@ async def hear_last(office: Office, stream: Stream, ended: list[Spoken], claims:
     if not words:
         return ended
     try:
-        await settle_late(office, words)
+        await settle_late(runtime, words)
     except Unavailable:
         stream.unsaid |= {one.place: one for one in ended}
         return []
@@ -44,6 +46,6 @@ def measured_of(one: Spoken) -> int | None:
     return round(one.usage.seconds * MICROS)
 
 
-def _may_be_paid(one: Spoken, claim: Claim | None) -> bool:
+def _may_be_paid(one: Spoken, claim: ReportedPlacement | None) -> bool:
     """Of what is not placed here any more nobody knows."""
     return claim is None or claim.epoch != one.epoch or claim.lease > 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bursar.ops.nodes.signing import Granted
-from bursar.ops.runtime.runtime import Office
-from bursar.rpc.hub import Stream
+from bursar.ops.runtime.runtime import Runtime
+from bursar.rpc.hub import AgentStream
 from bursar.store.db.database import AWAY
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 
-async def sign(office: Office, stream: Stream, answer: pb.HeartbeatResponse) -> None:
+async def sign(runtime: Runtime, stream: AgentStream, answer: pb.HeartbeatResponse) -> None:
     """Agents believe what is signed, with the keys that their stream was told. What only ends work needs no proof."""
     granted = [
         Granted(one.lease, one.allocation_id, one.epoch, one.seconds, one.rate_per_sec, one.expires_at, one.final)
@@ -19,7 +19,7 @@ async def sign(office: Office, stream: Stream, answer: pb.HeartbeatResponse) -> 
     if not granted:
         return
     try:
-        ring = await office.signing.ring()
+        ring = await runtime.signing.ring()
     except AWAY:
         return  # It has what it was granted before.
     if ring.ids != stream.keys_told:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.runtime.runtime import Office
-from bursar.rpc.hub import Stream
+from bursar.ops.runtime.runtime import Runtime
+from bursar.rpc.hub import AgentStream
 from bursar.store.db.database import AWAY
 from bursar.store.nodes import heartbeat as store
 
@@ -20,11 +20,11 @@ def is_fenced(grant: object) -> bool:
     return isinstance(grant, Refusal) and grant.code is Code.FENCED
 
 
-async def follow_leases(office: Office, stream: Stream, fenced: Collection[str]) -> Collection[str]:
+async def follow_leases(runtime: Runtime, stream: AgentStream, fenced: Collection[str]) -> Collection[str]:
     """Those of which there is nothing to tell yet: another lease pays for them, and is extended by the next beat; or
     nobody can be asked."""
     try:
-        async with office.database.reader() as db:
+        async with runtime.database.reader() as db:
             claims = await store.load_claims(db, [(stream.node, uid) for uid in fenced])
     except AWAY:
         return fenced

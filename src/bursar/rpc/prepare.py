@@ -17,7 +17,7 @@ from bursar.core.objects.rank import meeting_port, rank_of
 from bursar.core.values.address import host_of, is_address
 from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Code, Refusal, invalid
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.rpc.identity import identity_of, other_node, revoked
 from bursar.rpc.problem import STATUS
 from bursar.store.db.database import Unavailable
@@ -32,7 +32,7 @@ _AWAY = Refusal(Code.UNAVAILABLE, "the database is away", "Ask again.")
 class PreparingService(pb_grpc.NodeAgentServicer):
     """The part of the service that answers it."""
 
-    _office: Office
+    _runtime: Runtime
     _insecure: bool
 
     async def PrepareAllocation(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareResponse:  # noqa: N802
@@ -52,16 +52,16 @@ class PreparingService(pb_grpc.NodeAgentServicer):
         if faults := dns_subdomain(node):
             return invalid(f"node_id {faults[0]}")
         try:
-            if refusal := await revoked(self._office.database, identity):
+            if refusal := await revoked(self._runtime.database, identity):
                 return refusal
-            return await prepared(self._office, node, request.allocation_id, request.epoch)
+            return await prepared(self._runtime, node, request.allocation_id, request.epoch)
         except Unavailable:
             return _AWAY
 
 
-async def prepared(office: Office, node: str, uid: str, epoch: int) -> pb.PrepareResponse | Refusal:
+async def prepared(runtime: Runtime, node: str, uid: str, epoch: int) -> pb.PrepareResponse | Refusal:
     """What is needed for one placement on a node."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         needed = await store.load_needed(db, node, uid)
         if needed is None or needed.epoch != epoch:
             return Refusal(Code.STALE, f"{uid} is not placed on node {node} in epoch {epoch}")

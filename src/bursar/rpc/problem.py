@@ -74,11 +74,11 @@ def refusal_of(document: Mapping[str, Any]) -> pb.Refusal:
         retry_after_seconds=int(details.get("retryAfterSeconds", 0)),
         request_id=str(details.get("requestId", "")),
     )
-    room = CAUSES_BYTES_MAX
+    capacity = CAUSES_BYTES_MAX
     for one in details.get("causes") or ():
         cause = pb.RefusalCause(**{name: str(one[name]) for name in _CAUSE_FIELDS if name in one})
-        room -= cause.ByteSize()
-        if room < 0:
+        capacity -= cause.ByteSize()
+        if capacity < 0:
             break
         refusal.causes.append(cause)
     return refusal

@@ -20,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from bursar.ops.nodes.x509 import OUR_LIFE
 from bursar.ops.runtime.feed import Feed
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.rpc.admin import AdminService, Door
 from bursar.rpc.agent import AgentService
 from bursar.rpc.hub import Hub
@@ -51,7 +51,7 @@ class AddressTaken(Exception):
 
 @asynccontextmanager
 async def opened_grpc(
-    office: Office,
+    runtime: Runtime,
     feed: Feed,
     address: str,
     *,
@@ -66,13 +66,13 @@ async def opened_grpc(
     server = grpc.aio.server(options=_options(shared=shared))
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    hub = Hub(office, feed)
-    service = AgentService(office, hub, insecure=insecure)
+    hub = Hub(runtime, feed)
+    service = AgentService(runtime, hub, insecure=insecure)
     node_agent_pb2_grpc.add_NodeAgentServicer_to_server(service, server)
-    credentials = None if insecure else await server_credentials(office.database, hosts, life=life)
+    credentials = None if insecure else await server_credentials(runtime.database, hosts, life=life)
     port = _listen(server, address, credentials)
     await server.start()
-    telling = asyncio.create_task(_tell_health(office.database, servicer), name="grpc-health")
+    telling = asyncio.create_task(_tell_health(runtime.database, servicer), name="grpc-health")
     try:
         yield port
     finally:
@@ -84,13 +84,13 @@ async def opened_grpc(
 
 @asynccontextmanager
 async def opened_admin(
-    database: Database, door: Door, address: str, *, tls: tuple[Path, Path] | None = None, shared: bool = False
+    database: Database, app: Door, address: str, *, tls: tuple[Path, Path] | None = None, shared: bool = False
 ) -> AsyncIterator[int]:
     """Serve administrators and tenants for as long as the block lasts; the port. `tls` is a certificate and its key."""
     server = grpc.aio.server(options=_options(shared=shared))
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(door), server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(app), server)
     credentials = None
     if tls is not None:
         certificate, key = (path.read_bytes() for path in tls)

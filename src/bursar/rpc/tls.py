@@ -19,7 +19,7 @@ import structlog
 
 from bursar.core.values.certificate import server_name
 from bursar.ops.nodes.node_ca import ensure_authority
-from bursar.ops.nodes.x509 import OUR_LIFE, Pair, sign_client, sign_server
+from bursar.ops.nodes.x509 import OUR_LIFE, KeyPair, sign_client, sign_server
 from bursar.ops.runtime.clock import now
 from bursar.store.db.database import Database
 
@@ -32,20 +32,20 @@ RENEW_AFTER = 2 / 3  # of its life
 
 
 @dataclass(slots=True)
-class Papers:
+class ServerCredentials:
     """A certificate of this process and its key. The authority's key is at hand, so nobody is asked for the next one:
     whoever wants to show it gets one that is good, also after the machine has slept or its clock was set."""
 
-    sign: Callable[[datetime, timedelta], Pair]
+    sign: Callable[[datetime, timedelta], KeyPair]
     life: timedelta
     clock: Callable[[], datetime]
     _begun: datetime = field(init=False)
-    _pair: Pair = field(init=False)
+    _pair: KeyPair = field(init=False)
 
     def __post_init__(self) -> None:
         self._make(self.clock())
 
-    def newest(self) -> Pair:
+    def newest(self) -> KeyPair:
         at = self.clock()
         if not self._begun <= at < self._begun + self.life * RENEW_AFTER:
             self._make(at)
@@ -65,16 +65,16 @@ async def server_credentials(
 ) -> grpc.ServerCredentials:
     """For a server that agents call at these hosts. Who calls must show a certificate of our authority."""
     authority = await ensure_authority(database)
-    papers = Papers(lambda at, lasting: sign_server(authority, _names(hosts), at, lasting), life, clock)
-    shown = papers.newest()
+    credentials = ServerCredentials(lambda at, lasting: sign_server(authority, _names(hosts), at, lasting), life, clock)
+    shown = credentials.newest()
 
-    def configuration(pair: Pair) -> grpc.ServerCertificateConfiguration:
+    def configuration(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], authority.pem)
 
     def changed() -> Any:
         """Asked at every connection, in a thread of gRPC's; None is no change."""
         nonlocal shown
-        if (pair := papers.newest()) is shown:
+        if (pair := credentials.newest()) is shown:
             return None
         shown = pair
         return configuration(pair)
@@ -97,15 +97,15 @@ class Calling:
     A channel shows what it was opened with whenever it connects again: it is not kept when there is something newer.
     """
 
-    def __init__(self, authority: bytes, papers: Papers) -> None:
+    def __init__(self, authority: bytes, credentials: ServerCredentials) -> None:
         self._authority = authority
-        self._papers = papers
-        self._pair: Pair | None = None
+        self._credentials = credentials
+        self._pair: KeyPair | None = None
         self._made: grpc.ChannelCredentials | None = None
 
     def newest(self) -> grpc.ChannelCredentials:
         """The same until there is something newer."""
-        pair = self._papers.newest()
+        pair = self._credentials.newest()
         if self._made is None or pair is not self._pair:
             self._pair = pair
             self._made = grpc.ssl_channel_credentials(
@@ -116,7 +116,9 @@ class Calling:
 
 async def calling(database: Database, *, life: timedelta = OUR_LIFE, clock: Callable[[], datetime] = now) -> Calling:
     authority = await ensure_authority(database)
-    return Calling(authority.pem, Papers(lambda at, lasting: sign_client(authority, at, lasting), life, clock))
+    return Calling(
+        authority.pem, ServerCredentials(lambda at, lasting: sign_client(authority, at, lasting), life, clock)
+    )
 
 
 def channel_options(node: str) -> tuple[tuple[str, str], ...]:

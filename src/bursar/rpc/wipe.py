@@ -11,13 +11,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from bursar.core.nodes.node_claim import UID_PREFIX, Claim, State
+from bursar.core.nodes.node_claim import UID_PREFIX, ClaimState, NodeClaim
 from bursar.core.objects.object import Origin
 from bursar.ops.nodes.claim import end_wipe
 from bursar.ops.runtime.lane import Overloaded
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.rpc.codec import ENDS, Spoken
-from bursar.rpc.codec import State as Stands
+from bursar.rpc.codec import ReportedState as Stands
 from bursar.store.db.database import Unavailable
 from bursar.store.objects.change import Change
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
@@ -43,9 +43,9 @@ def is_wipe(one: Spoken) -> bool:
     return one.uid.startswith(f"{UID_PREFIX}-")
 
 
-def wipe_wanted(claim: Claim | None) -> pb.SchedulingDirective | None:
+def wipe_wanted(claim: NodeClaim | None) -> pb.SchedulingDirective | None:
     """What is told to an agent whose node is to be wiped; None where it is not."""
-    if claim is None or claim.state is not State.WIPING:
+    if claim is None or claim.state is not ClaimState.WIPING:
         return None
     return _directive(claim.id, claim.attempt)
 
@@ -55,14 +55,14 @@ def wipe_of_change(change: Change) -> pb.SchedulingDirective | None:
     if change.type == "DELETED" or b'"claim"' not in change.status:
         return None
     told = _decode(change.status).claim
-    return _directive(told.id, told.attempt) if told is not None and told.state == State.WIPING else None
+    return _directive(told.id, told.attempt) if told is not None and told.state == ClaimState.WIPING else None
 
 
 def _directive(claim: str, attempt: int) -> pb.SchedulingDirective:
     return pb.SchedulingDirective(type=pb.DIRECTIVE_TYPE_WIPE, allocation_id=claim, epoch=attempt)
 
 
-async def hear_wipes(office: Office, node: str, wipes: Iterable[Spoken]) -> list[Spoken]:
+async def hear_wipes(runtime: Runtime, node: str, wipes: Iterable[Spoken]) -> list[Spoken]:
     """Record how wiping ended; what is recorded, or of the past, is to be acknowledged. The rest is said again."""
     acknowledged = []
     for one in wipes:
@@ -71,7 +71,7 @@ async def hear_wipes(office: Office, node: str, wipes: Iterable[Spoken]) -> list
         failed = "" if one.state is Stands.SUCCEEDED else _words(one)
         origin = Origin(f"node:{node}", "wiped" if not failed else "wipe-failed", failed)
         try:
-            await end_wipe(office, node, origin, claim_id=one.uid, attempt=one.epoch, failed=failed)
+            await end_wipe(runtime, node, origin, claim_id=one.uid, attempt=one.epoch, failed=failed)
         except (Unavailable, Overloaded):
             continue
         acknowledged.append(one)

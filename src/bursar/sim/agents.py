@@ -22,14 +22,14 @@ from typing import Any
 import grpc
 
 from bursar.agent.control import codec
-from bursar.agent.control.codec import Beat
+from bursar.agent.control.codec import OutgoingHeartbeat
 from bursar.agent.machine.types import Run
 from bursar.client.errors import BursarError
-from bursar.sim.fake_executor import FEATURES, Manner, Pretender, Tally
-from bursar.sim.transport import Call, Line
+from bursar.sim.fake_executor import FEATURES, FakeBehaviour, FakeExecutor, RunTally
+from bursar.sim.transport import RpcCall, Transport
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
-BEAT_SECONDS = 5.0  # until the server says how often
+HEARTBEAT_SECONDS = 5.0  # until the server says how often
 TICK_SECONDS = 0.005  # what is due together is done together
 JOINING_AT_ONCE = 100
 JOIN_SECONDS_MAX = 30.0  # for the first of them to be let in
@@ -57,7 +57,7 @@ class StreamRefused(BursarError):
 
 
 @dataclass(slots=True)
-class Meter:
+class HeartbeatMeter:
     """What is counted while somebody measures."""
 
     sent: int = 0
@@ -71,47 +71,57 @@ class _Agent:
     """One of them: `call` is its stream while it has one."""
 
     __slots__ = (
-        "answered", "beat_at", "beat_seconds", "call", "due_at", "flat_out", "name", "pretender", "regular", "sent",
-        "seq", "writer",
+        "answered",
+        "beat_seconds",
+        "call",
+        "due_at",
+        "flat_out",
+        "heartbeat_at",
+        "name",
+        "pretender",
+        "regular",
+        "sent",
+        "seq",
+        "writer",
     )  # fmt: skip
 
-    def __init__(self, name: str, pretender: Pretender) -> None:
+    def __init__(self, name: str, pretender: FakeExecutor) -> None:
         self.name = name
         self.pretender = pretender
-        self.beat_seconds = BEAT_SECONDS
+        self.beat_seconds = HEARTBEAT_SECONDS
         self.flat_out = False
         self.due_at = math.inf  # what the heap says; older entries are not meant any more
         self.close()
 
     def close(self) -> None:
-        self.call: Call | None = None
+        self.call: RpcCall | None = None
         self.seq = 0
         self.answered = 0  # the highest beat that was
         self.regular = 0  # the last beat that was sent because it was time
         self.sent: deque[tuple[int, float]] = deque()
-        self.beat_at = math.inf
+        self.heartbeat_at = math.inf
         self.writer: asyncio.Task[None] | None = None  # the last word, until it is out
 
 
-class Crowd:
+class AgentCrowd:
     """`run` acts for the nodes named until it is cancelled. `joined` is set when each of them has been answered."""
 
     def __init__(
         self,
         names: Sequence[str],
-        line: Line,
+        line: Transport,
         *,
-        manner: Manner | None = None,
+        manner: FakeBehaviour | None = None,
         capacity: Mapping[str, str] | None = None,
         beat_seconds: float | None = None,
     ) -> None:
-        self.tally = Tally()
+        self.topology_count = RunTally()
         self.joined = asyncio.Event()
-        self.meter: Meter | None = None
+        self.meter: HeartbeatMeter | None = None
         self._line = line
         self._capacity = capacity or {}
-        self._beat_seconds = beat_seconds  # whatever the server says
-        self._agents = [_Agent(name, Pretender(manner or Manner(), self.tally)) for name in names]
+        self._heartbeat_seconds = beat_seconds  # whatever the server says
+        self._agents = [_Agent(name, FakeExecutor(manner or FakeBehaviour(), self.topology_count)) for name in names]
         self._waiting = len(self._agents)  # for their first answer
         self._joining = asyncio.Semaphore(JOINING_AT_ONCE)
         self._heap: list[tuple[float, int, _Agent]] = []
@@ -122,11 +132,11 @@ class Crowd:
 
     @property
     def running(self) -> int:
-        return self.tally.running
+        return self.topology_count.running
 
     @property
     def ended(self) -> int:
-        return self.tally.ended
+        return self.topology_count.ended
 
     @property
     def connected(self) -> int:
@@ -144,7 +154,7 @@ class Crowd:
         now = time.monotonic()
         for agent in self._agents[:: max(1, -(-len(self._agents) // most))]:
             agent.flat_out = True
-            self._beat(agent, now)
+            self._heartbeat(agent, now)
 
     def slow_down(self) -> None:
         for agent in self._agents:
@@ -190,15 +200,17 @@ class Crowd:
             call.cancel()
         return agent.answered
 
-    async def _greet(self, agent: _Agent, call: Call) -> Any:
+    async def _greet(self, agent: _Agent, call: RpcCall) -> Any:
         """The first beat, which says everything, and its answer."""
         now = time.monotonic()
-        beat = Beat(agent.pretender.inventory(), inventory=True, capacity=self._capacity, features=FEATURES)
-        await call.write(self._message(agent, beat, now))
+        heartbeat = OutgoingHeartbeat(
+            agent.pretender.inventory(), inventory=True, capacity=self._capacity, features=FEATURES
+        )
+        await call.write(self._message(agent, heartbeat, now))
         answer = await call.read()
         agent.call = call
         # Spread over the interval, whoever came together.
-        agent.beat_at = now + (self._beat_seconds or agent.beat_seconds) * random.random()  # noqa: S311
+        agent.heartbeat_at = now + (self._heartbeat_seconds or agent.beat_seconds) * random.random()  # noqa: S311
         return answer
 
     def _check_joining(self, agent: _Agent, error: grpc.aio.AioRpcError, is_new: bool) -> None:
@@ -214,7 +226,7 @@ class Crowd:
     def _hear(self, agent: _Agent, message: pb.HeartbeatResponse) -> None:
         answer, now = codec.read_answer(message), time.monotonic()
         sent_at = self._answered(agent, answer.seq, now)
-        if answer.beat_seconds and self._beat_seconds is None:
+        if answer.beat_seconds and self._heartbeat_seconds is None:
             agent.beat_seconds = answer.beat_seconds
         pretender = agent.pretender
         if answer.lease_seconds:
@@ -228,7 +240,7 @@ class Crowd:
         if answer.acknowledged:
             pretender.acknowledged(answer.acknowledged, now)
         if (pretender.has_news and agent.answered == agent.seq) or (agent.flat_out and answer.seq):
-            self._beat(agent, now)
+            self._heartbeat(agent, now)
         self._schedule(agent)
 
     def _answered(self, agent: _Agent, seq: int, now: float) -> float:
@@ -242,27 +254,27 @@ class Crowd:
         agent.answered = max(agent.answered, seq)
         return sent_at
 
-    def _note(self, meter: Meter, answer: codec.Answer) -> None:
+    def _note(self, meter: HeartbeatMeter, answer: codec.HeartbeatAnswer) -> None:
         at = time.time()
         meter.runs += [(one.name, at) for one in answer.directives if isinstance(one, Run)]
 
     # What is said.
 
-    def _beat(self, agent: _Agent, now: float) -> None:
+    def _heartbeat(self, agent: _Agent, now: float) -> None:
         """Say what there is to say, unless the last word is not out yet: then the next beat will."""
         if agent.call is None or agent.writer is not None:
             return
-        message = self._message(agent, Beat(agent.pretender.news()), now)
+        message = self._message(agent, OutgoingHeartbeat(agent.pretender.news()), now)
         agent.writer = asyncio.create_task(self._write(agent, agent.call, message))
 
-    def _message(self, agent: _Agent, beat: Beat, now: float) -> pb.HeartbeatRequest:
+    def _message(self, agent: _Agent, heartbeat: OutgoingHeartbeat, now: float) -> pb.HeartbeatRequest:
         agent.seq += 1
         agent.sent.append((agent.seq, now))
         if self.meter is not None:
             self.meter.sent += 1
-        return codec.beat_message(beat, node=agent.name, seq=agent.seq, timestamp_ms=int(time.time() * 1000))
+        return codec.heartbeat_message(heartbeat, node=agent.name, seq=agent.seq, timestamp_ms=int(time.time() * 1000))
 
-    async def _write(self, agent: _Agent, call: Call, message: pb.HeartbeatRequest) -> None:
+    async def _write(self, agent: _Agent, call: RpcCall, message: pb.HeartbeatRequest) -> None:
         # Why a stream broke is learned by who reads from it.
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(message)
@@ -273,7 +285,7 @@ class Crowd:
 
     def _schedule(self, agent: _Agent) -> None:
         """The agent's next time enters the heap; what the heap had of it is not meant any more."""
-        at = min(agent.beat_at, agent.pretender.next_at)
+        at = min(agent.heartbeat_at, agent.pretender.next_at)
         if at == agent.due_at:
             return
         agent.due_at = at
@@ -302,16 +314,16 @@ class Crowd:
             agent.due_at = math.inf
             if agent.pretender.next_at <= now:
                 agent.pretender.due(now)
-            if agent.beat_at <= now:
-                self._beat_in_time(agent, now)
+            if agent.heartbeat_at <= now:
+                self._heartbeat_in_time(agent, now)
             elif agent.pretender.has_news and agent.answered == agent.seq:
-                self._beat(agent, now)  # News waits for the answer to the beat before.
+                self._heartbeat(agent, now)  # News waits for the answer to the beat before.
             self._schedule(agent)
 
-    def _beat_in_time(self, agent: _Agent, now: float) -> None:
+    def _heartbeat_in_time(self, agent: _Agent, now: float) -> None:
         if self.meter is not None and agent.answered < agent.regular:
             self.meter.missed += 1
-        self._beat(agent, now)
+        self._heartbeat(agent, now)
         agent.regular = agent.seq
-        seconds = self._beat_seconds or agent.beat_seconds
-        agent.beat_at = max(agent.beat_at + seconds, now + seconds / 2)
+        seconds = self._heartbeat_seconds or agent.beat_seconds
+        agent.heartbeat_at = max(agent.heartbeat_at + seconds, now + seconds / 2)

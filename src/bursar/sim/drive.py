@@ -17,19 +17,19 @@ from enum import Enum
 from typing import Protocol, TypeAlias
 
 from bursar.sim.node import NodeReport, Nodes
-from bursar.sim.work import Work
+from bursar.sim.work import SimWork
 
 # Due times are met to the hundredth of a second: what ends together is reported together.
 TICK_SECONDS = 0.01
 
 
-class Trouble(Enum):
+class DriveTrouble(Enum):
     REFUSED = "refused"  # something has changed: look again
     PASSING = "passing"  # try again a little later
 
 
 # The revision that an accepted report was committed with, or why it was not.
-Answer: TypeAlias = int | Trouble
+Answer: TypeAlias = int | DriveTrouble
 
 
 class Way(Protocol):
@@ -38,12 +38,12 @@ class Way(Protocol):
     async def say(self, reports: Sequence[NodeReport], /) -> Sequence[Answer]:
         """Make reports; their answers, in order."""
 
-    async def look(self, work: Work, /) -> Work | Trouble | None:
+    async def look(self, work: SimWork, /) -> SimWork | DriveTrouble | None:
         """The allocation of this name as it is now; None when there is none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SimPace:
     """How many batches of reports are under way at a time, and how big each may be."""
 
     speakers: int
@@ -51,7 +51,7 @@ class Pace:
 
 
 class Drive:
-    def __init__(self, nodes: Nodes, way: Way, pace: Pace, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, nodes: Nodes, way: Way, pace: SimPace, clock: Callable[[], float] = time.time) -> None:
         self.nodes = nodes
         self._way = way
         self._pace = pace
@@ -61,7 +61,7 @@ class Drive:
         self._retime = asyncio.Event()
         self._sleeps_until = math.inf
 
-    def see(self, work: Work) -> None:
+    def see(self, work: SimWork) -> None:
         self._put(self.nodes.see(work, self._clock()))
 
     async def run(self) -> None:
@@ -99,19 +99,21 @@ class Drive:
             answers = await self._way.say(reports)
             for report, answer in zip(reports, answers, strict=True):
                 self._take(report, answer)
-            refused = [report for report, answer in zip(reports, answers, strict=True) if answer is Trouble.REFUSED]
+            refused = [
+                report for report, answer in zip(reports, answers, strict=True) if answer is DriveTrouble.REFUSED
+            ]
             await asyncio.gather(*(self._look_again(report) for report in refused))
 
     def _take(self, report: NodeReport, answer: Answer) -> None:
         if isinstance(answer, int):
             self._put(self.nodes.accepted(report, answer, self._clock()))
-        elif answer is Trouble.PASSING:
+        elif answer is DriveTrouble.PASSING:
             self._postpone(report)
 
     async def _look_again(self, report: NodeReport) -> None:
         """What was refused is decided anew from what stands now; the machine counts how often."""
         found = await self._way.look(report.work)
-        if isinstance(found, Trouble):
+        if isinstance(found, DriveTrouble):
             self._postpone(report)
             return
         self.nodes.refused(report)

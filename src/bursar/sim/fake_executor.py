@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from bursar.agent.control.codec import TRACELESS, WIPES
 from bursar.agent.executor.wipe import Wipe
 from bursar.agent.machine.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
-from bursar.agent.machine.types import Directive, Grant, Place, Run, Status, Usage
+from bursar.agent.machine.types import Directive, LeaseGrant, Place, PlacementStatus, Run, Usage
 from bursar.sim.work import EXIT, SECONDS, read_exit_code, read_seconds
 
 # The same two notes in the environment, for whoever cannot annotate.
@@ -25,7 +25,7 @@ TERMINATED = 128 + 15  # how a shell tells that something was ended by SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class FakeBehaviour:
     """How long things take that do not say it; None is for ever. Stopping never takes longer than its grace."""
 
     default_seconds: float | None = None
@@ -33,7 +33,7 @@ class Manner:
 
 
 @dataclass(slots=True)
-class Tally:
+class RunTally:
     """What runs on all nodes that share it, by allocation, and how many have left the last of them."""
 
     places: dict[str, int] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Tally:
             self.ended += 1
 
 
-def run_seconds(run: Run, manner: Manner) -> float:
+def run_seconds(run: Run, manner: FakeBehaviour) -> float:
     """How long it runs: as it is annotated, or as its environment says, or for as long as it sleeps, or as all do."""
     if run.wipe:
         return 0.0
@@ -103,15 +103,15 @@ class _Act:
         return Usage(seconds=max(0.0, now - self.started_at - self.frozen_seconds))
 
 
-class Pretender:
+class FakeExecutor:
     """The machine of one simulated agent, with hands that pretend."""
 
-    __slots__ = ("_acts", "_machine", "_manner", "_tally")
+    __slots__ = ("_acts", "_machine", "_manner", "_topology_count")
 
-    def __init__(self, manner: Manner, tally: Tally) -> None:
+    def __init__(self, manner: FakeBehaviour, topology_count: RunTally) -> None:
         self._machine = Machine()
         self._manner = manner
-        self._tally = tally
+        self._topology_count = topology_count
         self._acts: dict[Place, _Act] = {}
 
     # Events.
@@ -123,7 +123,7 @@ class Pretender:
     def granted(self, seconds: float, sent_at: float, now: float, grace_seconds: float | None = None) -> None:
         self._do(self._machine.granted(seconds, sent_at, grace_seconds), now)
 
-    def paid(self, grants: Mapping[Place, Grant], sent_at: float, now: float) -> None:
+    def paid(self, grants: Mapping[Place, LeaseGrant], sent_at: float, now: float) -> None:
         self._do(self._machine.paid(grants, sent_at), now)
 
     def acknowledged(self, places: Iterable[Place], now: float) -> None:
@@ -147,11 +147,11 @@ class Pretender:
     def has_news(self) -> bool:
         return self._machine.has_news
 
-    def inventory(self) -> list[Status]:
+    def inventory(self) -> list[PlacementStatus]:
         self._machine.news()  # All of it is told now.
         return self._machine.inventory()
 
-    def news(self) -> list[Status]:
+    def news(self) -> list[PlacementStatus]:
         return self._machine.news()
 
     # The hands.
@@ -170,7 +170,7 @@ class Pretender:
 
     def _start(self, run: Run, now: float) -> None:
         self._acts[run.place] = _Act(now + run_seconds(run, self._manner), exit_code_of(run), now, run.paid)
-        self._tally.begin(run.uid)
+        self._topology_count.begin(run.uid)
         self._do(self._machine.started(run.place, now), now)
 
     def _move(self, one: MoveDeadline, now: float) -> None:
@@ -198,7 +198,7 @@ class Pretender:
                 act.freeze(act.freezes_at)
                 continue
             del self._acts[place]
-            self._tally.end(place[0])
+            self._topology_count.end(place[0])
             if act.paid:
                 self._machine.measured({place: act.used(act.ends_at)})
             self._do(self._machine.ended(place, now, exit_code=act.exit_code), now)

@@ -16,19 +16,19 @@ import msgspec
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Code, Refusal
-from bursar.core.values.selector import Op, Selector, Term
+from bursar.core.values.selector import Op, Selector, SelectorTerm
 from bursar.ops.credit.agentless_billing import pay_on
 from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.command import Written
-from bursar.ops.runtime.feed import Feed, Lagging
+from bursar.ops.runtime.feed import Feed, FeedLagging
 from bursar.ops.runtime.lane import Closed, Overloaded
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.report import Report, report
-from bursar.sim.drive import Answer, Drive, Pace, Trouble
+from bursar.sim.drive import Answer, Drive, DriveTrouble, SimPace
 from bursar.sim.node import NodeReport, Nodes
-from bursar.sim.shape import Shape, documents
-from bursar.sim.work import Document, Status, Work, places, read_work
+from bursar.sim.shape import NodeShape, documents
+from bursar.sim.work import SimDocument, SimStatus, SimWork, places, read_work
 from bursar.store.db.database import AWAY, Unavailable
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store
@@ -39,8 +39,8 @@ from bursar.wire.kinds.allocation import Allocation, gang_of
 from bursar.wire.kinds.registry import BY_NAME
 
 # Two batches of the lane under way, and two more to follow them.
-PACE = Pace(speakers=4, batch_max=256)
-BEAT_SECONDS = 5.0
+PACE = SimPace(speakers=4, batch_max=256)
+HEARTBEAT_SECONDS = 5.0
 AWAY_SECONDS = 0.5
 WAIT_SECONDS = 30.0
 CATCH_UP = 1000
@@ -48,13 +48,13 @@ REGISTER_AT_ONCE = 1024
 
 PLACED = Query(
     "Allocation",
-    fields=Selector((Term("status.phase", Op.IN, (Phase.RUNNING, Phase.SCHEDULED, Phase.TERMINATING)),)),
+    fields=Selector((SelectorTerm("status.phase", Op.IN, (Phase.RUNNING, Phase.SCHEDULED, Phase.TERMINATING)),)),
 )
 PASSING = (Unavailable, Overloaded, Closed)
 REGISTERS = Origin("system:sim", "register", "simulated")
 
-_decode_document = msgspec.json.Decoder(Document).decode
-_decode_status = msgspec.json.Decoder(Status).decode
+_decode_document = msgspec.json.Decoder(SimDocument).decode
+_decode_status = msgspec.json.Decoder(SimStatus).decode
 _decode_allocation = msgspec.json.Decoder(Allocation).decode
 
 
@@ -63,14 +63,14 @@ class LocalNodes:
 
     def __init__(
         self,
-        office: Office,
+        runtime: Runtime,
         nodes: Collection[str] | None = None,
         default_seconds: float | None = None,
         *,
         stop_seconds: float = 0.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._office = office
+        self._runtime = runtime
         self._names = None if nodes is None else sorted(nodes)
         self._nodes = Nodes(nodes, default_seconds=default_seconds, stop_seconds=stop_seconds)
         self._drive = Drive(self._nodes, self, PACE, clock)
@@ -85,15 +85,15 @@ class LocalNodes:
         return self._nodes.ended
 
     async def run(self) -> None:
-        feed = Feed(self._office.database)
-        self._office.on_commit.append(feed.nudge)
+        feed = Feed(self._runtime.database)
+        self._runtime.on_commit.append(feed.nudge)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._drive.run())
-                group.create_task(self._beat())
+                group.create_task(self._heartbeat())
                 group.create_task(self._watch(feed))
         finally:
-            self._office.on_commit.remove(feed.nudge)
+            self._runtime.on_commit.remove(feed.nudge)
             await feed.close()
 
     # What happens.
@@ -104,7 +104,7 @@ class LocalNodes:
                 if self._seen is None:
                     self._seen = await self._take_over()
                 await self._follow(feed, self._seen)
-            except Lagging:
+            except FeedLagging:
                 continue  # From where we were.
             except AWAY:
                 await asyncio.sleep(AWAY_SECONDS)
@@ -113,7 +113,7 @@ class LocalNodes:
         """Whatever is bound to our nodes, and the revision at which that was so."""
         found: set[str] = set()
         revision = 0
-        reader = self._office.database.reader()
+        reader = self._runtime.database.reader()
         async with reader as db, aclosing(listing.load_all(db, PLACED, CATCH_UP)) as pages:
             async for page in pages:
                 revision = page.revision
@@ -138,7 +138,7 @@ class LocalNodes:
     async def _catch_up(self, seen: int, until: int) -> bool:
         """What happened before we joined the feed; False when that is not kept any more."""
         while seen < until:
-            async with self._office.database.reader() as db:
+            async with self._runtime.database.reader() as db:
                 changes = await change_store.load_between(db, seen, until, "Allocation", "", CATCH_UP)
                 # Afterwards: the floor rises before anything is dropped.
                 floor = (await change_store.load_position(db)).floor
@@ -159,7 +159,7 @@ class LocalNodes:
                 if work is not None:
                     self._drive.see(work)
 
-    def _work(self, doc: bytes, status: bytes, revision: int, *, known: bool = False) -> Work | None:
+    def _work(self, doc: bytes, status: bytes, revision: int, *, known: bool = False) -> SimWork | None:
         """What a node reads of it; nothing where none of ours has it, unless we know it from before."""
         told = _decode_status(status)
         if not known and not self._nodes.ours(places(told)):
@@ -169,32 +169,32 @@ class LocalNodes:
     # What is said.
 
     async def say(self, reports: Sequence[NodeReport]) -> list[Answer]:
-        commands = (report(self._office, _command(one)) for one in reports)
+        commands = (report(self._runtime, _command(one)) for one in reports)
         replies = await asyncio.gather(*commands, return_exceptions=True)
         return [_answer(reply) for reply in replies]
 
-    async def look(self, work: Work) -> Work | Trouble | None:
+    async def look(self, work: SimWork) -> SimWork | DriveTrouble | None:
         try:
-            found = await object_ops.get(self._office, Key("Allocation", work.namespace, work.name))
+            found = await object_ops.get(self._runtime, Key("Allocation", work.namespace, work.name))
         except PASSING:
-            return Trouble.PASSING
+            return DriveTrouble.PASSING
         if isinstance(found, Refusal):
             return None
         return self._work(found.doc, found.status, found.revision, known=True)
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         """Every node is alive, in one statement; and what runs there is paid for."""
         while True:
             try:
-                async with self._office.database.reader() as db:
+                async with self._runtime.database.reader() as db:
                     names = await node_store.list_names(db) if self._names is None else self._names
                     await node_store.save_seen(db, names)
-                await pay_on(self._office, names)
+                await pay_on(self._runtime, names)
             except AWAY:
                 pass
             except PASSING:
                 pass  # With the next beat.
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
 
 def _command(one: NodeReport) -> Report:
@@ -216,12 +216,12 @@ def _answer(reply: object) -> Answer:
         case Written():
             return reply.revision
         case Refusal():
-            return Trouble.REFUSED
+            return DriveTrouble.REFUSED
         case Overloaded() | Unavailable() | Closed():
-            return Trouble.PASSING
+            return DriveTrouble.PASSING
         case Exception():
             # A report that nobody can decide is no reason to end the simulation: it is given up after a few tries.
-            return Trouble.REFUSED
+            return DriveTrouble.REFUSED
     raise AssertionError(f"not an answer to a report: {reply!r}")
 
 
@@ -235,7 +235,7 @@ def _gang_in(doc: bytes) -> str:
 
 
 async def register(
-    office: Office,
+    runtime: Runtime,
     count: int,
     *,
     gpus: int = 8,
@@ -247,14 +247,14 @@ async def register(
     labels: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Create so many nodes, a thousand at a time; those that exist already are left as they are. Their names."""
-    shape = Shape(count, gpus, cpu, memory, prefix, zones, racks, labels or {})
+    shape = NodeShape(count, gpus, cpu, memory, prefix, zones, racks, labels or {})
     kind = BY_NAME["Node"]
     drafts = [msgspec.convert(one, kind.type) for one in documents(shape, tainted=False)]
     if faults := [fault for one in drafts[:1] for fault in kind.check(one)]:  # They are all alike.
         raise ValueError("; ".join(f"{fault.field}: {fault.message}" for fault in faults))
     for at in range(0, count, REGISTER_AT_ONCE):
         some = (create_command(kind, one, REGISTERS) for one in drafts[at : at + REGISTER_AT_ONCE])
-        replies = await asyncio.gather(*(object_ops.submit(office, command, tenant="") for command in some))
+        replies = await asyncio.gather(*(object_ops.submit(runtime, command, tenant="") for command in some))
         for reply in replies:
             if isinstance(reply, Refusal) and reply.code is not Code.ALREADY_EXISTS:
                 raise ValueError(f"{reply.message} {reply.hint}".strip())

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from bursar.core.objects.allocation import Phase
-from bursar.sim.work import Work
+from bursar.sim.work import SimWork
 
 EXPIRED = "Expired"
 # How often a report is made again of the same version after it was refused. A newer version starts from nothing.
@@ -27,7 +27,7 @@ class NodeReport:
     """What a node has to say of an allocation."""
 
     node: str
-    work: Work
+    work: SimWork
     phase: Phase
     reason: str = ""
     exit_code: int | None = None
@@ -54,7 +54,7 @@ class _Held:
     It outlasts its last run until the feed has come as far as that: what the feed still brings is older.
     """
 
-    work: Work
+    work: SimWork
     revision: int
     runs: dict[str, _Run] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ class Nodes:
 
     # Events.
 
-    def see(self, work: Work, now: float) -> list[NodeReport]:
+    def see(self, work: SimWork, now: float) -> list[NodeReport]:
         """A version of an allocation. Older ones than what is known are passed over."""
         here = self.ours(work.nodes)
         held = self._held.get(work.uid)
@@ -173,7 +173,7 @@ class Nodes:
 
     # The rules.
 
-    def _advance(self, held: _Held, work: Work) -> None:
+    def _advance(self, held: _Held, work: SimWork) -> None:
         """What was refused before may be right now. What was placed anew starts anew."""
         if work.epoch != held.work.epoch:
             held.runs.clear()
@@ -186,7 +186,7 @@ class Nodes:
             del held.runs[node]
         self.ended += bool(nodes) and not held.runs
 
-    def _adopt(self, run: _Run, work: Work, now: float) -> None:
+    def _adopt(self, run: _Run, work: SimWork, now: float) -> None:
         """What is asked of a run: to go on, if somebody started it before us, or to stop."""
         if work.phase is Phase.RUNNING and not run.started and run.asked is None:
             run.started = True
@@ -198,11 +198,11 @@ class Nodes:
             run.ends_at = min(run.ends_at, stops_at) if run.stopping else stops_at
             run.stopping = True
 
-    def _seconds(self, work: Work) -> float:
+    def _seconds(self, work: SimWork) -> float:
         """How long it runs: for its own time or the default, and never longer than its ttl."""
         return min(self._wished_seconds(work), math.inf if work.ttl_seconds is None else work.ttl_seconds)
 
-    def _wished_seconds(self, work: Work) -> float:
+    def _wished_seconds(self, work: SimWork) -> float:
         if work.seconds is not None:
             return work.seconds
         return math.inf if self._default_seconds is None else self._default_seconds
@@ -221,7 +221,7 @@ class Nodes:
             heapq.heappush(self._heap, (at, held.work.uid, node))
         return []
 
-    def _report(self, work: Work, node: str, run: _Run) -> NodeReport:
+    def _report(self, work: SimWork, node: str, run: _Run) -> NodeReport:
         if run.stopping:
             if work.deleted:
                 return NodeReport(node, work, Phase.CANCELLED)

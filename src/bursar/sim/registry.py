@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bursar.client.errors import BursarError, Conflict, NotFound
 from bursar.core.nodes.node import SIMULATED
-from bursar.sim.shape import Shape
+from bursar.sim.shape import NodeShape
 
 if TYPE_CHECKING:
     from bursar.client import AsyncClient
@@ -27,10 +27,10 @@ class NotSimulated(BursarError):
         self.hint = "choose another --prefix"
 
 
-class Roll:
+class SimRegistry:
     """The nodes of one shape, as the server knows them. The client's token is an administrator's."""
 
-    def __init__(self, client: AsyncClient, shape: Shape) -> None:
+    def __init__(self, client: AsyncClient, shape: NodeShape) -> None:
         self._client = client
         self._names = frozenset(shape.names)
 

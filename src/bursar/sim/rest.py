@@ -19,17 +19,17 @@ import msgspec
 from bursar.client.calls import ROOT, segment
 from bursar.client.errors import ApiError, BursarError, Conflict, ConnectionFailed, NotFound, Unauthorized
 from bursar.core.objects.allocation import Phase
-from bursar.sim.drive import Answer, Drive, Pace, Trouble
+from bursar.sim.drive import Answer, Drive, DriveTrouble, SimPace
 from bursar.sim.node import NodeReport, Nodes
-from bursar.sim.registry import NotSimulated, Roll, several
-from bursar.sim.shape import Shape, documents
-from bursar.sim.work import Whole, Work, read_work
+from bursar.sim.registry import NotSimulated, SimRegistry, several
+from bursar.sim.shape import NodeShape, documents
+from bursar.sim.work import SimWork, Whole, read_work
 
 if TYPE_CHECKING:
     from bursar.client import AsyncClient, Event
 
-PACE = Pace(speakers=32, batch_max=1)
-BEAT_SECONDS = 5.0
+PACE = SimPace(speakers=32, batch_max=1)
+HEARTBEAT_SECONDS = 5.0
 TELL_SECONDS = 1.0
 # A node's word is good for a day, and is asked for again when it is not good any more.
 TOKEN_TTL = "24h"  # noqa: S105 - not a secret
@@ -45,7 +45,7 @@ class RestNodes:
     def __init__(
         self,
         client: AsyncClient,
-        shape: Shape,
+        shape: NodeShape,
         *,
         default_seconds: float | None = None,
         stop_seconds: float = 0.0,
@@ -53,7 +53,7 @@ class RestNodes:
     ) -> None:
         self._client = client
         self._shape = shape
-        self._roll = Roll(client, shape)
+        self._roll = SimRegistry(client, shape)
         self._nodes = Nodes(shape.names, default_seconds=default_seconds, stop_seconds=stop_seconds)
         self._drive = Drive(self._nodes, self, PACE, clock)
         self._tokens: dict[str, str] = {}
@@ -97,7 +97,7 @@ class RestNodes:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._drive.run())
-            group.create_task(self._beat())
+            group.create_task(self._heartbeat())
             group.create_task(self._watch())
 
     async def _watch(self) -> None:
@@ -128,16 +128,16 @@ class RestNodes:
         try:
             answer = await self._as_node(one.node, where, {"status": status})
         except (ConnectionFailed, ApiError) as error:
-            return Trouble.PASSING if error.passing or isinstance(error, Unauthorized) else Trouble.REFUSED
+            return DriveTrouble.PASSING if error.passing or isinstance(error, Unauthorized) else DriveTrouble.REFUSED
         return int(answer["metadata"]["resourceVersion"])
 
-    async def look(self, work: Work) -> Work | Trouble | None:
+    async def look(self, work: SimWork) -> SimWork | DriveTrouble | None:
         try:
             return _work(await self._client.allocations(work.namespace).get(work.name))
         except NotFound:
             return None
         except (ConnectionFailed, ApiError):
-            return Trouble.PASSING
+            return DriveTrouble.PASSING
 
     async def _as_node(self, name: str, where: str, patch: dict[str, Any]) -> Any:
         """A node's own request; with a new token, if the one it has is not good any more."""
@@ -151,21 +151,21 @@ class RestNodes:
         headers = {"authorization": f"Bearer {token}", "content-type": MERGE}
         return await self._client.request("PATCH", f"{ROOT}/{where}", body=patch, headers=headers)
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         """A patch of a node's status that changes nothing is a heartbeat, and no change in the feed."""
         while True:
             started = time.monotonic()
-            await several(self._beat_once, self._shape.names)
-            await asyncio.sleep(max(0.0, BEAT_SECONDS - (time.monotonic() - started)))
+            await several(self._heartbeat_once, self._shape.names)
+            await asyncio.sleep(max(0.0, HEARTBEAT_SECONDS - (time.monotonic() - started)))
 
-    async def _beat_once(self, name: str) -> None:
+    async def _heartbeat_once(self, name: str) -> None:
         try:
             await self._as_node(name, f"nodes/{segment(name)}/status", {"status": {}})
         except (ConnectionFailed, ApiError):
             return  # The next one may get through.
 
 
-def _work(document: dict[str, Any]) -> Work | None:
+def _work(document: dict[str, Any]) -> SimWork | None:
     try:
         whole = msgspec.convert(document, Whole)
         return read_work(whole, whole.status, int(whole.metadata.resource_version))

@@ -15,7 +15,7 @@ GPU = "nvidia.com/gpu"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class NodeShape:
     """So many nodes of one kind, dealt out over racks, and the racks over zones."""
 
     count: int
@@ -33,7 +33,7 @@ class Shape:
         return [f"{self.prefix}-{index:04d}" for index in range(1, self.count + 1)]
 
 
-def documents(shape: Shape, *, tainted: bool = True) -> list[dict[str, Any]]:
+def documents(shape: NodeShape, *, tainted: bool = True) -> list[dict[str, Any]]:
     """The Node objects, ready to be created. The taint keeps commands off, which somebody expects to be run."""
     taints = {"taints": [{"key": SIMULATED, "effect": "NoSchedule"}]} if tainted else {}
     capacity = {"cpu": str(shape.cpu), "memory": shape.memory, "pods": "110"}
@@ -51,6 +51,6 @@ def documents(shape: Shape, *, tainted: bool = True) -> list[dict[str, Any]]:
     ]
 
 
-def _place(shape: Shape, index: int) -> dict[str, str]:
+def _place(shape: NodeShape, index: int) -> dict[str, str]:
     rack = index % max(1, shape.racks)
     return {"zone": f"zone-{rack % max(1, shape.zones) + 1}", "rack": f"rack-{rack + 1}"}

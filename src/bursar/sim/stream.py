@@ -18,11 +18,11 @@ from bursar.agent.control.identity import certificate_request, reachable
 from bursar.client.calls import ROOT, segment
 from bursar.client.errors import Conflict, NotFound
 from bursar.rlimit import allow_open_files
-from bursar.sim.agents import Crowd
-from bursar.sim.fake_executor import Manner
-from bursar.sim.registry import Roll, several
-from bursar.sim.shape import Shape, documents
-from bursar.sim.transport import Line, Papers, PlainLine, SecureLine
+from bursar.sim.agents import AgentCrowd
+from bursar.sim.fake_executor import FakeBehaviour
+from bursar.sim.registry import SimRegistry, several
+from bursar.sim.shape import NodeShape, documents
+from bursar.sim.transport import PlainTransport, SecureTransport, SimCredentials, Transport
 
 if TYPE_CHECKING:
     from bursar.client import AsyncClient
@@ -58,22 +58,22 @@ class Enroller:
     def __init__(self, client: AsyncClient, nodes: Mapping[str, dict[str, Any]]) -> None:
         self._client = client
         self._nodes = nodes
-        self._fresh: dict[str, Papers] = {}
+        self._fresh: dict[str, SimCredentials] = {}
 
     async def enrol_all(self) -> None:
         self._fresh = dict(zip(self._nodes, await several(self._enrol, self._nodes), strict=True))
 
-    async def papers(self, name: str) -> Papers:
+    async def credentials(self, name: str) -> SimCredentials:
         """Those of its enrolment, once; then new ones."""
         return self._fresh.pop(name, None) or await self._enrol(name)
 
-    async def _enrol(self, name: str) -> Papers:
+    async def _enrol(self, name: str) -> SimCredentials:
         key = new_key()
         order = {"certificateRequest": certificate_request(key, name).decode(), "node": self._nodes[name]}
         answer = await self._client.request("POST", f"{ROOT}/nodes/{segment(name)}/certificates", body=order)
         signed = msgspec.convert(answer, _Signed)
         renew_at = datetime.fromisoformat(signed.expires) - RENEW_BEFORE
-        return Papers(signed.certificate.encode(), signed.authority.encode(), renew_at, key)
+        return SimCredentials(signed.certificate.encode(), signed.authority.encode(), renew_at, key)
 
 
 class AgentNodes:
@@ -81,16 +81,20 @@ class AgentNodes:
 
     The client's token is an administrator's."""
 
-    def __init__(self, client: AsyncClient, shape: Shape, address: str, manner: Manner, *, insecure: bool) -> None:
+    def __init__(
+        self, client: AsyncClient, shape: NodeShape, address: str, manner: FakeBehaviour, *, insecure: bool
+    ) -> None:
         allow_open_files()
         self._client = client
-        self._roll = Roll(client, shape)
+        self._roll = SimRegistry(client, shape)
         self._documents = {one["metadata"]["name"]: one for one in documents(shape)}
         self._enroller = Enroller(client, self._documents)
         self._insecure = insecure
-        self._line: Line = PlainLine(address) if insecure else SecureLine(address, self._enroller.papers)
+        self._line: Transport = (
+            PlainTransport(address) if insecure else SecureTransport(address, self._enroller.credentials)
+        )
         capacity: Mapping[str, str] = next(iter(self._documents.values()))["spec"]["capacity"]
-        self._crowd = Crowd(shape.names, self._line, manner=manner, capacity=capacity)
+        self._crowd = AgentCrowd(shape.names, self._line, manner=manner, capacity=capacity)
 
     @property
     def running(self) -> int:

@@ -30,7 +30,7 @@ OPTIONS = (
 )
 
 
-class Call(Protocol):
+class RpcCall(Protocol):
     """One stream of beats. Reading raises AioRpcError where it broke, and gives grpc.aio.EOF where it ended."""
 
     async def write(self, request: pb.HeartbeatRequest, /) -> None: ...
@@ -38,14 +38,14 @@ class Call(Protocol):
     def cancel(self) -> bool: ...
 
 
-class Line(Protocol):
-    async def dial(self, name: str, /) -> Call:
+class Transport(Protocol):
+    async def dial(self, name: str, /) -> RpcCall:
         """A stream to the control plane for the node of this name."""
 
     async def close(self) -> None: ...
 
 
-class PlainLine:
+class PlainTransport:
     """Believed by name: for loopback only."""
 
     def __init__(self, address: str, streams_per_connection: int = STREAMS_PER_CONNECTION) -> None:
@@ -54,7 +54,7 @@ class PlainLine:
         self._channels: list[grpc.aio.Channel] = []
         self._stubs: dict[str, NodeAgentAsyncStub] = {}
 
-    async def dial(self, name: str) -> Call:
+    async def dial(self, name: str) -> RpcCall:
         """A channel mends its own connection: a node stays with the one that it was given."""
         if name not in self._stubs:
             if len(self._stubs) % self._streams_per_connection == 0:
@@ -69,7 +69,7 @@ class PlainLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Papers:
+class SimCredentials:
     """What proves who a node is."""
 
     certificate: bytes
@@ -78,24 +78,26 @@ class Papers:
     key: bytes = field(repr=False)
 
 
-class SecureLine:
+class SecureTransport:
     """Each with a connection of its own. `enrol` gets a node its papers, also anew when they have grown old."""
 
-    def __init__(self, address: str, enrol: Callable[[str], Awaitable[Papers]]) -> None:
+    def __init__(self, address: str, enrol: Callable[[str], Awaitable[SimCredentials]]) -> None:
         self._address = address
         self._enrol = enrol
-        self._lines: dict[str, tuple[Papers, grpc.aio.Channel]] = {}
+        self._lines: dict[str, tuple[SimCredentials, grpc.aio.Channel]] = {}
 
-    async def dial(self, name: str) -> Call:
+    async def dial(self, name: str) -> RpcCall:
         known = self._lines.get(name)
         if known is not None and datetime.now(UTC) < known[0].renew_at:
             return NodeAgentStub(known[1]).Heartbeat()
-        papers = await self._enrol(name)
+        credentials = await self._enrol(name)
         if known is not None:
             await known[1].close()
-        credentials = grpc.ssl_channel_credentials(papers.authority, papers.key, papers.certificate)
-        channel = grpc.aio.secure_channel(self._address, credentials, OPTIONS)
-        self._lines[name] = papers, channel
+        channel_credentials = grpc.ssl_channel_credentials(
+            credentials.authority, credentials.key, credentials.certificate
+        )
+        channel = grpc.aio.secure_channel(self._address, channel_credentials, OPTIONS)
+        self._lines[name] = credentials, channel
         return NodeAgentStub(channel).Heartbeat()
 
     async def close(self) -> None:

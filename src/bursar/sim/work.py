@@ -22,7 +22,7 @@ EVICTED = "Evicted"
 KEPT = 256
 
 
-class Work(msgspec.Struct, frozen=True):
+class SimWork(msgspec.Struct, frozen=True):
     """One version of an allocation. `nodes` are those that it still has to leave."""
 
     namespace: str
@@ -56,39 +56,39 @@ class Spec(msgspec.Struct, frozen=True):
     ttl: str | int | None = None
 
 
-class Placed(msgspec.Struct):
+class SimPlaced(msgspec.Struct):
     name: str
     phase: str = ""  # how it ended there, while it still runs elsewhere
 
 
-class Eviction(msgspec.Struct, rename="camel"):
+class SimEviction(msgspec.Struct, rename="camel"):
     reason: str = ""
     grace_period_seconds: float | None = None
 
 
-class Status(msgspec.Struct, rename="camel", frozen=True):
+class SimStatus(msgspec.Struct, rename="camel", frozen=True):
     phase: str = Phase.PENDING
     reason: str = ""
-    nodes: list[Placed] = []
+    nodes: list[SimPlaced] = []
     epoch: int = 0
     start_time: str = ""
-    eviction: Eviction | None = None
+    eviction: SimEviction | None = None
 
 
-class Document(msgspec.Struct):
+class SimDocument(msgspec.Struct):
     """Metadata and spec, as they are stored."""
 
     metadata: Metadata
     spec: Spec = Spec()
 
 
-class Whole(Document):
+class Whole(SimDocument):
     """An object as the API shows it."""
 
-    status: Status = Status()
+    status: SimStatus = SimStatus()
 
 
-def places(status: Status) -> tuple[str, ...]:
+def places(status: SimStatus) -> tuple[str, ...]:
     """The nodes that still have it."""
     if status.phase in ENDED or status.phase == Phase.PENDING:
         return ()
@@ -98,10 +98,10 @@ def places(status: Status) -> tuple[str, ...]:
 _PHASES = {str(phase): phase for phase in Phase}
 
 
-def read_work(document: Document, status: Status, revision: int, *, gang: str = "") -> Work:
+def read_work(document: SimDocument, status: SimStatus, revision: int, *, gang: str = "") -> SimWork:
     metadata = document.metadata
     phase = _PHASES[status.phase]
-    return Work(
+    return SimWork(
         metadata.namespace,
         metadata.name,
         metadata.uid,
@@ -151,11 +151,11 @@ def _instant(text: str) -> float | None:
         return None
 
 
-def _grace_seconds(metadata: Metadata, status: Status) -> float | None:
+def _grace_seconds(metadata: Metadata, status: SimStatus) -> float | None:
     """How long it may take to stop; the shorter time, when it was both evicted and deleted."""
     told = (metadata.deletion_grace_period_seconds, status.eviction.grace_period_seconds if status.eviction else None)
     return min((one for one in told if one is not None), default=None)
 
 
-def _reason(status: Status) -> str:
+def _reason(status: SimStatus) -> str:
     return (status.eviction.reason if status.eviction else "") or status.reason or EVICTED

@@ -8,7 +8,7 @@ import pytest
 from cryptography import x509
 
 from bursar.agent.control import identity
-from bursar.agent.control.certificates import NodePapers
+from bursar.agent.control.certificates import NodeCertificates
 from bursar.agent.control.identity import IdentityError, reachable
 from support.nodes.played_control_plane import authority, joined, node_certificate
 
@@ -109,20 +109,20 @@ def test_a_server_that_listens_everywhere_is_dialled_where_its_api_is(address: s
     assert reachable(address, url) == dialled
 
 
-def papers(directory: Path, token_file: Path | None) -> NodePapers:
-    return NodePapers(directory, "node-1", urls=["http://127.0.0.1:1"], token_file=token_file, document=dict)
+def credentials(directory: Path, token_file: Path | None) -> NodeCertificates:
+    return NodeCertificates(directory, "node-1", urls=["http://127.0.0.1:1"], token_file=token_file, document=dict)
 
 
 async def test_without_a_token_a_new_node_is_told_how_to_get_one(tmp_path: Path) -> None:
     for file in (None, tmp_path / "missing", tmp_path):
         with pytest.raises(IdentityError) as refused:
-            await papers(tmp_path, file).ensure()
+            await credentials(tmp_path, file).ensure()
         assert "bursar node token --name node-1" in refused.value.hint
 
 
 async def test_an_expired_certificate_needs_a_token_again(tmp_path: Path) -> None:
     joined(tmp_path, authority(), "node-1", ["a:1"], ago=timedelta(hours=25))
-    ours = papers(tmp_path, None)
+    ours = credentials(tmp_path, None)
     assert ours.identity is not None
     assert not ours.identity.is_good(datetime.now(UTC))
     with pytest.raises(IdentityError):
@@ -131,7 +131,7 @@ async def test_an_expired_certificate_needs_a_token_again(tmp_path: Path) -> Non
 
 async def test_good_papers_need_nobody(tmp_path: Path) -> None:
     joined(tmp_path, authority(), "node-1", ["a:1"])
-    ours = papers(tmp_path, None)
+    ours = credentials(tmp_path, None)
     await ours.ensure()
     ours.refused()
     await ours.ensure()  # without a new token there is nothing to be done about it

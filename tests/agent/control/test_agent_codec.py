@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.agent.control.codec import (
-    Beat,
-    beat_message,
+    OutgoingHeartbeat,
     directive_message,
+    heartbeat_message,
     read_answer,
     read_directive,
     read_status,
     status_message,
 )
 from bursar.agent.host.probe import GpuLoad, Load
-from bursar.agent.machine.types import Directive, Grant, Run, State, Status, Stop, Usage
+from bursar.agent.machine.types import Directive, LeaseGrant, PlacementState, PlacementStatus, Run, Stop, Usage
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -48,10 +48,10 @@ runs = st.builds(
 stops = st.builds(Stop, uid=names, epoch=counts, grace_seconds=counts, reason=words, message=words)
 figures = st.floats(0, 1e12)
 statuses = st.builds(
-    Status,
+    PlacementStatus,
     uid=words,
     epoch=counts,
-    state=st.sampled_from(State),
+    state=st.sampled_from(PlacementState),
     reason=words,
     message=words,
     exit_code=st.none() | st.integers(-(2**31), 2**31 - 1),
@@ -73,20 +73,20 @@ def test_a_directive_comes_through_whole(directive: Directive) -> None:
 
 
 @given(statuses)
-def test_a_status_comes_through_whole(status: Status) -> None:
+def test_a_status_comes_through_whole(status: PlacementStatus) -> None:
     assert read_status(pb.PodStatus.FromString(status_message(status).SerializeToString())) == status
 
 
 def test_an_exit_code_of_zero_is_not_the_same_as_none() -> None:
-    assert status_message(Status("a", 1, State.SUCCEEDED, exit_code=0)).HasField("exit_code")
-    assert not status_message(Status("a", 1, State.RUNNING)).HasField("exit_code")
+    assert status_message(PlacementStatus("a", 1, PlacementState.SUCCEEDED, exit_code=0)).HasField("exit_code")
+    assert not status_message(PlacementStatus("a", 1, PlacementState.RUNNING)).HasField("exit_code")
 
 
 def test_a_beat_says_who_where_and_how_busy() -> None:
-    beat = Beat(
+    heartbeat = OutgoingHeartbeat(
         load=Load(1.5, 2, 3, (GpuLoad(1, 0.5, 7),)), capacity={"cpu": "4"}, address="n:1", certificate_request=b"x"
     )
-    message = beat_message(beat, node="node-1", seq=7, timestamp_ms=1234)
+    message = heartbeat_message(heartbeat, node="node-1", seq=7, timestamp_ms=1234)
     assert (message.node_id, message.seq, message.timestamp, message.protocol_version) == ("node-1", 7, 1234, 1)
     assert (message.address, message.certificate_request, dict(message.capacity)) == ("n:1", b"x", {"cpu": "4"})
     assert message.current_usage.cpu_cores == 1.5
@@ -113,8 +113,8 @@ def test_an_answer_is_read_whole() -> None:
     assert (answer.seq, answer.complete, answer.lease_seconds, answer.beat_seconds) == (3, True, 120.0, 5.0)
     assert answer.directives == (Stop("a", 1, 5),)
     assert answer.acknowledged == (("b", 2),)
-    last = {("d", 1): Grant(2.0, "slow", 5.0), ("e", 1): Grant(0.0, "no reason was given")}
-    assert answer.leases == {("c", 3): Grant(9.0), **last}
+    last = {("d", 1): LeaseGrant(2.0, "slow", 5.0), ("e", 1): LeaseGrant(0.0, "no reason was given")}
+    assert answer.leases == {("c", 3): LeaseGrant(9.0), **last}
     assert answer.certificate == b"pem"
 
 
@@ -146,5 +146,5 @@ def test_nonsense_grants_nothing() -> None:
             directives=[pb.SchedulingDirective(type=pb.DIRECTIVE_TYPE_STOP, allocation_id="a", grace_seconds=-1)],
         )
     )
-    assert (answer.lease_seconds, answer.beat_seconds, answer.leases) == (0.0, 0.0, {("a", 1): Grant(0.0)})
+    assert (answer.lease_seconds, answer.beat_seconds, answer.leases) == (0.0, 0.0, {("a", 1): LeaseGrant(0.0)})
     assert answer.directives == (Stop("a", 0, 0),)

@@ -8,27 +8,27 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from bursar.agent.control.certificates import NodePapers, NoPapers, Papers
-from bursar.agent.control.codec import Answer, Beat
-from bursar.agent.control.connect_errors import REPEAT_SECONDS, Telling, stream_trouble
-from bursar.agent.control.stream import Stream
+from bursar.agent.control.certificates import NoCredentials, NodeCertificates, NodeCredentials
+from bursar.agent.control.codec import HeartbeatAnswer, OutgoingHeartbeat
+from bursar.agent.control.connect_errors import REPEAT_SECONDS, ConnectErrorLog, stream_trouble
+from bursar.agent.control.stream import ControlStream
 from bursar.client import ConnectionFailed
 from support.nodes.played_control_plane import Control, authority, joined, server_credentials, serving
 from support.process.server import free_port
 
 
 class Quiet:
-    def beat(self, *, first: bool) -> Beat:
-        return Beat(inventory=first)
+    def heartbeat(self, *, first: bool) -> OutgoingHeartbeat:
+        return OutgoingHeartbeat(inventory=first)
 
-    def hear(self, answer: Answer, sent_at: float | None) -> None:
+    def hear(self, answer: HeartbeatAnswer, sent_at: float | None) -> None:
         del answer, sent_at
 
 
-async def told_of(papers: Papers) -> Any:
+async def told_of(credentials: NodeCredentials) -> Any:
     """The first thing that an agent with these papers has to say."""
     with capture_logs() as lines:
-        running = asyncio.create_task(Stream("node-1", papers, Quiet()).run())
+        running = asyncio.create_task(ControlStream("node-1", credentials, Quiet()).run())
         try:
             async with asyncio.timeout(30):
                 while not (told := [one for one in lines if one["event"] == "no stream to the control plane"]):  # noqa: ASYNC110 - a log has no event
@@ -39,9 +39,9 @@ async def told_of(papers: Papers) -> Any:
     return told[0]
 
 
-def papers_for(directory: Path, address: str) -> NodePapers:
+def papers_for(directory: Path, address: str) -> NodeCertificates:
     joined(directory, authority(), "node-1", [address])
-    return NodePapers(directory, "node-1", urls=[], token_file=None, document=dict)
+    return NodeCertificates(directory, "node-1", urls=[], token_file=None, document=dict)
 
 
 def assert_told(told: Any, why: str, check: str) -> None:
@@ -56,12 +56,12 @@ def assert_told(told: Any, why: str, check: str) -> None:
 
 async def test_nobody_listens() -> None:
     address = f"127.0.0.1:{free_port()}"
-    told = await told_of(NoPapers([address]))
+    told = await told_of(NoCredentials([address]))
     assert_told(told, f"could not reach {address}: the connection was refused", "--grpc")
 
 
 async def test_a_name_that_nobody_knows() -> None:
-    told = await told_of(NoPapers(["nobody.invalid:50051"]))
+    told = await told_of(NoCredentials(["nobody.invalid:50051"]))
     assert_told(told, "could not reach nobody.invalid:50051: its name cannot be looked up", "DNS")
 
 
@@ -79,7 +79,7 @@ async def test_a_server_without_certificates(tmp_path: Path) -> None:
 
 async def test_a_server_that_asks_for_certificates() -> None:
     async with serving(Control(authority=authority())) as control:
-        told = await told_of(NoPapers([control.address]))
+        told = await told_of(NoCredentials([control.address]))
     assert_told(told, f"could not reach {control.address}: it ended the connection", "certificate")
 
 
@@ -90,7 +90,7 @@ async def test_a_server_that_calls_itself_otherwise(tmp_path: Path) -> None:
     await server.start()
     try:
         joined(tmp_path, ours, "node-1", [f"127.0.0.1:{port}"])
-        told = await told_of(NodePapers(tmp_path, "node-1", urls=[], token_file=None, document=dict))
+        told = await told_of(NodeCertificates(tmp_path, "node-1", urls=[], token_file=None, document=dict))
     finally:
         await server.stop(None)
     assert_told(told, "the server's certificate is not believed", "--grpc-host")
@@ -106,9 +106,9 @@ def test_what_grpc_says_in_words_of_its_own_is_told_as_it_is() -> None:
 async def test_who_joins_is_told_of_every_server_that_it_asked(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("bsr_a_b")
     urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
-    papers = NodePapers(tmp_path, "node-1", urls=urls, token_file=tmp_path / "token", document=dict)
+    credentials = NodeCertificates(tmp_path, "node-1", urls=urls, token_file=tmp_path / "token", document=dict)
     with pytest.raises(ConnectionFailed) as failed:
-        await papers.ensure()
+        await credentials.ensure()
     for url in urls:
         assert f"could not reach {url}: the connection was refused" in failed.value.message
     assert failed.value.passing
@@ -116,7 +116,7 @@ async def test_who_joins_is_told_of_every_server_that_it_asked(tmp_path: Path) -
 
 def test_the_same_is_told_once_a_minute_and_something_else_at_once() -> None:
     now = 0.0
-    telling = Telling(lambda: now)
+    telling = ConnectErrorLog(lambda: now)
     assert [telling.is_news(what) for what in ("a", "a", "b", "b", "a")] == [True, False, True, False, True]
     now += REPEAT_SECONDS
     assert telling.is_news("a")

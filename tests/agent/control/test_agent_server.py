@@ -13,8 +13,8 @@ import pytest
 
 from bursar.agent.control import identity
 from bursar.agent.control.codec import directive_message
-from bursar.agent.control.identity import Identity
-from bursar.agent.control.server import DoorError, Snapshot, advertised, opened_door
+from bursar.agent.control.identity import AgentIdentity
+from bursar.agent.control.server import AgentServerError, Snapshot, advertised, opened_app
 from bursar.agent.machine.state import Machine
 from bursar.agent.machine.types import Directive, Place, Run, Stop
 from bursar.core.values.certificate import server_name
@@ -52,35 +52,35 @@ def control_credentials(ours: Authority) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(ours.pem, pair.key, pair.certificate)
 
 
-def node_credentials(papers: Identity) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(papers.authority, papers.key, papers.certificate)
+def node_credentials(credentials: AgentIdentity) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(credentials.authority, credentials.key, credentials.certificate)
 
 
 @asynccontextmanager
-async def calling(port: int, credentials: grpc.ChannelCredentials | None = None) -> AsyncIterator[Any]:
+async def calling(port: int, channel_credentials: grpc.ChannelCredentials | None = None) -> AsyncIterator[Any]:
     address = f"127.0.0.1:{port}"
     options = (("grpc.ssl_target_name_override", server_name("node-1")),)
     opened = (
         grpc.aio.insecure_channel(address)
-        if credentials is None
-        else grpc.aio.secure_channel(address, credentials, options)
+        if channel_credentials is None
+        else grpc.aio.secure_channel(address, channel_credentials, options)
     )
     async with opened as channel:
         yield NodeAgentStub(channel)
 
 
 @asynccontextmanager
-async def insecure(house: House) -> AsyncIterator[Any]:
-    async with opened_door(house, "127.0.0.1:0", identity=None) as port, calling(port) as stub:
+async def insecure(context: House) -> AsyncIterator[Any]:
+    async with opened_app(context, "127.0.0.1:0", identity=None) as port, calling(port) as stub:
         yield stub
 
 
 async def test_the_control_plane_comes_in(tmp_path: Path) -> None:
     ours = authority()
-    papers = joined(tmp_path, ours, "node-1")
-    house = House(tmp_path)
+    credentials = joined(tmp_path, ours, "node-1")
+    context = House(tmp_path)
     async with (
-        opened_door(house, "127.0.0.1:0", identity=lambda: papers) as port,
+        opened_app(context, "127.0.0.1:0", identity=lambda: credentials) as port,
         calling(port, control_credentials(ours)) as stub,
     ):
         snapshot = await stub.GetResourceSnapshot(pb.SnapshotRequest(node_id="node-1"))
@@ -90,10 +90,10 @@ async def test_the_control_plane_comes_in(tmp_path: Path) -> None:
 async def test_another_node_does_not(tmp_path: Path) -> None:
     ours = authority()
     (tmp_path / "other").mkdir()
-    papers, other = joined(tmp_path, ours, "node-1"), joined(tmp_path / "other", ours, "node-2")
-    house = House(tmp_path)
-    async with opened_door(house, "127.0.0.1:0", identity=lambda: papers) as port:
-        for mine in (papers, other):
+    credentials, other = joined(tmp_path, ours, "node-1"), joined(tmp_path / "other", ours, "node-2")
+    context = House(tmp_path)
+    async with opened_app(context, "127.0.0.1:0", identity=lambda: credentials) as port:
+        for mine in (credentials, other):
             async with calling(port, node_credentials(mine)) as stub:
                 calls = [
                     stub.BindAllocation(pb.BindRequest(allocation_id="a", directive=directive_message(RUN))),
@@ -105,17 +105,17 @@ async def test_another_node_does_not(tmp_path: Path) -> None:
                     with pytest.raises(grpc.aio.AioRpcError) as refused:
                         await call
                     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    assert not house.told
+    assert not context.told
 
 
 async def test_nobody_of_another_authority_comes_in(tmp_path: Path) -> None:
     ours, theirs = authority(), authority()
-    papers = joined(tmp_path, ours, "node-1")
+    credentials = joined(tmp_path, ours, "node-1")
     stranger = sign_client(theirs, datetime.now(UTC))
-    credentials = grpc.ssl_channel_credentials(ours.pem, stranger.key, stranger.certificate)
+    channel_credentials = grpc.ssl_channel_credentials(ours.pem, stranger.key, stranger.certificate)
     async with (
-        opened_door(House(tmp_path), "127.0.0.1:0", identity=lambda: papers) as port,
-        calling(port, credentials) as stub,
+        opened_app(House(tmp_path), "127.0.0.1:0", identity=lambda: credentials) as port,
+        calling(port, channel_credentials) as stub,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.GetResourceSnapshot(pb.SnapshotRequest())
@@ -124,9 +124,9 @@ async def test_nobody_of_another_authority_comes_in(tmp_path: Path) -> None:
 
 async def test_nobody_comes_in_without_a_certificate(tmp_path: Path) -> None:
     ours = authority()
-    papers = joined(tmp_path, ours, "node-1")
+    credentials = joined(tmp_path, ours, "node-1")
     async with (
-        opened_door(House(tmp_path), "127.0.0.1:0", identity=lambda: papers) as port,
+        opened_app(House(tmp_path), "127.0.0.1:0", identity=lambda: credentials) as port,
         calling(port, grpc.ssl_channel_credentials(ours.pem)) as stub,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -136,41 +136,41 @@ async def test_nobody_comes_in_without_a_certificate(tmp_path: Path) -> None:
 
 async def test_the_newest_certificate_is_shown(tmp_path: Path) -> None:
     ours = authority()
-    papers = [joined(tmp_path, ours, "node-1", ago=timedelta(hours=25))]  # has expired
-    async with opened_door(House(tmp_path), "127.0.0.1:0", identity=lambda: papers[-1]) as port:
+    credentials = [joined(tmp_path, ours, "node-1", ago=timedelta(hours=25))]  # has expired
+    async with opened_app(House(tmp_path), "127.0.0.1:0", identity=lambda: credentials[-1]) as port:
         async with calling(port, control_credentials(ours)) as stub:
             with pytest.raises(grpc.aio.AioRpcError):
                 await stub.GetResourceSnapshot(pb.SnapshotRequest())
-        request = identity.certificate_request(papers[0].key, "node-1")
-        papers.append(identity.renewed(tmp_path, papers[0], node_certificate(ours, request, "node-1")))
+        request = identity.certificate_request(credentials[0].key, "node-1")
+        credentials.append(identity.renewed(tmp_path, credentials[0], node_certificate(ours, request, "node-1")))
         async with calling(port, control_credentials(ours)) as stub:
             assert (await stub.GetResourceSnapshot(pb.SnapshotRequest())).node_id == "node-1"
 
 
 async def test_what_is_bound_directly_is_wanted_here(tmp_path: Path) -> None:
-    house = House(tmp_path)
+    context = House(tmp_path)
     bind = pb.BindRequest(allocation_id="a", node_id="node-1", directive=directive_message(RUN))
-    async with insecure(house) as stub:
+    async with insecure(context) as stub:
         assert (await stub.BindAllocation(bind)).success
         assert (await stub.BindAllocation(bind)).success, "repeats are harmless"
         older = pb.BindRequest(allocation_id="a", directive=directive_message(Run("a", 1, "ml", "train")))
         assert not (await stub.BindAllocation(older)).success
-        house.machine.ended(RUN.place, 1.0, exit_code=0)
+        context.machine.ended(RUN.place, 1.0, exit_code=0)
         assert (await stub.BindAllocation(bind)).failure_reason == "Ended"
         for wrong in (pb.BindRequest(allocation_id="a"), pb.BindRequest(allocation_id="b", directive=bind.directive)):
             assert (await stub.BindAllocation(wrong)).failure_reason == "Invalid"
-    assert house.told[0] == RUN
+    assert context.told[0] == RUN
 
 
 async def test_what_is_evicted_directly_is_stopped(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    house.tell(RUN)
-    async with insecure(house) as stub:
+    context = House(tmp_path)
+    context.tell(RUN)
+    async with insecure(context) as stub:
         missing = await stub.EvictAllocation(pb.EvictRequest(allocation_id="a", epoch=1))
         assert (missing.success, missing.failure_reason) == (False, "NotFound")
         evict = pb.EvictRequest(allocation_id="a", grace_period_seconds=5, reason="Maintenance")
         assert (await stub.EvictAllocation(evict)).success
-    assert house.told[-1] == Stop("a", 2, 5, "Maintenance")
+    assert context.told[-1] == Stop("a", 2, 5, "Maintenance")
 
 
 async def test_what_is_meant_for_another_node_is_refused(tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ async def test_what_is_meant_for_another_node_is_refused(tmp_path: Path) -> None
 
 
 async def test_output_is_read_from_any_place_to_its_end(tmp_path: Path) -> None:
-    house = House(tmp_path, live=False)
+    context = House(tmp_path, live=False)
     (tmp_path / "output.0").write_bytes(b"one\ntwo\nthree\n")
-    async with insecure(house) as stub:
+    async with insecure(context) as stub:
 
         async def read(**request: Any) -> tuple[bytes, bool]:
             pieces = [piece async for piece in stub.ReadLog(pb.ReadLogRequest(allocation_id="a", **request))]
@@ -193,7 +193,7 @@ async def test_output_is_read_from_any_place_to_its_end(tmp_path: Path) -> None:
         assert await read(offset=4) == (b"two\nthree\n", True)
         assert await read(tail_lines=1) == (b"three\n", True)
         assert await read(follow=True) == (b"one\ntwo\nthree\n", True)
-        house.live = True
+        context.live = True
         assert await read() == (b"one\ntwo\nthree\n", False)
         with pytest.raises(grpc.aio.AioRpcError) as missing:
             await stub.ReadLog(pb.ReadLogRequest(allocation_id="b")).read()
@@ -201,24 +201,24 @@ async def test_output_is_read_from_any_place_to_its_end(tmp_path: Path) -> None:
 
 
 async def test_who_follows_hears_what_is_written_later(tmp_path: Path) -> None:
-    house = House(tmp_path)
+    context = House(tmp_path)
     (tmp_path / "output.0").write_bytes(b"one\n")
-    async with insecure(house) as stub, asyncio.timeout(20):
+    async with insecure(context) as stub, asyncio.timeout(20):
         call = stub.ReadLog(pb.ReadLogRequest(allocation_id="a", follow=True))
         assert (await call.read()).data == b"one\n"
         with (tmp_path / "output.0").open("ab") as file:
             file.write(b"two\n")
         piece = await call.read()
         assert (piece.data, piece.offset) == (b"two\n", 4)
-        house.live = False
+        context.live = False
         last = await call.read()
         assert (last.data, last.offset, last.end) == (b"", 8, True)
 
 
 async def test_an_address_that_is_taken_is_said(tmp_path: Path) -> None:
-    async with opened_door(House(tmp_path), "127.0.0.1:0", identity=None) as port:
-        with pytest.raises(DoorError, match="--listen"):
-            async with opened_door(House(tmp_path), f"127.0.0.1:{port}", identity=None):
+    async with opened_app(House(tmp_path), "127.0.0.1:0", identity=None) as port:
+        with pytest.raises(AgentServerError, match="--listen"):
+            async with opened_app(House(tmp_path), f"127.0.0.1:{port}", identity=None):
                 pass
 
 

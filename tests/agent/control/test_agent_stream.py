@@ -13,11 +13,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from bursar.agent.control import stream as streams
-from bursar.agent.control.certificates import NodePapers, NoPapers, Papers
-from bursar.agent.control.codec import Answer, Beat
+from bursar.agent.control.certificates import NoCredentials, NodeCertificates, NodeCredentials
+from bursar.agent.control.codec import HeartbeatAnswer, OutgoingHeartbeat
 from bursar.agent.control.identity import load
-from bursar.agent.control.stream import BACKOFF_SECONDS_MAX, Stream, backoff_seconds
-from bursar.agent.machine.types import Run, State, Status, Stop
+from bursar.agent.control.stream import BACKOFF_SECONDS_MAX, ControlStream, backoff_seconds
+from bursar.agent.machine.types import PlacementState, PlacementStatus, Run, Stop
 from support.nodes.played_control_plane import Control, authority, joined, serving
 from support.process.server import free_port
 
@@ -26,22 +26,24 @@ from support.process.server import free_port
 class Said:
     """A speaker that says what the test puts there, and remembers what it heard."""
 
-    news: list[Status] = field(default_factory=list)
-    heard: list[tuple[Answer, float | None]] = field(default_factory=list)
-    beats: int = 0
+    news: list[PlacementStatus] = field(default_factory=list)
+    heard: list[tuple[HeartbeatAnswer, float | None]] = field(default_factory=list)
+    heartbeats: int = 0
 
-    def beat(self, *, first: bool) -> Beat:
-        self.beats += 1
+    def heartbeat(self, *, first: bool) -> OutgoingHeartbeat:
+        self.heartbeats += 1
         told, self.news = self.news, []
-        return Beat(statuses=told, inventory=first, capacity={"cpu": "4"} if first else {}, address="127.0.0.1:9")
+        return OutgoingHeartbeat(
+            statuses=told, inventory=first, capacity={"cpu": "4"} if first else {}, address="127.0.0.1:9"
+        )
 
-    def hear(self, answer: Answer, sent_at: float | None) -> None:
+    def hear(self, answer: HeartbeatAnswer, sent_at: float | None) -> None:
         self.heard.append((answer, sent_at))
 
 
 @asynccontextmanager
-async def talking(papers: Papers, speaker: Said, **options: Any) -> AsyncIterator[Stream]:
-    stream = Stream("node-1", papers, speaker, **options)
+async def talking(credentials: NodeCredentials, speaker: Said, **options: Any) -> AsyncIterator[ControlStream]:
+    stream = ControlStream("node-1", credentials, speaker, **options)
     task = asyncio.create_task(stream.run())
     try:
         yield stream
@@ -59,13 +61,13 @@ async def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:
 
 
 async def test_the_first_beat_says_everything_and_the_later_ones_the_news() -> None:
-    said = Said(news=[Status("a", 1, State.RUNNING)])
-    async with serving(Control(beat_seconds=600)) as control, talking(NoPapers([control.address]), said) as stream:
+    said = Said(news=[PlacementStatus("a", 1, PlacementState.RUNNING)])
+    async with serving(Control(beat_seconds=600)) as control, talking(NoCredentials([control.address]), said) as stream:
         await until(lambda: said.heard)
-        said.news.append(Status("b", 1, State.STARTING))
+        said.news.append(PlacementStatus("b", 1, PlacementState.STARTING))
         stream.poke()
-        await control.until(lambda its: len(its.beats) == 2)
-    first, second = control.beats
+        await control.until(lambda its: len(its.heartbeats) == 2)
+    first, second = control.heartbeats
     assert (first.node_id, first.seq, first.inventory, first.protocol_version) == ("node-1", 1, True, 1)
     assert dict(first.capacity) == {"cpu": "4"}
     assert [one.allocation_id for one in first.pod_statuses] == ["a"]
@@ -75,9 +77,9 @@ async def test_the_first_beat_says_everything_and_the_later_ones_the_news() -> N
 
 async def test_it_beats_as_often_as_it_is_told() -> None:
     said = Said()
-    async with serving(Control(beat_seconds=1)) as control, talking(NoPapers([control.address]), said):
-        await control.until(lambda its: len(its.beats) >= 3)
-    assert [beat.seq for beat in control.beats[:3]] == [1, 2, 3]
+    async with serving(Control(beat_seconds=1)) as control, talking(NoCredentials([control.address]), said):
+        await control.until(lambda its: len(its.heartbeats) >= 3)
+    assert [heartbeat.seq for heartbeat in control.heartbeats[:3]] == [1, 2, 3]
 
 
 async def test_an_answer_comes_with_the_moment_its_beat_was_sent() -> None:
@@ -88,14 +90,14 @@ async def test_an_answer_comes_with_the_moment_its_beat_was_sent() -> None:
         return float(next(ticks))
 
     class Noting(Said):
-        def beat(self, *, first: bool) -> Beat:
+        def heartbeat(self, *, first: bool) -> OutgoingHeartbeat:
             sent.append(clock())
-            return Beat(inventory=first)
+            return OutgoingHeartbeat(inventory=first)
 
     said = Noting()
     async with (
         serving(Control(lease_seconds=120, beat_seconds=600)) as control,
-        talking(NoPapers([control.address]), said, clock=clock) as stream,
+        talking(NoCredentials([control.address]), said, clock=clock) as stream,
     ):
         await until(lambda: said.heard)
         await control.say(Stop("x", 1))
@@ -116,7 +118,7 @@ async def test_what_is_wanted_is_heard_at_once_and_whole() -> None:
     said = Said()
     async with (
         serving(Control(wanted=[run, Stop("b", 1, 7, "Preempted")], beat_seconds=600)) as control,
-        talking(NoPapers([control.address]), said),
+        talking(NoCredentials([control.address]), said),
     ):
         await until(lambda: said.heard)
         await control.say(Stop("a", 3, 0, "Deleted", "by trainer"))
@@ -130,34 +132,34 @@ async def test_what_is_wanted_is_heard_at_once_and_whole() -> None:
 
 async def test_news_waits_for_the_answer_to_the_beat_before() -> None:
     said = Said()
-    async with serving(Control(beat_seconds=600)) as control, talking(NoPapers([control.address]), said) as stream:
+    async with serving(Control(beat_seconds=600)) as control, talking(NoCredentials([control.address]), said) as stream:
         await until(lambda: said.heard)
         control.silent = True
         stream.poke()
-        await control.until(lambda its: len(its.beats) == 2)
+        await control.until(lambda its: len(its.heartbeats) == 2)
         for index in range(50):
-            said.news.append(Status(f"n{index}", 1, State.RUNNING))
+            said.news.append(PlacementStatus(f"n{index}", 1, PlacementState.RUNNING))
             stream.poke()
             await asyncio.sleep(0)
-        assert len(control.beats) == 2
+        assert len(control.heartbeats) == 2
         control.silent = False
-        await control.write(control.calls[-1], control.answer(control.beats[-1]))
-        await control.until(lambda its: len(its.beats) == 3)
-    assert len(control.beats[2].pod_statuses) == 50
+        await control.write(control.calls[-1], control.answer(control.heartbeats[-1]))
+        await control.until(lambda its: len(its.heartbeats) == 3)
+    assert len(control.heartbeats[2].pod_statuses) == 50
 
 
 async def test_a_stream_that_ends_is_opened_again_with_everything() -> None:
     said = Said()
     port = free_port()
-    papers = NoPapers([f"127.0.0.1:{port}"])
-    async with talking(papers, said):
+    credentials = NoCredentials([f"127.0.0.1:{port}"])
+    async with talking(credentials, said):
         async with serving(Control(), f"127.0.0.1:{port}"):
             await until(lambda: said.heard)
         heard = len(said.heard)
         async with serving(Control(), f"127.0.0.1:{port}") as second:
             await until(lambda: len(said.heard) > heard)
-    assert second.beats[0].inventory
-    assert second.beats[0].seq == 1
+    assert second.heartbeats[0].inventory
+    assert second.heartbeats[0].seq == 1
 
 
 async def test_another_address_is_used_when_one_is_gone() -> None:
@@ -166,27 +168,27 @@ async def test_another_address_is_used_when_one_is_gone() -> None:
         opened[id(control)] = control, AsyncExitStack()
         await opened[id(control)][1].enter_async_context(serving(control))
     addresses = [f"127.0.0.1:{free_port()}", *(control.address for control, _ in opened.values())]
-    async with talking(NoPapers(addresses), said):
+    async with talking(NoCredentials(addresses), said):
         await until(lambda: said.heard)
-        (held, its_end), (other, other_end) = sorted(opened.values(), key=lambda one: not one[0].beats)
+        (held, its_end), (other, other_end) = sorted(opened.values(), key=lambda one: not one[0].heartbeats)
         await its_end.aclose()
-        await other.until(lambda its: its.beats)
+        await other.until(lambda its: its.heartbeats)
     await other_end.aclose()
-    assert held.beats[0].inventory
-    assert other.beats[0].inventory
+    assert held.heartbeats[0].inventory
+    assert other.heartbeats[0].inventory
 
 
 async def test_a_peer_that_is_silent_for_too_long_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "SILENCE_SECONDS_MIN", 0.2)
-    monkeypatch.setattr(streams, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(streams, "HEARTBEAT_SECONDS", 0.1)
     said = Said()
     async with (
         serving(Control(silent=True)) as dumb,
         serving(Control(beat_seconds=600)) as other,
-        talking(NoPapers([dumb.address, other.address]), said),
+        talking(NoCredentials([dumb.address, other.address]), said),
     ):
         await until(lambda: said.heard)
-    assert other.beats[0].inventory
+    assert other.heartbeats[0].inventory
 
 
 async def test_a_refusal_is_told_with_the_next_step_and_only_once() -> None:
@@ -194,7 +196,7 @@ async def test_a_refusal_is_told_with_the_next_step_and_only_once() -> None:
     refusal = (grpc.StatusCode.PERMISSION_DENIED, "node 'node-1' was deleted")
     async with serving(Control(refusal=refusal)) as control:
         with capture_logs() as lines:
-            async with talking(NoPapers([control.address]), said):
+            async with talking(NoCredentials([control.address]), said):
                 await until(lambda: control.streams >= 3)
     told = [line for line in lines if line["event"] == "no stream to the control plane"]
     assert len(told) == 1
@@ -214,8 +216,8 @@ def test_waits_grow_are_spread_and_stay_short() -> None:
 # With certificates.
 
 
-def papers_in(directory: Path, addresses: Sequence[str] = ()) -> NodePapers:
-    return NodePapers(directory, "node-1", urls=[], token_file=None, document=dict, addresses=addresses)
+def papers_in(directory: Path, addresses: Sequence[str] = ()) -> NodeCertificates:
+    return NodeCertificates(directory, "node-1", urls=[], token_file=None, document=dict, addresses=addresses)
 
 
 async def test_it_speaks_with_the_nodes_certificate(tmp_path: Path) -> None:
@@ -234,7 +236,7 @@ async def test_a_server_of_another_authority_hears_nothing(tmp_path: Path) -> No
         with capture_logs() as lines:
             async with talking(papers_in(tmp_path), said):
                 await until(lambda: [one for one in lines if one["event"] == "no stream to the control plane"])
-    assert not control.beats
+    assert not control.heartbeats
 
 
 async def test_the_certificate_is_renewed_on_the_stream_and_used_at_once(tmp_path: Path) -> None:
@@ -242,13 +244,13 @@ async def test_the_certificate_is_renewed_on_the_stream_and_used_at_once(tmp_pat
     async with serving(Control(authority=ours, beat_seconds=600)) as control:
         old = joined(tmp_path, ours, "node-1", [control.address], ago=timedelta(hours=17))
         async with talking(papers_in(tmp_path), said):
-            await control.until(lambda its: its.streams == 2 and len(its.beats) >= 2)
+            await control.until(lambda its: its.streams == 2 and len(its.heartbeats) >= 2)
     kept = load(tmp_path, "node-1")
     assert kept is not None
     assert kept.expires > old.expires
     assert not kept.is_due(datetime.now(UTC))
-    assert control.beats[0].certificate_request
-    assert not control.beats[1].certificate_request
+    assert control.heartbeats[0].certificate_request
+    assert not control.heartbeats[1].certificate_request
     assert control.callers[1]["x509_pem_cert"] == [kept.certificate]
 
 

@@ -16,9 +16,9 @@ import msgspec
 from structlog.testing import capture_logs
 
 from bursar.agent.executor.journal import Journal, began
-from bursar.agent.machine.events import Ended
+from bursar.agent.machine.events import PlacementEnded
 from bursar.agent.machine.state import LEASE_EXPIRED, OF_THE_PAST, RETRY_SECONDS, SignalStop, Start
-from bursar.agent.machine.types import Place, Run, State
+from bursar.agent.machine.types import Place, PlacementState, Run
 from bursar.agent.shim.clock import boot_seconds
 from support.nodes import executors as shells
 from support.nodes.executors import SLEEP, Bench, alive, processes_of, run, script, sleeper, until
@@ -46,7 +46,7 @@ async def test_what_runs_outlives_its_agent_and_is_adopted(tmp_path: Path, uid: 
         assert all(map(alive, pids))
         bench.want(*ones)
         for one in ones:
-            await bench.until(one.place, State.RUNNING)
+            await bench.until(one.place, PlacementState.RUNNING)
         assert bench.events == []
         for one in ones:
             bench.stop(one.place)
@@ -62,7 +62,7 @@ async def test_what_ended_while_no_agent_was_there_is_known(tmp_path: Path, uid:
     async with Bench(tmp_path) as bench:
         end = bench.status((uid, 1))
         assert end is not None
-        assert (end.state, end.exit_code) == (State.FAILED, 4)
+        assert (end.state, end.exit_code) == (PlacementState.FAILED, 4)
         bench.want(one)
         bench.acknowledge((uid, 1))
         bench.want(one)
@@ -82,7 +82,7 @@ async def test_a_stop_outlives_the_agent_that_asked_for_it(tmp_path: Path, uid: 
     await until(lambda: True if not alive(pid) else None)
     async with Bench(tmp_path) as bench:
         end = await bench.end((uid, 1))
-        assert (end.state, end.reason, end.exit_code) == (State.STOPPED, "Preempted", 137)
+        assert (end.state, end.reason, end.exit_code) == (PlacementState.STOPPED, "Preempted", 137)
 
 
 async def test_a_stopped_agent_lets_nothing_run_past_its_deadline(tmp_path: Path, uid: str) -> None:
@@ -95,7 +95,7 @@ async def test_a_stopped_agent_lets_nothing_run_past_its_deadline(tmp_path: Path
         killed(agent)
     async with Bench(tmp_path) as bench:
         end = await bench.end((uid, 1))
-        assert (end.state, end.reason, end.exit_code) == (State.STOPPED, LEASE_EXPIRED, 137)
+        assert (end.state, end.reason, end.exit_code) == (PlacementState.STOPPED, LEASE_EXPIRED, 137)
 
 
 async def test_what_was_journaled_but_not_started_waits_to_be_wanted(tmp_path: Path, uid: str) -> None:
@@ -105,8 +105,8 @@ async def test_what_was_journaled_but_not_started_waits_to_be_wanted(tmp_path: P
     async with Bench(tmp_path) as bench:
         status = bench.status((uid, 1))
         assert status is not None
-        assert status.state is State.STARTING
-        assert (await bench.run(run(uid, "echo", "hello"))).state is State.SUCCEEDED
+        assert status.state is PlacementState.STARTING
+        assert (await bench.run(run(uid, "echo", "hello"))).state is PlacementState.SUCCEEDED
 
 
 async def test_of_two_shims_only_one_starts_the_command(tmp_path: Path, uid: str) -> None:
@@ -129,7 +129,7 @@ async def test_a_killed_shim_takes_everything_with_it(bench: Bench, uid: str) ->
         await sleeper(bench, (uid, 1))
         os.kill(bench.shell._children[(uid, 1)].shim, signal.SIGKILL)
         end = await bench.end((uid, 1))
-        assert (end.state, end.reason, end.exit_code) == (State.FAILED, "ShimLost", None)
+        assert (end.state, end.reason, end.exit_code) == (PlacementState.FAILED, "ShimLost", None)
         assert processes_of(uid) == []
 
 
@@ -179,7 +179,7 @@ async def test_a_shim_that_somebody_has_stopped_is_woken_and_kills(bench: Bench,
         os.kill(bench.shell._children[(uid, 1)].shim, signal.SIGSTOP)
         bench.stop((uid, 1), grace_seconds=0)
         bench.shell.execute(bench.machine.due(boot_seconds() + RETRY_SECONDS))
-        assert (await bench.end((uid, 1))).state is State.STOPPED
+        assert (await bench.end((uid, 1))).state is PlacementState.STOPPED
         assert not alive(pid)
 
 
@@ -190,7 +190,7 @@ async def test_a_shim_that_is_asked_to_end_takes_the_command_with_it(bench: Benc
         await sleeper(bench, (uid, 1))
         os.kill(bench.shell._children[(uid, 1)].shim, signal.SIGTERM)
         end = await bench.end((uid, 1))
-        assert (end.state, end.reason, end.exit_code) == (State.STOPPED, "Terminated", 6)
+        assert (end.state, end.reason, end.exit_code) == (PlacementState.STOPPED, "Terminated", 6)
 
 
 async def test_a_life_cut_short_anywhere_starts_nothing_twice(tmp_path: Path, uid: str) -> None:
@@ -205,7 +205,7 @@ async def test_a_life_cut_short_anywhere_starts_nothing_twice(tmp_path: Path, ui
     async with Bench(tmp_path) as bench:
         bench.want(*ones)
         for one in ones:
-            await bench.until(one.place, State.RUNNING)
+            await bench.until(one.place, PlacementState.RUNNING)
         pids = [await until(lambda n=n: _lines(tmp_path / f"ran-{n}")) for n in range(len(ones))]  # type: ignore[misc]
         assert [len(lines) for lines in pids] == [1] * len(ones)
         for one in ones:
@@ -242,7 +242,7 @@ async def test_what_cannot_be_killed_holds_up_nothing_else(tmp_path: Path, uid: 
             end = await bench.run(script(f"{uid}-other", "exit 0"))
         finally:
             (group / "cgroup.procs").write_text("")
-        assert end.state is State.SUCCEEDED
+        assert end.state is PlacementState.SUCCEEDED
         await bench.end(one.place)
 
 
@@ -260,14 +260,14 @@ async def test_what_cannot_be_killed_and_has_no_shim_keeps_nobody_from_starting(
     for _ in range(2):
         async with asyncio.timeout(30), Bench(tmp_path) as bench:
             bench.stop(one.place)
-            assert (await bench.run(script(f"{uid}-{uuid.uuid4().hex}", "exit 0"))).state is State.SUCCEEDED
+            assert (await bench.run(script(f"{uid}-{uuid.uuid4().hex}", "exit 0"))).state is PlacementState.SUCCEEDED
             status = bench.status(one.place)
             assert status is not None
-            assert status.state is State.STOPPING, "nothing says that it is dead"
+            assert status.state is PlacementState.STOPPING, "nothing says that it is dead"
     async with Bench(tmp_path) as bench:
         (group / "cgroup.procs").write_text("")
         end = await bench.end(one.place)
-        assert (end.state, end.reason) == (State.FAILED, "ShimLost")
+        assert (end.state, end.reason) == (PlacementState.FAILED, "ShimLost")
 
 
 async def test_what_cannot_be_carried_out_is_told_without_its_secrets(tmp_path: Path, uid: str) -> None:
@@ -276,7 +276,7 @@ async def test_what_cannot_be_carried_out_is_told_without_its_secrets(tmp_path: 
         async with Bench(tmp_path) as bench:
             bench.shell.execute([Start(nameless)])
             await until(lambda: told or None)
-            end = await until(lambda: next((one for one in bench.events if isinstance(one, Ended)), None))
+            end = await until(lambda: next((one for one in bench.events if isinstance(one, PlacementEnded)), None))
             assert end.reason == "StartFailed"
     (line,) = told
     assert (line["what"], line["place"]) == ("Start", (5, 1))

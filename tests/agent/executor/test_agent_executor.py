@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from bursar.agent.executor.executor import Settings, Started, group_name
-from bursar.agent.executor.placement_dir import Folder
+from bursar.agent.executor.executor import ExecutorSettings, PlacementStarted, group_name
+from bursar.agent.executor.placement_dir import PlacementDir
 from bursar.agent.host.cgroup import find
 from bursar.agent.machine.state import EXPIRED, LEASE_EXPIRED, OF_THE_PAST
-from bursar.agent.machine.types import State
+from bursar.agent.machine.types import PlacementState
 from support.nodes.executors import SLEEP, Bench, alive, processes_of, run, script, sleeper, until
 
 # Starting and ending.
@@ -27,23 +27,23 @@ from support.nodes.executors import SLEEP, Bench, alive, processes_of, run, scri
 @pytest.mark.parametrize(
     ("text", "state", "code"),
     [
-        ("exit 0", State.SUCCEEDED, 0),
-        ("exit 7", State.FAILED, 7),
-        ("kill -9 $$", State.FAILED, 137),
-        ("kill -TERM $$", State.FAILED, 143),
+        ("exit 0", PlacementState.SUCCEEDED, 0),
+        ("exit 7", PlacementState.FAILED, 7),
+        ("kill -9 $$", PlacementState.FAILED, 137),
+        ("kill -TERM $$", PlacementState.FAILED, 143),
     ],
 )
-async def test_how_a_command_ends(bench: Bench, uid: str, text: str, state: State, code: int) -> None:
+async def test_how_a_command_ends(bench: Bench, uid: str, text: str, state: PlacementState, code: int) -> None:
     async with bench:
         end = await bench.run(script(uid, text))
         assert (end.state, end.exit_code, end.reason) == (state, code, "")
-        assert isinstance(bench.events[0], Started)
+        assert isinstance(bench.events[0], PlacementStarted)
 
 
 async def test_a_command_that_does_not_exist(bench: Bench, uid: str) -> None:
     async with bench:
         end = await bench.run(run(uid, "no-such-command", "--x"))
-        assert (end.state, end.exit_code, end.reason) == (State.FAILED, 127, "CommandNotFound")
+        assert (end.state, end.exit_code, end.reason) == (PlacementState.FAILED, 127, "CommandNotFound")
         assert "'no-such-command'" in end.message
 
 
@@ -51,14 +51,14 @@ async def test_a_command_that_cannot_be_executed(bench: Bench, uid: str, tmp_pat
     (tmp_path / "notes.txt").write_text("not a program")
     async with bench:
         end = await bench.run(run(uid, str(tmp_path / "notes.txt")))
-        assert (end.state, end.exit_code, end.reason) == (State.FAILED, 126, "CommandNotExecutable")
+        assert (end.state, end.exit_code, end.reason) == (PlacementState.FAILED, 126, "CommandNotExecutable")
         assert "notes.txt" in end.message
 
 
 async def test_a_working_directory_that_does_not_exist(bench: Bench, uid: str) -> None:
     async with bench:
         end = await bench.run(run(uid, "true", working_dir="/no/such/folder"))
-        assert (end.state, end.reason) == (State.FAILED, "WorkingDirUnusable")
+        assert (end.state, end.reason) == (PlacementState.FAILED, "WorkingDirUnusable")
         assert "'/no/such/folder'" in end.message
         assert "No such file or directory" in end.message
 
@@ -66,7 +66,7 @@ async def test_a_working_directory_that_does_not_exist(bench: Bench, uid: str) -
 async def test_a_command_that_the_kernel_cannot_be_told(bench: Bench, uid: str) -> None:
     async with bench:
         end = await bench.run(run(uid, "echo", "a\0b"))
-        assert (end.state, end.reason) == (State.FAILED, "StartFailed")
+        assert (end.state, end.reason) == (PlacementState.FAILED, "StartFailed")
         assert "NUL" in end.message
 
 
@@ -108,7 +108,7 @@ async def test_a_command_runs_in_a_session_and_group_of_its_own(bench: Bench, ui
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another")
 async def test_as_another_user(tmp_path: Path, uid: str) -> None:
-    async with Bench(tmp_path, settings=Settings(run_as="nobody")) as bench:
+    async with Bench(tmp_path, settings=ExecutorSettings(run_as="nobody")) as bench:
         await bench.run(script(uid, "id -un; echo $USER", working_dir="/"))
         assert bench.text((uid, 1)) == "nobody\nnobody\n"
 
@@ -119,7 +119,7 @@ async def test_another_user_reads_nothing_of_the_agents_and_becomes_nobody_else(
     for above in (one for one in tmp_path.parents if one.name.startswith(("pytest-", "popen-"))):
         above.chmod(0o755)
     home = tmp_path / "work"
-    async with Bench(home, settings=Settings(run_as="nobody")) as bench:
+    async with Bench(home, settings=ExecutorSettings(run_as="nobody")) as bench:
         looking = f"ls {tmp_path}; ls {home}; cat {home}/journal; echo $HOME; pwd"
         await bench.run(script(uid, f"grep NoNewPrivs /proc/self/status; {looking}"))
         told = bench.text((uid, 1)).splitlines()
@@ -132,11 +132,11 @@ async def test_another_user_reads_nothing_of_the_agents_and_becomes_nobody_else(
 async def test_a_reservation_starts_nothing(bench: Bench, uid: str) -> None:
     async with bench:
         bench.want(run(uid))
-        await bench.until((uid, 1), State.RUNNING)
+        await bench.until((uid, 1), PlacementState.RUNNING)
         assert processes_of(uid) == []
         bench.stop((uid, 1))
         end = await bench.end((uid, 1))
-        assert (end.state, end.reason, end.exit_code) == (State.STOPPED, "Preempted", None)
+        assert (end.state, end.reason, end.exit_code) == (PlacementState.STOPPED, "Preempted", None)
 
 
 # Stopping.
@@ -148,7 +148,7 @@ async def test_a_polite_command_is_stopped_politely(bench: Bench, uid: str) -> N
         await until(lambda: (bench.shell.log(uid) and "here" in bench.text((uid, 1))) or None)
         bench.stop((uid, 1))
         end = await bench.end((uid, 1))
-        assert (end.state, end.reason, end.exit_code) == (State.STOPPED, "Preempted", 5)
+        assert (end.state, end.reason, end.exit_code) == (PlacementState.STOPPED, "Preempted", 5)
         assert "bye" in bench.text((uid, 1))
 
 
@@ -183,14 +183,14 @@ async def test_a_command_that_ignores_being_asked_is_killed(bench: Bench, uid: s
         await until(lambda: (bench.shell.log(uid) and "here" in bench.text((uid, 1))) or None)
         bench.stop((uid, 1), grace_seconds=1)
         end = await bench.end((uid, 1))
-        assert (end.state, end.exit_code) == (State.STOPPED, 137)
+        assert (end.state, end.exit_code) == (PlacementState.STOPPED, 137)
 
 
 async def test_a_stop_before_the_start_was_done(bench: Bench, uid: str) -> None:
     async with bench:
         bench.want(run(uid, *SLEEP))
         bench.stop((uid, 1), grace_seconds=5)
-        assert (await bench.end((uid, 1))).state is State.STOPPED
+        assert (await bench.end((uid, 1))).state is PlacementState.STOPPED
 
 
 async def test_a_stopped_process_is_stopped(bench: Bench, uid: str) -> None:
@@ -219,7 +219,7 @@ async def test_what_forks_away_ends_with_the_command(bench: Bench, uid: str) -> 
     source = FORKS_AWAY.format(ignoring="", then="os.wait(); time.sleep(0.2); sys.exit(3)")
     async with bench:
         end = await bench.run(run(uid, sys.executable, "-c", source))
-        assert (end.state, end.exit_code) == (State.FAILED, 3)
+        assert (end.state, end.exit_code) == (PlacementState.FAILED, 3)
         assert not alive(int(bench.text((uid, 1))))
 
 
@@ -249,7 +249,7 @@ async def test_many_that_fork_away_are_all_found(bench: Bench, uid: str) -> None
 async def test_a_ttl_is_kept_by_the_shim(tmp_path: Path, uid: str) -> None:
     async with Bench(tmp_path) as bench:
         end = await bench.run(script(uid, "sleep 300", ttl_seconds=1, grace_seconds=1))
-        assert (end.state, end.reason, end.exit_code) == (State.FAILED, EXPIRED, 143)
+        assert (end.state, end.reason, end.exit_code) == (PlacementState.FAILED, EXPIRED, 143)
 
 
 async def test_a_deadline_that_nobody_moves_is_kept_by_the_shim(tmp_path: Path, uid: str) -> None:
@@ -257,14 +257,14 @@ async def test_a_deadline_that_nobody_moves_is_kept_by_the_shim(tmp_path: Path, 
     async with Bench(tmp_path) as bench:
         bench.grant(1.0)
         end = await bench.run(script(uid, "trap '' TERM; while :; do sleep 300; done", leased=True, grace_seconds=1))
-        assert (end.state, end.reason, end.exit_code) == (State.STOPPED, LEASE_EXPIRED, 137)
+        assert (end.state, end.reason, end.exit_code) == (PlacementState.STOPPED, LEASE_EXPIRED, 137)
 
 
 async def test_a_deadline_that_is_moved_is_not_kept(tmp_path: Path, uid: str) -> None:
     async with Bench(tmp_path) as bench:
         bench.grant(1.0)
         bench.want(run(uid, *SLEEP, leased=True), run(f"{uid}-b", *SLEEP, leased=True))
-        await bench.until((uid, 1), State.RUNNING)
+        await bench.until((uid, 1), PlacementState.RUNNING)
         granted_at = time.monotonic()
         bench.grant(600.0)
         bench.stop((f"{uid}-b", 1))
@@ -286,7 +286,7 @@ async def test_more_memory_than_the_limit(tmp_path: Path, uid: str) -> None:
     try:
         async with Bench(tmp_path, cgroups=found) as bench:
             end = await bench.run(run(uid, sys.executable, "-c", source, limits={"memory": "64Mi"}))
-            assert (end.state, end.exit_code, end.reason) == (State.FAILED, 137, "OOMKilled")
+            assert (end.state, end.exit_code, end.reason) == (PlacementState.FAILED, 137, "OOMKilled")
             assert "64Mi" in end.message
             assert 48 << 20 < end.usage.memory_bytes_max <= 64 << 20
     finally:
@@ -316,8 +316,8 @@ async def test_what_is_used_is_measured(bench: Bench, uid: str) -> None:
 
 
 async def test_output_is_bounded_and_the_newest_is_kept(tmp_path: Path, uid: str) -> None:
-    async with Bench(tmp_path, settings=Settings(output_bytes=10_000)) as bench:
-        assert (await bench.run(script(uid, "seq 1 20000"))).state is State.SUCCEEDED
+    async with Bench(tmp_path, settings=ExecutorSettings(output_bytes=10_000)) as bench:
+        assert (await bench.run(script(uid, "seq 1 20000"))).state is PlacementState.SUCCEEDED
         text = bench.text((uid, 1))
         assert text.endswith("19999\n20000\n")
         assert 10_000 < len(text) <= 20_000
@@ -331,10 +331,10 @@ async def test_a_journal_that_cannot_be_written_starts_nothing(
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", _full)
             end = await bench.run(script(uid, "echo here"))
-            assert (end.state, end.reason) == (State.FAILED, "StartFailed")
+            assert (end.state, end.reason) == (PlacementState.FAILED, "StartFailed")
             assert "No space left" in end.message
         assert bench.shell.log(uid) is None
-        assert (await bench.run(script(uid, "echo here", epoch=2))).state is State.SUCCEEDED
+        assert (await bench.run(script(uid, "echo here", epoch=2))).state is PlacementState.SUCCEEDED
 
 
 async def test_a_start_that_fails_in_whatever_way_has_failed(
@@ -344,12 +344,12 @@ async def test_a_start_that_fails_in_whatever_way_has_failed(
         with monkeypatch.context() as patch:
             patch.setattr(os, "mkfifo", _broken)
             end = await bench.run(script(uid, "echo here"))
-        assert (end.state, end.reason) == (State.FAILED, "StartFailed")
+        assert (end.state, end.reason) == (PlacementState.FAILED, "StartFailed")
         assert "RuntimeError: broken" in end.message
         with monkeypatch.context() as patch:
             patch.setattr(os, "pidfd_open", _broken)  # its shim is there by then, and may be quick
             end = await bench.run(script(f"{uid}-b", "sleep 300"))
-        assert (end.state, end.reason) == (State.FAILED, "StartFailed")
+        assert (end.state, end.reason) == (PlacementState.FAILED, "StartFailed")
         assert processes_of(uid) == []
 
 
@@ -357,16 +357,16 @@ async def test_readers_that_are_slow_hold_up_neither_the_journal_nor_a_deadline(
     async with Bench(tmp_path) as bench:
         bench.grant(300.0)
         bench.want(run(uid, *SLEEP, leased=True))
-        await bench.until((uid, 1), State.RUNNING)
-        before = Folder(bench.folder((uid, 1))).deadline() or 0.0
+        await bench.until((uid, 1), PlacementState.RUNNING)
+        before = PlacementDir(bench.folder((uid, 1))).deadline() or 0.0
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         release = threading.Event()
         reading = asyncio.create_task(asyncio.to_thread(release.wait, 60))
         try:
             bench.want(run(f"{uid}-b"))
-            await bench.until((f"{uid}-b", 1), State.RUNNING)
+            await bench.until((f"{uid}-b", 1), PlacementState.RUNNING)
             bench.grant(900.0)
-            await until(lambda: (Folder(bench.folder((uid, 1))).deadline() or 0.0) > before + 300 or None)
+            await until(lambda: (PlacementDir(bench.folder((uid, 1))).deadline() or 0.0) > before + 300 or None)
         finally:
             release.set()
             assert await reading, "all of that while it was slow"
@@ -380,11 +380,11 @@ async def test_hundreds_at_a_time(tmp_path: Path, uid: str) -> None:
     async with Bench(tmp_path) as bench:
         bench.want(*ones)
         for one in ones:
-            await bench.until(one.place, State.RUNNING)
+            await bench.until(one.place, PlacementState.RUNNING)
         assert len(await bench.shell.usages()) == count
         for one in ones:
             bench.stop(one.place)
-        assert {(await bench.end(one.place)).state for one in ones} == {State.STOPPED}
+        assert {(await bench.end(one.place)).state for one in ones} == {PlacementState.STOPPED}
         assert [bench.text(one.place) for one in ones] == [f"{n}\n" for n in range(count)]
         bench.acknowledge(*(one.place for one in ones))
     async with Bench(tmp_path) as bench:
@@ -399,7 +399,7 @@ async def test_logs_of_the_past_are_kept_for_a_while(tmp_path: Path, uid: str) -
         bench.acknowledge((uid, 1))
     async with Bench(tmp_path) as bench:
         assert bench.text((uid, 1)) == "hello\n"
-    async with Bench(tmp_path, settings=Settings(keep_seconds=0)) as bench:
+    async with Bench(tmp_path, settings=ExecutorSettings(keep_seconds=0)) as bench:
         assert bench.shell.log(uid, 1) is None
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bursar.agent.executor.child import Child
-from bursar.agent.executor.housing import Housing
+from bursar.agent.executor.child import RunningPlacement
+from bursar.agent.executor.housing import PlacementHomes
 from bursar.agent.executor.journal import Known, Line
-from bursar.agent.executor.placement_dir import Folder
+from bursar.agent.executor.placement_dir import PlacementDir
 from bursar.agent.host.environment import user
 from bursar.agent.host.sandbox import Sandbox, Users
 from bursar.agent.machine.types import Run
@@ -20,15 +20,15 @@ class Node:
         self.known = known or Known()
         self.folder = folder
         sandbox = Sandbox("/bin/true", users=Users(70_100, 70_109))
-        self.housing = Housing(sandbox, user(), folder, self.known.users, self._append)
+        self.housing = PlacementHomes(sandbox, user(), folder, self.known.users, self._append)
 
     async def _append(self, lines: list[Line]) -> None:
         for line in lines:
             self.known.take(line)
 
-    def child(self, tenant: str, uid: str) -> Child:
+    def child(self, tenant: str, uid: str) -> RunningPlacement:
         run = Run("alloc", 1, "lab", "train", tenant=tenant, tenant_uid=uid)
-        return Child(run, Folder(self.folder / "alloc"), self.housing.scratches)
+        return RunningPlacement(run, PlacementDir(self.folder / "alloc"), self.housing.scratches)
 
     async def user(self, tenant: str, uid: str = "") -> int:
         return await self.housing._user_of(self.child(tenant, uid).run.owner)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.agent.executor import journal as journals
-from bursar.agent.executor.journal import Began, Gone, Journal, Line, Over
+from bursar.agent.executor.journal import Journal, JournalBegan, JournalGone, JournalOver, Line
 from bursar.agent.machine.types import Run
 
 RUN = Run(
@@ -40,15 +40,17 @@ def closed(path: Path) -> Journal:
 
 
 def test_everything_comes_back(tmp_path: Path) -> None:
-    over = Over("a", 1, 3, "OOMKilled", "too much", stopped=False)
-    known = reopened(tmp_path / "journal", Began(RUN, 5.0), over, Gone("b", 2)).known
-    assert known.began == {("a", 1): Began(RUN, 5.0)}
+    over = JournalOver("a", 1, 3, "OOMKilled", "too much", stopped=False)
+    known = reopened(tmp_path / "journal", JournalBegan(RUN, 5.0), over, JournalGone("b", 2)).known
+    assert known.began == {("a", 1): JournalBegan(RUN, 5.0)}
     assert known.over == {("a", 1): over}
     assert list(known.gone) == [("b", 2)]
 
 
 def test_what_is_gone_is_only_remembered_by_name(tmp_path: Path) -> None:
-    known = reopened(tmp_path / "journal", Began(RUN, 5.0), Over("a", 1), Gone("a", 1), Began(RUN, 6.0)).known
+    known = reopened(
+        tmp_path / "journal", JournalBegan(RUN, 5.0), JournalOver("a", 1), JournalGone("a", 1), JournalBegan(RUN, 6.0)
+    ).known
     assert (known.began, known.over, list(known.gone)) == ({}, {}, [("a", 1)])
 
 
@@ -57,20 +59,20 @@ def test_a_torn_tail_costs_only_what_was_in_it(
     tmp_path_factory: pytest.TempPathFactory, cut: int, rubbish: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("torn") / "journal"
-    reopened(path, Began(RUN, 5.0), Gone("b", 1))
+    reopened(path, JournalBegan(RUN, 5.0), JournalGone("b", 1))
     whole = path.read_bytes()
     journal = Journal(path)
-    journal.append([Began(Run("c", 1, "lab", "c"), 6.0)])
+    journal.append([JournalBegan(Run("c", 1, "lab", "c"), 6.0)])
     journal.close()
     path.write_bytes(path.read_bytes()[: -min(cut, len(path.read_bytes()) - len(whole))] + rubbish.replace(b"\n", b""))
-    known = reopened(path, Gone("d", 1)).known
+    known = reopened(path, JournalGone("d", 1)).known
     assert ("a", 1) in known.began
     assert {("b", 1), ("d", 1)} <= set(known.gone)
 
 
 def test_a_line_that_is_damaged_does_not_hide_those_after_it(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    reopened(path, Began(RUN, 5.0), Gone("b", 1))
+    reopened(path, JournalBegan(RUN, 5.0), JournalGone("b", 1))
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first.replace(b"b", b"x") + second)
     journal = closed(path)
@@ -85,9 +87,11 @@ def test_the_file_is_written_anew_when_most_of_it_is_of_the_past(
     monkeypatch.setattr(journals, "REMEMBERED_MAX", 5)
     path = tmp_path / "journal"
     journal = Journal(path)
-    journal.append([Began(RUN, 5.0)])
+    journal.append([JournalBegan(RUN, 5.0)])
     for n in range(200):
-        journal.append([Began(Run(f"u{n}", 1, "lab", "x"), 1.0), Over(f"u{n}", 1, 0), Gone(f"u{n}", 1)])
+        journal.append(
+            [JournalBegan(Run(f"u{n}", 1, "lab", "x"), 1.0), JournalOver(f"u{n}", 1, 0), JournalGone(f"u{n}", 1)]
+        )
     journal.close()
     assert len(path.read_bytes().splitlines()) < 40
     known = closed(path).known

@@ -15,7 +15,7 @@ from bursar.agent.executor.journal import Journal, began
 from bursar.agent.executor.log_retention import remove_all
 from bursar.agent.executor.wipe import Wipe
 from bursar.agent.machine.state import NOT_WANTED
-from bursar.agent.machine.types import Run, State, Status
+from bursar.agent.machine.types import PlacementState, PlacementStatus, Run
 from support.nodes import executors as shells
 from support.nodes.executors import Bench, script, until
 
@@ -53,7 +53,7 @@ async def test_what_ended_and_is_not_acknowledged_leaves_nothing_but_its_report(
     async with Bench(work) as bench:
         before = await bench.run(one)
         assert SECRET in bench.text(one.place)
-        assert (await bench.run(hook(uid, looking(work)))).state is State.SUCCEEDED
+        assert (await bench.run(hook(uid, looking(work)))).state is PlacementState.SUCCEEDED
         assert found(work) == ""
         assert bench.status(one.place) == before
         assert (before.exit_code, before.usage.gpu_seconds > 0) == (7, True)
@@ -74,11 +74,12 @@ async def test_the_report_outlives_the_agent_and_the_wipe(tmp_path: Path, uid: s
     assert left_in(work) == []
 
 
-def told(status: Status | None) -> Status:
+def told(status: PlacementStatus | None) -> PlacementStatus:
     """How it ended, without the memory that nothing uses any more."""
     assert status is not None
     return msgspec.convert(
-        {**msgspec.to_builtins(status), "usage": {**msgspec.to_builtins(status.usage), "memory_bytes": 0}}, Status
+        {**msgspec.to_builtins(status), "usage": {**msgspec.to_builtins(status.usage), "memory_bytes": 0}},
+        PlacementStatus,
     )
 
 
@@ -129,7 +130,7 @@ async def test_what_was_never_started_leaves_nothing_and_is_never_started(tmp_pa
     async with Bench(work) as bench:
         bench.want(one)
         status = await bench.end(one.place)
-        assert (status.state, status.reason) == (State.STOPPED, NOT_WANTED)
+        assert (status.state, status.reason) == (PlacementState.STOPPED, NOT_WANTED)
         assert not folder.exists()
 
 
@@ -155,7 +156,7 @@ async def test_an_end_that_could_not_be_written_is_written_before_its_output_goe
 
     async with Bench(work) as bench:
         bench.want(one)
-        await bench.until(one.place, State.RUNNING)
+        await bench.until(one.place, PlacementState.RUNNING)
         with monkeypatch.context() as full:
             full.setattr("bursar.agent.executor.journal._put", no_room)
             (tmp_path / "go").touch()
@@ -180,8 +181,8 @@ async def test_a_node_whose_output_cannot_be_removed_is_not_wiped(
             for name in ("unlink", "rmdir"):
                 immutable.setattr(os, name, stays)
             status = await bench.run(hook(uid, looking(work)))
-        assert status.state is State.FAILED
-        assert "the output of 1 placements cannot be removed" in status.message
+        assert status.state is PlacementState.FAILED
+        assert "the output of 1 placement cannot be removed" in status.message
         assert uid not in status.message, "everybody can read it"
         assert not (tmp_path / "found").exists(), "the hook did not run"
 

@@ -11,7 +11,7 @@ from joserfc.jwk import OKPKey
 from structlog.testing import capture_logs
 
 from bursar.agent.executor.journal import Journal
-from bursar.agent.machine.types import Run, State
+from bursar.agent.machine.types import PlacementState, Run
 from bursar.agent.shim.clock import boot_seconds
 from bursar.ops.nodes.signing import Granted, Ring
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
@@ -40,9 +40,9 @@ class Paying(Control):
     last_token: str = ""
     told: Ring = field(default_factory=lambda: OURS)
 
-    def answer(self, beat: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
-        answer = Control.answer(self, beat)
-        self.nonce = beat.nonce or self.nonce
+    def answer(self, heartbeat: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
+        answer = Control.answer(self, heartbeat)
+        self.nonce = heartbeat.nonce or self.nonce
         answer.leases.append(
             pb.LeaseGrant(
                 allocation_id="a", epoch=1, seconds=self.seconds, final=bool(self.final), reason=self.final,
@@ -51,7 +51,7 @@ class Paying(Control):
         )  # fmt: skip
         keys = self.told.public_keys().items()
         answer.signing_keys.extend(pb.SigningKey(id=key_id, public_key=raw) for key_id, raw in keys)
-        answer.lease_token = self.last_token = self.sign(self, beat.seq)
+        answer.lease_token = self.last_token = self.sign(self, heartbeat.seq)
         return answer
 
     def token(self, seq: int, *, by: Ring = OURS, node: str = NODE, nonce: str = "", seconds: int | None = None) -> str:
@@ -63,28 +63,28 @@ def wanted(*command: str) -> list[Run]:
     return [Run(*PLACE, "ml", "a", command=command, paid=True)]
 
 
-def is_said(*states: State) -> Callable[[Control], object]:
+def is_said(*states: PlacementState) -> Callable[[Control], object]:
     return lambda control: [one for one in control.statuses("a") if one.state in states]
 
 
 async def end(control: Paying) -> None:
     """Its lease is closed: that needs no signature."""
     control.seconds, control.final, control.sign = 0, "fenced", lambda *_: ""
-    await control.until(is_said(State.STOPPED))
+    await control.until(is_said(PlacementState.STOPPED))
 
 
 async def test_paid_work_starts_when_paid_time_was_signed(tmp_path: Path) -> None:
     control = Paying(wanted=wanted("sleep", "600"), beat_seconds=1)  # type: ignore[arg-type]
     async with serving(control), living(tmp_path, control):
-        await control.until(is_said(State.RUNNING))
+        await control.until(is_said(PlacementState.RUNNING))
         before = boot_seconds()
-        await control.until(lambda its: its.beats[-1].seq > 3)
+        await control.until(lambda its: its.heartbeats[-1].seq > 3)
         journal = Journal(_copy(tmp_path))
         journal.close()
-        escrow = journal.known.escrows[PLACE]
-        assert escrow.paid.lease == "lease-1"
-        assert before < escrow.paid.until <= boot_seconds() + 600
-        assert len(escrow.token.split(".")) == 3
+        paid_window = journal.known.escrows[PLACE]
+        assert paid_window.paid.lease == "lease-1"
+        assert before < paid_window.paid.until <= boot_seconds() + 600
+        assert len(paid_window.token.split(".")) == 3
         await end(control)
 
 
@@ -106,10 +106,10 @@ async def test_without_a_token_that_is_right_it_waits_and_somebody_is_told(
     control = Paying(wanted=wanted("sleep", "600"), beat_seconds=1, sign=sign)  # type: ignore[arg-type]
     with capture_logs() as logs:
         async with serving(control), living(tmp_path, control):
-            await control.until(lambda its: its.beats and its.beats[-1].seq >= 3)
-            assert {one.state for one in control.statuses("a")} == {State.STARTING}
+            await control.until(lambda its: its.heartbeats and its.heartbeats[-1].seq >= 3)
+            assert {one.state for one in control.statuses("a")} == {PlacementState.STARTING}
             control.sign = lambda its, seq: its.token(seq)
-            await control.until(is_said(State.RUNNING))
+            await control.until(is_said(PlacementState.RUNNING))
             await end(control)
     told = [one for one in logs if one["event"] == "paid time was granted that is not believed"]
     assert len(told) == 1, "once, and not with every beat"
@@ -119,9 +119,9 @@ async def test_without_a_token_that_is_right_it_waits_and_somebody_is_told(
 async def test_what_is_not_signed_prolongs_nothing_that_runs(tmp_path: Path) -> None:
     control = Paying(wanted=wanted("sleep", "600"), beat_seconds=1, seconds=4)  # type: ignore[arg-type]
     async with serving(control), living(tmp_path, control):
-        await control.until(is_said(State.RUNNING))
+        await control.until(is_said(PlacementState.RUNNING))
         control.seconds, control.sign = 600, lambda its, seq: its.token(seq, by=THEIRS)
-        (stopped, *_) = await control.until(is_said(State.STOPPED))
+        (stopped, *_) = await control.until(is_said(PlacementState.STOPPED))
     assert stopped.reason == "LeaseExpired"
     assert stopped.usage.seconds < 60
 
@@ -129,19 +129,19 @@ async def test_what_is_not_signed_prolongs_nothing_that_runs(tmp_path: Path) -> 
 async def test_a_token_that_is_said_again_prolongs_nothing(tmp_path: Path) -> None:
     control = Paying(wanted=wanted("sleep", "600"), beat_seconds=1, seconds=4)  # type: ignore[arg-type]
     async with serving(control), living(tmp_path, control):
-        await control.until(is_said(State.RUNNING))
+        await control.until(is_said(PlacementState.RUNNING))
         kept = control.last_token
         control.sign = lambda *_: kept
-        (stopped, *_) = await control.until(is_said(State.STOPPED))
+        (stopped, *_) = await control.until(is_said(PlacementState.STOPPED))
     assert stopped.reason == "LeaseExpired"
 
 
 async def test_a_key_that_was_removed_prolongs_nothing(tmp_path: Path) -> None:
     control = Paying(wanted=wanted("sleep", "600"), beat_seconds=1, seconds=4)  # type: ignore[arg-type]
     async with serving(control), living(tmp_path, control):
-        await control.until(is_said(State.RUNNING))
+        await control.until(is_said(PlacementState.RUNNING))
         control.told = ring("new")
-        (stopped, *_) = await control.until(is_said(State.STOPPED))
+        (stopped, *_) = await control.until(is_said(PlacementState.STOPPED))
     assert stopped.reason == "LeaseExpired"
 
 

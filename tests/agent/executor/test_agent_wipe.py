@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from bursar.agent.control.codec import directive_message, read_directive
-from bursar.agent.executor.journal import Began, Journal, began
+from bursar.agent.executor.journal import Journal, JournalBegan, began
 from bursar.agent.executor.wipe import NO_WIPE, Wipe
 from bursar.agent.host.environment import environment, user
 from bursar.agent.machine.state import NO_HOOK, NOT_WANTED, Machine, SignalStop, Start
-from bursar.agent.machine.types import Run, State
-from bursar.sim.fake_executor import Manner, Pretender, Tally
+from bursar.agent.machine.types import PlacementState, Run
+from bursar.sim.fake_executor import FakeBehaviour, FakeExecutor, RunTally
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 WANTED = Run("claim-1", 1, "", "wipe", wipe=True)
@@ -30,7 +30,7 @@ def test_the_hook_is_run_by_the_shell_once_for_each_attempt() -> None:
     assert machine.tell([wanted], 1, complete=True) == []
     machine.started(wanted.place, 1)
     machine.ended(wanted.place, 2, exit_code=0)
-    assert [(one.place, one.state) for one in machine.news()] == [(("claim-1", 1), State.SUCCEEDED)]
+    assert [(one.place, one.state) for one in machine.news()] == [(("claim-1", 1), PlacementState.SUCCEEDED)]
     machine.acknowledged([wanted.place])
     assert [type(one) for one in machine.tell([HOOK.of(WANTED)], 3)] == [], "an attempt is never made twice"
 
@@ -39,7 +39,7 @@ def test_without_a_hook_it_has_failed_and_is_said_so() -> None:
     machine = Machine()
     assert machine.tell([NO_WIPE.of(WANTED)], 0, complete=True) == []
     (told,) = machine.news()
-    assert (told.state, told.reason, "--wipe-hook" in told.message) == (State.FAILED, NO_HOOK, True)
+    assert (told.state, told.reason, "--wipe-hook" in told.message) == (PlacementState.FAILED, NO_HOOK, True)
 
 
 def test_a_hook_that_is_not_wanted_any_more_is_stopped() -> None:
@@ -92,7 +92,7 @@ def test_a_hook_that_was_begun_is_adopted_and_one_that_was_not_waits_to_be_wante
     journal.append([began(HOOK.of(WANTED))])
     journal.close()
     (line,) = Journal(tmp_path / "journal").known.began.values()
-    assert isinstance(line, Began)
+    assert isinstance(line, JournalBegan)
     assert line.run == HOOK.of(WANTED)
     machine = Machine()
     machine.adopt(line.run, 0, started=False)
@@ -118,7 +118,7 @@ def test_the_hook_knows_its_node_and_its_claim() -> None:
 
 
 def test_a_simulated_node_is_wiped_at_once() -> None:
-    pretender = Pretender(Manner(), Tally())
+    pretender = FakeExecutor(FakeBehaviour(), RunTally())
     pretender.tell([WANTED], 0, complete=True)
     pretender.due(0)
-    assert [(one.uid, one.state) for one in pretender.news()] == [("claim-1", State.SUCCEEDED)]
+    assert [(one.uid, one.state) for one in pretender.news()] == [("claim-1", PlacementState.SUCCEEDED)]

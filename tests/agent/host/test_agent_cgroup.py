@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from bursar.agent.host.cgroup import Cgroups, Limits, find, leave_earlier, limits_of, weight
+from bursar.agent.host.cgroup import CgroupLimits, Cgroups, find, leave_earlier, limits_of, weight
 
 V2_FILES = (
     "cgroup.procs",
@@ -66,7 +66,7 @@ def test_the_second_generation(tmp_path: Path) -> None:
     mount = unified(tmp_path)
     cgroups = found_v2(tmp_path)
     assert (cgroups.version, cgroups.parents) == ("v2", {"": mount / "unit" / "bursar-1"})
-    group = cgroups.make("a.1", Limits(1000, 2500, 1 << 30, 64))
+    group = cgroups.make("a.1", CgroupLimits(1000, 2500, 1 << 30, 64))
     assert group is not None
     folder = mount / "unit" / "bursar-1" / "a.1"
     assert (folder / "memory.max").read_text() == str(1 << 30)
@@ -116,7 +116,7 @@ def test_a_limit_that_cannot_be_set_is_an_error(tmp_path: Path) -> None:
     unified(tmp_path)
     cgroups = found_v2(tmp_path)
     with pytest.raises(FileNotFoundError):
-        cgroups.make("b.1", Limits(memory_limit_bytes=1 << 20))
+        cgroups.make("b.1", CgroupLimits(memory_limit_bytes=1 << 20))
 
 
 def test_the_first_generation_and_the_second_beside_it(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_the_first_generation_and_the_second_beside_it(tmp_path: Path) -> None:
     own = ["5:pids:/unit", "4:memory:/unit", "3:cpu,cpuacct:/unit", "0::/unit"]
     cgroups = find("bursar-1", cores=4, **proc(tmp_path, mounts, own))
     assert cgroups.version == "v1"
-    group = cgroups.make("a.1", Limits(500, 1500, 1 << 20, 64))
+    group = cgroups.make("a.1", CgroupLimits(500, 1500, 1 << 20, 64))
     assert group is not None
     memory, cpu, pids = (tmp_path / name / "unit" / "bursar-1" / "a.1" for name in ("memory", "cpu,cpuacct", "pids"))
     assert (pids / "pids.max").read_text() == "64"
@@ -141,7 +141,7 @@ def test_the_first_generation_and_the_second_beside_it(tmp_path: Path) -> None:
 
 def test_none_says_why(tmp_path: Path) -> None:
     cgroups = find("bursar-1", cores=4, **proc(tmp_path, [], []))
-    assert (cgroups.version, cgroups.make("a.1", Limits())) == ("none", None)
+    assert (cgroups.version, cgroups.make("a.1", CgroupLimits())) == ("none", None)
     assert cgroups.message == ("placements run without limits; v2: is not mounted; v1: has no controller for memory")
 
 

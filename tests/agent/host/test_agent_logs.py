@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.agent.host.logs import read, read_piece, tail_offset
-from bursar.agent.shim.output import Output
+from bursar.agent.shim.output import OutputFile
 
 
 async def text(folder: Path, **how: int) -> bytes:
     return b"".join([piece.data async for piece in read(folder, **how)])  # type: ignore[arg-type]
 
 
-def write(folder: Path, monkeypatch: pytest.MonkeyPatch, *pieces: bytes, bytes_max: int) -> Output:
+def write(folder: Path, monkeypatch: pytest.MonkeyPatch, *pieces: bytes, bytes_max: int) -> OutputFile:
     monkeypatch.chdir(folder)
-    output = Output(bytes_max)
+    output = OutputFile(bytes_max)
     for piece in pieces:
         output.write(piece)
     return output
@@ -88,7 +88,7 @@ def test_a_full_disk_never_holds_the_command_up(tmp_path: Path, monkeypatch: pyt
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("there is no /dev/full")
-    output = Output(1000)
+    output = OutputFile(1000)
     good, output.fd = output.fd, os.open(full, os.O_WRONLY)
     output.write(b"lost\n")
     output.write(b"lost too\n")

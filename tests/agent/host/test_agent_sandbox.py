@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from bursar.agent.executor.executor import Settings
+from bursar.agent.executor.executor import ExecutorSettings
 from bursar.agent.host.environment import user
 from bursar.agent.host.sandbox import NO_SANDBOX, Sandbox, Users, find_sandbox
 from bursar.agent.host.scratch import filesystem
-from bursar.agent.machine.types import Run, State
+from bursar.agent.machine.types import PlacementState, Run
 from bursar.agent.shim.namespaces import seccomp_filter
 from bursar.core.values.replace import replace
 from support.nodes.executors import Bench, alive, run, script, until
@@ -23,8 +23,8 @@ FOUND = find_sandbox()
 needs_sandbox = pytest.mark.skipif(not FOUND.isolates, reason=f"nothing can be isolated here: {FOUND.why}")
 
 
-def settings(folder: Path, **more: Any) -> Settings:
-    return Settings(sandbox=replace(FOUND, hidden=(folder.resolve(),), **more))
+def settings(folder: Path, **more: Any) -> ExecutorSettings:
+    return ExecutorSettings(sandbox=replace(FOUND, hidden=(folder.resolve(),), **more))
 
 
 def of(tenant: str, uid: str, text: str, **more: Any) -> Run:
@@ -60,7 +60,7 @@ async def test_home_is_its_own_and_goes_with_it(tmp_path: Path, uid: str) -> Non
     async with Bench(tmp_path, settings=settings(tmp_path)) as bench:
         end = await bench.run(script(uid, asked))
         told = bench.text((uid, 1)).splitlines()
-    assert end.state is State.SUCCEEDED
+    assert end.state is PlacementState.SUCCEEDED
     home = str(tmp_path / "homes" / f"{uid}.1" / "home")
     assert told == ["700 70000"] * 3 + [home, home] + ["bursar-70000"] * 2
     assert list((tmp_path / "homes").iterdir()) == []
@@ -71,7 +71,7 @@ async def test_of_the_agent_and_of_other_placements_nothing_is_there(tmp_path: P
     asked = f"ls -A {tmp_path}; ls -A {tmp_path}/homes; cat {tmp_path}/journal; ps -o comm= ax; touch /etc/x"
     async with Bench(tmp_path, settings=settings(tmp_path)) as bench:
         bench.want(of("biology", f"{uid}-other", "echo $$; sleep 300"))
-        await bench.until((f"{uid}-other", 1), State.RUNNING)
+        await bench.until((f"{uid}-other", 1), PlacementState.RUNNING)
         await bench.run(script(uid, asked))
         told = bench.text((uid, 1)).splitlines()
         bench.stop((f"{uid}-other", 1), grace_seconds=0)
@@ -100,7 +100,7 @@ async def test_it_is_asked_to_end_and_has_its_grace(tmp_path: Path, uid: str) ->
         await until(lambda: bench.shell.log(uid, 1) and "up" in bench.text((uid, 1)))
         bench.stop((uid, 1), grace_seconds=60)
         end = await bench.end((uid, 1))
-        assert (end.state, end.exit_code) == (State.STOPPED, 3)
+        assert (end.state, end.exit_code) == (PlacementState.STOPPED, 3)
         assert "bye" in bench.text((uid, 1))
 
 
@@ -124,7 +124,7 @@ def _command_line(process: Path) -> bytes:
 async def test_a_shim_that_is_killed_takes_everything_with_it(tmp_path: Path, uid: str) -> None:
     async with Bench(tmp_path, settings=settings(tmp_path)) as bench:
         bench.want(script(uid, "sleep 300 & wait"))
-        await bench.until((uid, 1), State.RUNNING)
+        await bench.until((uid, 1), PlacementState.RUNNING)
         child = bench.shell._children[(uid, 1)]
         os.kill(child.shim, signal.SIGKILL)
         assert (await bench.end((uid, 1))).reason == "ShimLost"
@@ -146,7 +146,7 @@ async def test_tenants_have_users_of_their_own_until_the_node_is_wiped(tmp_path:
         assert end.reason == "StartFailed"
         assert "given back by a wipe" in end.message
         failed = await bench.run(Run(f"{uid}-w", 1, "", "wipe", command=("false",), wipe=True))
-        assert failed.state is State.FAILED
+        assert failed.state is PlacementState.FAILED
         assert (await bench.run(of("chemistry", f"{uid}-5", "id -u"))).reason == "StartFailed"
         namesake = replace(of("biology", f"{uid}-7", "id -u"), tenant_uid="tenant-2")
         await bench.run(replace(namesake, uid=f"{uid}-8", tenant_uid="tenant-1"))
@@ -204,7 +204,7 @@ async def test_a_folder_as_deep_as_somebody_likes_is_removed(tmp_path: Path, uid
     dig = "import os\nfor _ in range(3000):\n os.mkdir('d')\n os.chdir('d')"
     async with Bench(tmp_path, settings=settings(tmp_path)) as bench:
         end = await bench.run(run(uid, "python3", "-c", dig))
-        assert end.state is State.SUCCEEDED
+        assert end.state is PlacementState.SUCCEEDED
     assert list((tmp_path / "homes").iterdir()) == []
 
 

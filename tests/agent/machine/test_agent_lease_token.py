@@ -14,7 +14,7 @@ from joserfc.errors import SecurityWarning
 from joserfc.jwk import ECKey, OctKey, OKPKey
 
 from bursar.agent.machine.lease_token import TYPE, Distrusted, SignedLease, Trust
-from bursar.agent.machine.types import Grant
+from bursar.agent.machine.types import LeaseGrant
 from bursar.ops.nodes.signing import Granted, Ring
 
 NODE = "n1"
@@ -240,27 +240,33 @@ PLACE = ("alloc-1", 2)
 @pytest.mark.parametrize(
     ("grant", "signed", "counts", "complains"),
     [
-        pytest.param(Grant(120), LEASE, Grant(120), False, id="as it is signed"),
-        pytest.param(Grant(60), LEASE, Grant(60), False, id="shorter than it is signed"),
-        pytest.param(Grant(121), LEASE, None, True, id="longer than it is signed"),
-        pytest.param(Grant(120, "x"), LEASE, Grant(120, "x"), False, id="the last, though it is not signed to be"),
+        pytest.param(LeaseGrant(120), LEASE, LeaseGrant(120), False, id="as it is signed"),
+        pytest.param(LeaseGrant(60), LEASE, LeaseGrant(60), False, id="shorter than it is signed"),
+        pytest.param(LeaseGrant(121), LEASE, None, True, id="longer than it is signed"),
         pytest.param(
-            Grant(120),
+            LeaseGrant(120, "x"), LEASE, LeaseGrant(120, "x"), False, id="the last, though it is not signed to be"
+        ),
+        pytest.param(
+            LeaseGrant(120),
             Granted("lease-7", "alloc-1", 2, 120, final=True),
             None,
             True,
             id="signed to be the last, and not said",
         ),
-        pytest.param(Grant(500, "x", 9), LEASE, Grant(0, "x", 9), True, id="longer, and the last: only that counts"),
-        pytest.param(Grant(120), Granted("lease-7", "alloc-1", 1, 120), None, True, id="signed for another epoch"),
-        pytest.param(Grant(120), Granted("lease-7", "alloc-2", 2, 120), None, True, id="signed for another"),
-        pytest.param(Grant(0, "fenced"), None, Grant(0, "fenced"), False, id="an end needs no signature"),
-        pytest.param(Grant(120), None, None, True, id="not signed at all"),
-        pytest.param(Grant(9, "x"), None, Grant(0, "x"), True, id="the last, and not signed: no more, and no longer"),
+        pytest.param(
+            LeaseGrant(500, "x", 9), LEASE, LeaseGrant(0, "x", 9), True, id="longer, and the last: only that counts"
+        ),
+        pytest.param(LeaseGrant(120), Granted("lease-7", "alloc-1", 1, 120), None, True, id="signed for another epoch"),
+        pytest.param(LeaseGrant(120), Granted("lease-7", "alloc-2", 2, 120), None, True, id="signed for another"),
+        pytest.param(LeaseGrant(0, "fenced"), None, LeaseGrant(0, "fenced"), False, id="an end needs no signature"),
+        pytest.param(LeaseGrant(120), None, None, True, id="not signed at all"),
+        pytest.param(
+            LeaseGrant(9, "x"), None, LeaseGrant(0, "x"), True, id="the last, and not signed: no more, and no longer"
+        ),
     ],
 )
 def test_nothing_counts_for_longer_than_it_is_signed(
-    grant: Grant, signed: Granted | None, counts: Grant | None, complains: bool
+    grant: LeaseGrant, signed: Granted | None, counts: LeaseGrant | None, complains: bool
 ) -> None:
     trust, nonce = told(RING)
     token = RING.sign(NODE, nonce, 1, [signed]) if signed is not None else ""
@@ -274,6 +280,6 @@ def test_one_that_is_not_believed_takes_nothing_from_the_others() -> None:
     trust, nonce = told(RING)
     other = ("alloc-2", 1)
     token = RING.sign(NODE, nonce, 1, [LEASE, Granted("lease-8", *other, 120)])
-    outcome = trust.believe({PLACE: Grant(9999), other: Grant(120)}, token, 1)
-    assert outcome.grants == {other: Grant(120)}
+    outcome = trust.believe({PLACE: LeaseGrant(9999), other: LeaseGrant(120)}, token, 1)
+    assert outcome.grants == {other: LeaseGrant(120)}
     assert "more is granted to alloc-1" in outcome.why

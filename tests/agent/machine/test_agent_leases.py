@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from bursar.agent.machine.events import Ended
+from bursar.agent.machine.events import PlacementEnded
 from bursar.agent.machine.state import LEASE_EXPIRED, Machine, MoveDeadline, Start
-from bursar.agent.machine.types import Run, State
+from bursar.agent.machine.types import PlacementState, Run
 from bursar.agent.shim.clock import boot_seconds
 from support.nodes.executors import Bench, until
 
@@ -24,10 +24,10 @@ async def test_the_grace_is_that_of_the_lease_which_was_granted_last(tmp_path: P
     async with Bench(tmp_path) as bench:
         grant(bench, 600.0, 600.0)
         bench.want(leased(uid, *STUBBORN))
-        await bench.until((uid, 1), State.RUNNING)
+        await bench.until((uid, 1), PlacementState.RUNNING)
         grant(bench, 601.0, 0.0)
         bench.want(leased(f"{uid}-b", *STUBBORN))
-        await bench.until((f"{uid}-b", 1), State.RUNNING)
+        await bench.until((f"{uid}-b", 1), PlacementState.RUNNING)
         folder = bench.folder((uid, 1))
         await until(lambda: (folder / "deadline").read_text().split()[1] == "0.0" or None)
         for one in (uid, f"{uid}-b"):
@@ -39,10 +39,10 @@ async def test_what_is_being_stopped_with_a_long_grace_ends_with_its_lease(tmp_p
     async with Bench(tmp_path) as bench:
         grant(bench, 1.5, 0.5)
         bench.want(leased(uid, *STUBBORN))
-        await bench.until((uid, 1), State.RUNNING)
+        await bench.until((uid, 1), PlacementState.RUNNING)
         bench.stop((uid, 1), grace_seconds=600)
         end = await bench.end((uid, 1))
-        assert (end.state, end.reason, end.exit_code) == (State.STOPPED, "Preempted", 137)
+        assert (end.state, end.reason, end.exit_code) == (PlacementState.STOPPED, "Preempted", 137)
 
 
 async def test_what_is_being_stopped_has_its_grace_while_leases_are_granted(tmp_path: Path, uid: str) -> None:
@@ -50,7 +50,7 @@ async def test_what_is_being_stopped_has_its_grace_while_leases_are_granted(tmp_
         grant(bench, 1.0, 0.0)
         script = "trap 'sleep 2; exit 9' TERM; while :; do sleep 0.05; done"
         bench.want(leased(uid, "sh", "-c", script))
-        await bench.until((uid, 1), State.RUNNING)
+        await bench.until((uid, 1), PlacementState.RUNNING)
         bench.stop((uid, 1), grace_seconds=600)
         grant(bench, 600.0, 0.0)
         assert (await bench.end((uid, 1))).exit_code == 9
@@ -61,7 +61,7 @@ async def test_what_comes_too_late_to_its_start_is_not_started(tmp_path: Path, u
     ran = tmp_path / "ran"
     async with Bench(tmp_path) as bench:
         bench.shell.execute([Start(leased(uid, "touch", str(ran)), boot_seconds() - 0.001, 30.0)])
-        end = await until(lambda: next((one for one in bench.events if isinstance(one, Ended)), None))
+        end = await until(lambda: next((one for one in bench.events if isinstance(one, PlacementEnded)), None))
         assert (end.place, end.reason) == ((uid, 1), LEASE_EXPIRED)
         assert not ran.exists()
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bursar.agent.executor.journal import SPARE_BYTES, SPARE_LINES, Began, Gone, Journal
+from bursar.agent.executor.journal import SPARE_BYTES, SPARE_LINES, Journal, JournalBegan, JournalGone
 from bursar.agent.executor.placement_dir import boot_id
 from bursar.agent.machine.lease_token import SignedLease
-from bursar.agent.machine.paid_window import Escrow, Paid, Window, terms_of, window, windows
-from bursar.agent.machine.types import Grant, Place, Run, State
+from bursar.agent.machine.paid_window import Paid, PaidWindow, WindowLine, terms_of, window, windows
+from bursar.agent.machine.types import LeaseGrant, Place, PlacementState, Run
 from bursar.agent.shim.clock import boot_seconds
 from bursar.agent.shim.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED
 from support.nodes.executors import Bench, alive, run, script, sleeper, until
@@ -28,35 +28,39 @@ def paid(until_at: float, place: Place = PLACE, **more: object) -> Paid:
 
 
 def test_paid_time_is_counted_from_when_the_beat_was_sent() -> None:
-    kept = window(BOOT, "token", 1000.0, {PLACE: Grant(120.0, "insufficient_credit")}, SIGNED, {PLACE: 33.5})
-    assert kept == Window(BOOT, "token", (paid(1120.0, used_seconds=33.5, final="insufficient_credit"),))
+    kept = window(BOOT, "token", 1000.0, {PLACE: LeaseGrant(120.0, "insufficient_credit")}, SIGNED, {PLACE: 33.5})
+    assert kept == WindowLine(BOOT, "token", (paid(1120.0, used_seconds=33.5, final="insufficient_credit"),))
 
 
 def test_what_is_not_signed_is_not_kept() -> None:
-    assert window(BOOT, "token", 1000.0, {("b", 1): Grant(0.0, "fenced")}, SIGNED, {}).paid == ()
+    assert window(BOOT, "token", 1000.0, {("b", 1): LeaseGrant(0.0, "fenced")}, SIGNED, {}).paid == ()
 
 
 @pytest.mark.parametrize(
-    ("escrow", "at", "reason", "ran"),
+    ("paid_window", "at", "reason", "ran"),
     [
-        pytest.param(Escrow("boot", "t", paid(500.0)), 500.0, LEASE_EXPIRED, None, id="as it was paid"),
-        pytest.param(Escrow("boot", "t", paid(90.0)), 90.0, LEASE_EXPIRED, None, id="over already"),
-        pytest.param(Escrow("boot", "t", paid(500.0, final="x")), 500.0, CREDIT_EXHAUSTED, None, id="the last of it"),
-        pytest.param(Escrow("old", "t", paid(500.0, used_seconds=7.0)), 100.0, LEASE_EXPIRED, 7.0, id="another start"),
+        pytest.param(PaidWindow("boot", "t", paid(500.0)), 500.0, LEASE_EXPIRED, None, id="as it was paid"),
+        pytest.param(PaidWindow("boot", "t", paid(90.0)), 90.0, LEASE_EXPIRED, None, id="over already"),
+        pytest.param(
+            PaidWindow("boot", "t", paid(500.0, final="x")), 500.0, CREDIT_EXHAUSTED, None, id="the last of it"
+        ),
+        pytest.param(
+            PaidWindow("old", "t", paid(500.0, used_seconds=7.0)), 100.0, LEASE_EXPIRED, 7.0, id="another start"
+        ),
         pytest.param(None, 100.0, LEASE_EXPIRED, 0.0, id="never granted"),
     ],
 )
 def test_what_an_agent_that_comes_back_goes_by(
-    escrow: Escrow | None, at: float, reason: str, ran: float | None
+    paid_window: PaidWindow | None, at: float, reason: str, ran: float | None
 ) -> None:
-    (until_at, _, freeze_until, why), ran_seconds = terms_of(escrow, "boot", 100.0)
+    (until_at, _, freeze_until, why), ran_seconds = terms_of(paid_window, "boot", 100.0)
     assert (until_at, freeze_until, why, ran_seconds) == (at, 0.0, reason, ran)
 
 
 # The journal.
 
 
-def known(path: Path) -> dict[Place, Escrow]:
+def known(path: Path) -> dict[Place, PaidWindow]:
     journal = Journal(path)
     journal.close()
     return journal.known.escrows
@@ -65,11 +69,14 @@ def known(path: Path) -> dict[Place, Escrow]:
 def test_the_newest_window_of_each_placement_comes_back_until_it_is_acknowledged(tmp_path: Path) -> None:
     path, other = tmp_path / "journal", ("b", 1)
     journal = Journal(path)
-    journal.append([Window(BOOT, "one", (paid(10.0), paid(11.0, other))), Window(BOOT, "two", (paid(20.0),))])
+    journal.append([WindowLine(BOOT, "one", (paid(10.0), paid(11.0, other))), WindowLine(BOOT, "two", (paid(20.0),))])
     journal.close()
-    assert known(path) == {PLACE: Escrow(BOOT, "two", paid(20.0)), other: Escrow(BOOT, "one", paid(11.0, other))}
+    assert known(path) == {
+        PLACE: PaidWindow(BOOT, "two", paid(20.0)),
+        other: PaidWindow(BOOT, "one", paid(11.0, other)),
+    }
     journal = Journal(path)
-    journal.append([Gone(*other), Window(BOOT, "three", (paid(30.0, other),))])
+    journal.append([JournalGone(*other), WindowLine(BOOT, "three", (paid(30.0, other),))])
     journal.close()
     assert list(known(path)) == [PLACE]
 
@@ -79,18 +86,20 @@ def test_a_beat_more_does_not_make_the_file_longer_for_ever(tmp_path: Path) -> N
     journal = Journal(path)
     token = "t" * 500
     for seq in range(3):
-        journal.append(Window(BOOT, token, (paid(float(one)),)) for one in range(seq, seq + SPARE_LINES))
+        journal.append(WindowLine(BOOT, token, (paid(float(one)),)) for one in range(seq, seq + SPARE_LINES))
     assert path.stat().st_size < 1.5 * SPARE_LINES * 600
     assert journal.known.escrows[PLACE].paid.until == SPARE_LINES + 1
     for one in range(20):
-        journal.append([Window(BOOT, token * 1000, (paid(float(one)),))])
+        journal.append([WindowLine(BOOT, token * 1000, (paid(float(one)),))])
     journal.close()
     assert path.stat().st_size < SPARE_BYTES + 4 * 500_000
     assert known(path)[PLACE].paid.until == 19
 
 
 def test_lines_that_say_the_same_are_few() -> None:
-    ones = [Escrow(BOOT, "t", paid(1.0, (f"a{n}", 1))) for n in range(5)] + [Escrow("old", "t", paid(1.0, ("z", 1)))]
+    ones = [PaidWindow(BOOT, "t", paid(1.0, (f"a{n}", 1))) for n in range(5)] + [
+        PaidWindow("old", "t", paid(1.0, ("z", 1)))
+    ]
     assert [len(one.paid) for one in windows(ones)] == [5, 1]
 
 
@@ -101,7 +110,7 @@ def grant(bench: Bench, one: Run, seconds: float, *, used: float = 0.0, final: s
     """As an answer does it; until when it is paid."""
     sent_at = boot_seconds()
     signed = {one.place: SignedLease("lease-7", *one.place, seconds, bool(final))}
-    grants = {one.place: Grant(seconds, final)}
+    grants = {one.place: LeaseGrant(seconds, final)}
     bench.shell.keep(window(BOOT, "token", sent_at, grants, signed, {one.place: used}))
     bench.shell.execute(bench.machine.paid(grants, sent_at))
     return sent_at + seconds
@@ -116,10 +125,10 @@ def rewrite(folder: Path, *, boot: str | None = None, wall_seconds: float = 0.0)
     path.unlink()
     journal = Journal(path)
     for line in lines:
-        if isinstance(line, Began):
-            journal.append([Began(line.run, line.at + wall_seconds, boot or line.boot, line.clock)])
+        if isinstance(line, JournalBegan):
+            journal.append([JournalBegan(line.run, line.at + wall_seconds, boot or line.boot, line.clock)])
         else:
-            journal.append([Window(boot, line.token, line.paid) if boot and isinstance(line, Window) else line])
+            journal.append([WindowLine(boot, line.token, line.paid) if boot and isinstance(line, WindowLine) else line])
     journal.close()
 
 
@@ -129,7 +138,7 @@ async def reserved(folder: Path, uid: str, seconds: float, *, used: float = 0.0,
     async with Bench(folder) as bench:
         bench.want(one)
         until_at = grant(bench, one, seconds, used=used, final=final)
-        await bench.until(one.place, State.RUNNING)
+        await bench.until(one.place, PlacementState.RUNNING)
     return until_at
 
 
@@ -138,10 +147,10 @@ async def test_a_reservation_goes_on_until_the_end_of_what_was_paid_and_no_longe
     async with Bench(tmp_path) as bench:
         assert bench.machine.next_at == until_at
         bench.shell.execute(bench.machine.due(until_at - 1.0))
-        assert (await bench.until((uid, 1), State.RUNNING)).state is State.RUNNING
+        assert (await bench.until((uid, 1), PlacementState.RUNNING)).state is PlacementState.RUNNING
         bench.shell.execute(bench.machine.due(until_at))
         end = await bench.end((uid, 1))
-        assert (end.state, end.reason) == (State.STOPPED, LEASE_EXPIRED)
+        assert (end.state, end.reason) == (PlacementState.STOPPED, LEASE_EXPIRED)
 
 
 async def test_a_reservation_whose_paid_time_ended_meanwhile_has_used_exactly_that(tmp_path: Path, uid: str) -> None:
@@ -151,13 +160,13 @@ async def test_a_reservation_whose_paid_time_ended_meanwhile_has_used_exactly_th
         began = bench.shell._children[uid, 1].started_at
         bench.shell.execute(bench.machine.due(boot_seconds()))
         end = await bench.end((uid, 1))
-        assert (end.state, end.reason) == (State.STOPPED, CREDIT_EXHAUSTED)
+        assert (end.state, end.reason) == (PlacementState.STOPPED, CREDIT_EXHAUSTED)
         assert end.usage.seconds == until_at - began
         assert 0 < end.usage.seconds <= 0.3
     async with Bench(tmp_path) as bench:
         again = bench.status((uid, 1))
         assert again is not None
-        assert (again.state, again.usage.seconds) == (State.STOPPED, end.usage.seconds)
+        assert (again.state, again.usage.seconds) == (PlacementState.STOPPED, end.usage.seconds)
 
 
 @pytest.mark.parametrize("wall_seconds", [-86_400.0, 86_400.0])
@@ -180,7 +189,7 @@ async def test_after_another_start_of_the_machine_it_is_over_and_was_used_as_far
     async with Bench(tmp_path) as bench:
         bench.shell.execute(bench.machine.due(boot_seconds()))
         end = await bench.end((uid, 1))
-        assert (end.state, end.reason, end.usage.seconds) == (State.STOPPED, LEASE_EXPIRED, 41.5)
+        assert (end.state, end.reason, end.usage.seconds) == (PlacementState.STOPPED, LEASE_EXPIRED, 41.5)
 
 
 async def test_what_lost_its_shim_while_no_agent_was_there_has_used_what_was_measured(tmp_path: Path, uid: str) -> None:

@@ -19,13 +19,13 @@ from bursar.agent.machine.state import (
     SUPERSEDED,
     Forget,
     Instruction,
-    Limit,
     Machine,
     MoveDeadline,
     SignalStop,
     Start,
+    ThrottlePlacement,
 )
-from bursar.agent.machine.types import ENDED, Grant, Place, Run, State, Stop, Usage
+from bursar.agent.machine.types import ENDED, LeaseGrant, Place, PlacementState, Run, Stop, Usage
 
 GPU = "nvidia.com/gpu"
 
@@ -52,7 +52,7 @@ def run(
     )
 
 
-def state(machine: Machine, place: Place) -> State | None:
+def state(machine: Machine, place: Place) -> PlacementState | None:
     return next((one.state for one in machine.inventory() if one.place == place), None)
 
 
@@ -67,10 +67,10 @@ def running(machine: Machine, one: Run, now: float = 0.0) -> None:
 def test_what_is_wanted_is_started_once_and_told() -> None:
     machine = Machine()
     assert machine.tell([run()], 0) == [Start(run(), None)]
-    assert [one.state for one in machine.news()] == [State.STARTING]
+    assert [one.state for one in machine.news()] == [PlacementState.STARTING]
     assert machine.tell([run()], 1) == []
     machine.started(("a", 1), 2)
-    assert [one.state for one in machine.news()] == [State.RUNNING]
+    assert [one.state for one in machine.news()] == [PlacementState.RUNNING]
     assert machine.news() == []
     assert machine.tell([run()], 3, complete=True) == []
 
@@ -80,7 +80,7 @@ def test_an_end_is_told_until_it_is_acknowledged_and_forgotten_then() -> None:
     running(machine, run())
     machine.ended(("a", 1), 5, exit_code=3, reason="", message="")
     for _ in range(3):
-        assert [(one.state, one.exit_code) for one in machine.news()] == [(State.FAILED, 3)]
+        assert [(one.state, one.exit_code) for one in machine.news()] == [(PlacementState.FAILED, 3)]
     assert machine.acknowledged([("a", 1), ("b", 1)]) == [Forget(("a", 1))]
     assert machine.news() == []
     assert machine.inventory() == []
@@ -90,7 +90,7 @@ def test_an_acknowledgement_of_what_runs_means_nothing() -> None:
     machine = Machine()
     running(machine, run())
     assert machine.acknowledged([("a", 1)]) == []
-    assert state(machine, ("a", 1)) is State.RUNNING
+    assert state(machine, ("a", 1)) is PlacementState.RUNNING
 
 
 def test_what_has_ended_and_is_wanted_again_is_said_to_be_of_the_past() -> None:
@@ -99,13 +99,13 @@ def test_what_has_ended_and_is_wanted_again_is_said_to_be_of_the_past() -> None:
     machine.ended(("a", 1), 1, exit_code=0)
     machine.acknowledged([("a", 1)])
     assert machine.tell([run()], 2) == []
-    assert [(one.state, one.reason) for one in machine.news()] == [(State.FAILED, OF_THE_PAST)]
+    assert [(one.state, one.reason) for one in machine.news()] == [(PlacementState.FAILED, OF_THE_PAST)]
 
 
 def test_a_stop_of_what_was_never_here_is_answered() -> None:
     machine = Machine()
     assert machine.tell([Stop("a", 1, reason="Preempted")], 0) == []
-    assert [(one.state, one.reason) for one in machine.news()] == [(State.STOPPED, "Preempted")]
+    assert [(one.state, one.reason) for one in machine.news()] == [(PlacementState.STOPPED, "Preempted")]
     assert machine.tell([run()], 1) == []
 
 
@@ -113,10 +113,10 @@ def test_what_was_asked_to_stop_is_stopped_however_it_exits() -> None:
     machine = Machine()
     running(machine, run())
     assert machine.tell([Stop("a", 1, 20, "Preempted", "for b")], 10) == [SignalStop(("a", 1), 20, "Preempted")]
-    assert [(one.state, one.reason) for one in machine.news()] == [(State.STOPPING, "Preempted")]
+    assert [(one.state, one.reason) for one in machine.news()] == [(PlacementState.STOPPING, "Preempted")]
     machine.ended(("a", 1), 12, exit_code=0)
     told = machine.news()[0]
-    assert (told.state, told.reason, told.message, told.exit_code) == (State.STOPPED, "Preempted", "for b", 0)
+    assert (told.state, told.reason, told.message, told.exit_code) == (PlacementState.STOPPED, "Preempted", "for b", 0)
 
 
 def test_a_stop_said_again_may_only_become_sooner() -> None:
@@ -151,7 +151,7 @@ def test_a_newer_epoch_starts_when_the_older_has_ended() -> None:
     running(machine, run(epoch=1))
     assert machine.tell([run(epoch=2)], 1) == [SignalStop(("a", 1), 0, SUPERSEDED)]
     assert machine.ended(("a", 1), 2, exit_code=137) == [Start(run(epoch=2), None)]
-    assert state(machine, ("a", 1)) is State.STOPPED
+    assert state(machine, ("a", 1)) is PlacementState.STOPPED
 
 
 def test_an_older_epoch_is_of_the_past() -> None:
@@ -159,15 +159,15 @@ def test_an_older_epoch_is_of_the_past() -> None:
     running(machine, run(epoch=2))
     assert machine.tell([run(epoch=1)], 1) == []
     assert machine.tell([Stop("a", 1)], 1) == []
-    assert state(machine, ("a", 2)) is State.RUNNING
-    assert state(machine, ("a", 1)) is State.FAILED
+    assert state(machine, ("a", 2)) is PlacementState.RUNNING
+    assert state(machine, ("a", 1)) is PlacementState.FAILED
 
 
 def test_a_stop_of_a_newer_epoch_ends_the_older_too() -> None:
     machine = Machine()
     running(machine, run(epoch=1))
     assert machine.tell([Stop("a", 2)], 1) == [SignalStop(("a", 1), 0, SUPERSEDED)]
-    assert state(machine, ("a", 2)) is State.STOPPED
+    assert state(machine, ("a", 2)) is PlacementState.STOPPED
 
 
 def test_devices_are_left_before_they_are_entered() -> None:
@@ -192,7 +192,9 @@ def test_leased_work_waits_for_a_lease_and_ends_with_it() -> None:
     assert machine.due(224) == [SignalStop(("a", 1), GRACE_SECONDS, LEASE_EXPIRED)]
     assert machine.granted(120, 225) == []
     machine.ended(("a", 1), 230, exit_code=143)
-    assert [(one.state, one.reason) for one in machine.news() if one.uid == "a"] == [(State.STOPPED, LEASE_EXPIRED)]
+    assert [(one.state, one.reason) for one in machine.news() if one.uid == "a"] == [
+        (PlacementState.STOPPED, LEASE_EXPIRED)
+    ]
 
 
 def test_an_old_lease_starts_nothing() -> None:
@@ -208,7 +210,7 @@ def test_a_ttl_ends_what_has_run_for_so_long() -> None:
     assert machine.next_at == 70
     assert machine.due(70) == [SignalStop(("a", 1), GRACE_SECONDS, EXPIRED)]
     machine.ended(("a", 1), 71, exit_code=143)
-    assert [(one.state, one.reason) for one in machine.news()] == [(State.FAILED, EXPIRED)]
+    assert [(one.state, one.reason) for one in machine.news()] == [(PlacementState.FAILED, EXPIRED)]
 
 
 def test_what_an_earlier_life_started_goes_on_and_what_it_did_not_waits_to_be_wanted() -> None:
@@ -216,16 +218,16 @@ def test_what_an_earlier_life_started_goes_on_and_what_it_did_not_waits_to_be_wa
     machine.adopt(run("a"), 0, started=True)
     machine.adopt(run("b"), 0, started=False)
     machine.adopt(run("c"), 0, started=False)
-    assert state(machine, ("a", 1)) is State.RUNNING
+    assert state(machine, ("a", 1)) is PlacementState.RUNNING
     assert machine.tell([run("a"), run("b")], 1, complete=True) == [Start(run("b"), None)]
-    assert state(machine, ("c", 1)) is State.STOPPED
+    assert state(machine, ("c", 1)) is PlacementState.STOPPED
 
 
 def test_an_earlier_life_told_to_stop_what_ends_now() -> None:
     machine = Machine()
     machine.adopt(run(), 0, started=True)
     machine.ended(("a", 1), 0, exit_code=143, reason="Preempted", stopped=True)
-    assert [(one.state, one.reason) for one in machine.news()] == [(State.STOPPED, "Preempted")]
+    assert [(one.state, one.reason) for one in machine.news()] == [(PlacementState.STOPPED, "Preempted")]
 
 
 def test_use_is_told_with_what_is_said_next() -> None:
@@ -257,7 +259,7 @@ class Histories(RuleBasedStateMachine):
         self.starts: Counter[Place] = Counter()
         self.alive: dict[Place, Run] = {}  # started, and not ended
         self.stopping: set[Place] = set()
-        self.limits: dict[Place, Limit] = {}
+        self.limits: dict[Place, ThrottlePlacement] = {}
         self.paid: dict[Place, float] = {}  # until when, as far as was granted
         self.frozen: dict[Place, float] = {}  # until when it may be, as was said last
         self.unacknowledged: set[Place] = set()
@@ -273,14 +275,14 @@ class Histories(RuleBasedStateMachine):
                 if one.run.leased or one.run.paid:
                     assert one.deadline is not None
                     assert one.deadline > self.now
-                    self.limits[one.place] = Limit(one.deadline, one.freeze_until, one.reason)
+                    self.limits[one.place] = ThrottlePlacement(one.deadline, one.freeze_until, one.reason)
                 self.starts[one.place] += 1
                 self.alive[one.place] = self.journal[one.place] = one.run
             elif isinstance(one, SignalStop):
                 assert one.place in self.alive
                 self.stopping.add(one.place)
             elif isinstance(one, MoveDeadline):
-                before, after = self.limits[one.place], Limit(one.at, one.freeze_until, one.reason)
+                before, after = self.limits[one.place], ThrottlePlacement(one.at, one.freeze_until, one.reason)
                 assert after.at >= before.at, "a deadline went back"
                 assert after != before, "nothing new was said"
                 self.limits[one.place] = after
@@ -337,7 +339,7 @@ class Histories(RuleBasedStateMachine):
     def pay(self, data: st.DataObject, seconds: int, ago: int, freeze: int) -> None:
         """Beats of work that is wanted, or not any more, or not known yet."""
         place = data.draw(st.tuples(UIDS, EPOCHS))
-        grant = Grant(seconds, "no credit", freeze) if freeze >= 0 else Grant(seconds)
+        grant = LeaseGrant(seconds, "no credit", freeze) if freeze >= 0 else LeaseGrant(seconds)
         known = {one.place for one in self.machine.inventory() if one.state not in ENDED}
         if place in known:
             until = self.now - ago + seconds if seconds else -math.inf
@@ -349,7 +351,7 @@ class Histories(RuleBasedStateMachine):
     def fence(self, data: st.DataObject) -> None:
         if paid := sorted(place for place, one in self.alive.items() if one.paid):
             place = data.draw(st.sampled_from(paid))
-            self.do(self.machine.paid({place: Grant(0, FENCED)}, self.now))
+            self.do(self.machine.paid({place: LeaseGrant(0, FENCED)}, self.now))
             assert place in self.stopping
 
     @rule(data=st.data())
@@ -414,7 +416,7 @@ class Histories(RuleBasedStateMachine):
         known = {one.place: one.state for one in self.machine.inventory()}
         for place in self.alive:
             assert known[place] not in ENDED
-            assert (known[place] is State.STOPPING) == (place in self.stopping)
+            assert (known[place] is PlacementState.STOPPING) == (place in self.stopping)
 
 
 TestHistories = Histories.TestCase

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from bursar.agent.host import sandbox
 from bursar.agent.main import _check_user, agent
-from bursar.agent.run import AgentSettings, StartError, _locked
+from bursar.agent.run import AgentSettings, AgentStartError, _locked
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "agents.md"
 
@@ -78,7 +78,7 @@ def test_who_is_not_root_runs_commands_as_itself(name: str | None, monkeypatch: 
 
 def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o770)
-    with pytest.raises(StartError, match="chmod go-w"), _locked(tmp_path):
+    with pytest.raises(AgentStartError, match="chmod go-w"), _locked(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
     tmp_path.chmod(0o755)
@@ -89,7 +89,7 @@ def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give something away")
 def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
-    with pytest.raises(StartError, match=r"belongs to another user .* --data DIR"), _locked(tmp_path):
+    with pytest.raises(AgentStartError, match=r"belongs to another user .* --data DIR"), _locked(tmp_path):
         pass
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from bursar.agent.control.certificates import NoPapers
-from bursar.agent.control.codec import Answer
-from bursar.agent.control.stream import Stream
+from bursar.agent.control.certificates import NoCredentials
+from bursar.agent.control.codec import HeartbeatAnswer
+from bursar.agent.control.stream import ControlStream
 from bursar.agent.daemon import Daemon
-from bursar.agent.executor.placement_dir import BOOTSTRAP, Folder
+from bursar.agent.executor.placement_dir import BOOTSTRAP, PlacementDir
 from bursar.agent.host.environment import user
 from bursar.agent.host.probe import Probe
-from bursar.agent.machine.types import Run, State
+from bursar.agent.machine.types import PlacementState, Run
 from bursar.agent.shim import shim
 from bursar.agent.shim.clock import boot_seconds
 from bursar.agent.shim.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, format_deadline, parse_deadline
@@ -29,15 +29,15 @@ from support.nodes.executors import Bench, run, until
 SLEPT_SECONDS = 1000
 
 
-def prepared(path: Path, deadline: float, *command: str) -> Folder:
-    folder = Folder(path)
+def prepared(path: Path, deadline: float, *command: str) -> PlacementDir:
+    folder = PlacementDir(path)
     folder.prepare()
     folder.write_spec(command, {"PATH": "/usr/bin:/bin"}, cwd="/", owner=user(), group=None, options={"grace": 0})
     folder.write_deadline(deadline, 0.0)
     return folder
 
 
-def shim_after_sleeping(folder: Folder) -> None:
+def shim_after_sleeping(folder: PlacementDir) -> None:
     """Runs it where the machine has slept, as far as it can tell: only a clock that counts that is ahead."""
     slept = ["unshare", "--time", "--boottime", str(SLEPT_SECONDS), "--fork", "--"]
     if subprocess.run([*slept, "true"], capture_output=True).returncode:
@@ -77,7 +77,7 @@ async def test_everybody_in_an_agent_counts_by_the_clock_that_goes_on(
     """A beat that was sent before the machine slept grants nothing that is of use after."""
     probe = Probe(tmp_path)
     daemon = Daemon("n", tmp_path / "work", probe)
-    stream = Stream("n", NoPapers(("127.0.0.1:1",)), daemon)
+    stream = ControlStream("n", NoCredentials(("127.0.0.1:1",)), daemon)
     sent_at = stream._clock()
     await daemon.open()
     try:
@@ -85,11 +85,11 @@ async def test_everybody_in_an_agent_counts_by_the_clock_that_goes_on(
         monkeypatch.setattr(time, "clock_gettime", lambda number: real(number) + SLEPT_SECONDS)
         assert min(daemon._clock(), stream._clock(), boot_seconds()) >= sent_at + SLEPT_SECONDS
         leased = Run(uid, 1, "default", uid, command=("true",), leased=True)
-        daemon.hear(Answer(lease_seconds=SLEPT_SECONDS / 2, directives=(leased,)), sent_at)
-        assert [one.state for one in daemon.snapshot().statuses] == [State.STARTING]
-        daemon.hear(Answer(lease_seconds=SLEPT_SECONDS / 2), stream._clock())
+        daemon.hear(HeartbeatAnswer(lease_seconds=SLEPT_SECONDS / 2, directives=(leased,)), sent_at)
+        assert [one.state for one in daemon.snapshot().statuses] == [PlacementState.STARTING]
+        daemon.hear(HeartbeatAnswer(lease_seconds=SLEPT_SECONDS / 2), stream._clock())
         monkeypatch.setattr(time, "clock_gettime", real)  # a shim is another process, to which nothing happened
-        await until(lambda: daemon.snapshot().statuses[0].state is State.SUCCEEDED or None)
+        await until(lambda: daemon.snapshot().statuses[0].state is PlacementState.SUCCEEDED or None)
     finally:
         await daemon.close()
         probe.close()
@@ -119,9 +119,9 @@ async def test_a_deadline_moves_on_a_full_disk(small_disk: Path, uid: str) -> No
     async with Bench(small_disk) as bench:
         bench.grant(600.0)
         bench.want(run(uid, "sleep", "300", leased=True))
-        await bench.until((uid, 1), State.RUNNING)
+        await bench.until((uid, 1), PlacementState.RUNNING)
         fill(small_disk)
-        folder = Folder(bench.folder((uid, 1)))
+        folder = PlacementDir(bench.folder((uid, 1)))
         before = folder.deadline()
         assert before is not None
         bench.grant(1200.0)

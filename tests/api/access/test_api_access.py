@@ -19,7 +19,7 @@ from bursar.api.http.oidc import OidcSettings
 from bursar.api.site.routes import build_routes
 from bursar.config import ConfigError, requests_per_minute_from_environment
 from support.api.site import STRATEGIC, Site, allocation, eventually, opened_site
-from support.api.two_tenants import Cast
+from support.api.two_tenants import TwoTenants
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 # Other tenants' things.
 
 
-async def test_another_tenants_objects_do_not_exist_whatever_is_done_to_them(site: Site, cast: Cast) -> None:
+async def test_another_tenants_objects_do_not_exist_whatever_is_done_to_them(site: Site, cast: TwoTenants) -> None:
     before = await site.state()
     paths = (
         "namespaces/biology/allocations/biology-job",
@@ -75,7 +75,7 @@ async def test_a_dry_run_reaches_no_handler_that_would_change_something(site: Si
     assert await site.state() == before
 
 
-async def test_what_is_hidden_answers_exactly_like_what_is_not_there(site: Site, cast: Cast) -> None:
+async def test_what_is_hidden_answers_exactly_like_what_is_not_there(site: Site, cast: TwoTenants) -> None:
     for hidden, absent in (
         ("namespaces/biology/allocations/biology-job", "namespaces/biologx/allocations/biologx-job"),
         ("tenants/biology", "tenants/biologx"),
@@ -99,7 +99,7 @@ async def test_what_is_hidden_answers_exactly_like_what_is_not_there(site: Site,
         ("other_node", {"biology-job"}),
     ],
 )
-async def test_lists_show_only_ones_own(site: Site, cast: Cast, who: str, expected: set[str]) -> None:
+async def test_lists_show_only_ones_own(site: Site, cast: TwoTenants, who: str, expected: set[str]) -> None:
     token = getattr(cast, who)
     assert set((await site.get("allocations", token=token)).names) == expected
     table = await site.get(
@@ -118,14 +118,14 @@ async def test_lists_show_only_ones_own(site: Site, cast: Cast, who: str, expect
         assert tenants
 
 
-async def test_events_of_a_named_object_of_another_are_not_told(site: Site, cast: Cast) -> None:
+async def test_events_of_a_named_object_of_another_are_not_told(site: Site, cast: TwoTenants) -> None:
     selector = "involvedObject.name=biology-job,involvedObject.namespace=biology"
     assert (await site.get("events", token=cast.user, fieldSelector=selector)).body["items"] == []
     assert (await site.get("namespaces/biology/events", token=cast.user)).body.get("items", []) == []
     assert (await site.get("events", token=cast.rival, fieldSelector=selector)).body["items"] != []
 
 
-async def test_a_watch_tells_only_of_ones_own(site: Site, cast: Cast) -> None:
+async def test_a_watch_tells_only_of_ones_own(site: Site, cast: TwoTenants) -> None:
     async def first_names(token: str, count: int) -> list[str]:
         names: list[str] = []
         version = (await site.get("allocations", token=token)).version
@@ -156,7 +156,7 @@ async def test_a_watch_tells_only_of_ones_own(site: Site, cast: Cast) -> None:
             await site.delete(f"namespaces/{team}/allocations/{team}-w{index}")
 
 
-async def test_a_request_id_of_one_tenant_means_nothing_to_another(site: Site, cast: Cast) -> None:
+async def test_a_request_id_of_one_tenant_means_nothing_to_another(site: Site, cast: TwoTenants) -> None:
     headers = {"idempotency-key": "the-same"}
     first = await site.post(
         "namespaces/physics/allocations", allocation("same", cpu=1), token=cast.user, headers=headers
@@ -173,7 +173,7 @@ async def test_a_request_id_of_one_tenant_means_nothing_to_another(site: Site, c
 # Roles.
 
 
-async def test_a_tenant_admin_manages_the_subtree_and_nothing_above_or_beside(site: Site, cast: Cast) -> None:
+async def test_a_tenant_admin_manages_the_subtree_and_nothing_above_or_beside(site: Site, cast: TwoTenants) -> None:
     created = await site.post("namespaces", {"metadata": {"name": "physics-2"}}, token=cast.boss)
     assert created.status == 201
     assert created.body["metadata"]["labels"]["bursar.io/tenant"] == "physics", "it is the creator's"
@@ -196,7 +196,7 @@ async def test_a_tenant_admin_manages_the_subtree_and_nothing_above_or_beside(si
     assert await site.state() == before
 
 
-async def test_a_namespace_cannot_be_moved_out_of_its_owners_sight(site: Site, cast: Cast) -> None:
+async def test_a_namespace_cannot_be_moved_out_of_its_owners_sight(site: Site, cast: TwoTenants) -> None:
     await site.post("namespaces", {"metadata": {"name": "moving"}}, token=cast.boss)
     before = await site.state()
     whole = (await site.get("namespaces/moving", token=cast.boss)).body
@@ -218,7 +218,7 @@ async def test_a_namespace_cannot_be_moved_out_of_its_owners_sight(site: Site, c
 
 
 @pytest.mark.parametrize("who", ["user", "viewer", "boss", "junior"])
-async def test_nobody_below_the_system_changes_the_limits_of_a_tenant(site: Site, cast: Cast, who: str) -> None:
+async def test_nobody_below_the_system_changes_the_limits_of_a_tenant(site: Site, cast: TwoTenants, who: str) -> None:
     token = getattr(cast, who)
     before = await site.state()
     for reply in (
@@ -239,7 +239,7 @@ async def test_nobody_below_the_system_changes_the_limits_of_a_tenant(site: Site
     assert await site.state() == before
 
 
-async def test_a_service_may_set_limits_and_a_billing_admin_may_not(site: Site, cast: Cast) -> None:
+async def test_a_service_may_set_limits_and_a_billing_admin_may_not(site: Site, cast: TwoTenants) -> None:
     service, billing = await site.token("service", user="waldur"), await site.token("billing-admin", user="bill")
     assert (await site.put("tenants/physics", {"max_nodes": 250}, token=service)).status == 200
     assert (await site.put("tenants/physics", {"max_nodes": 300}, token=billing)).status == 403
@@ -248,7 +248,7 @@ async def test_a_service_may_set_limits_and_a_billing_admin_may_not(site: Site, 
     assert (await site.delete("tenants/optics", token=service)).status == 403
 
 
-async def test_a_viewer_reads_and_writes_nothing(site: Site, cast: Cast) -> None:
+async def test_a_viewer_reads_and_writes_nothing(site: Site, cast: TwoTenants) -> None:
     before = await site.state()
     path = "namespaces/physics/allocations"
     for reply in (
@@ -276,21 +276,21 @@ async def test_a_viewer_reads_and_writes_nothing(site: Site, cast: Cast) -> None
     assert await site.state() == before
 
 
-async def test_a_user_may_not_report_the_status_of_what_runs(site: Site, cast: Cast) -> None:
+async def test_a_user_may_not_report_the_status_of_what_runs(site: Site, cast: TwoTenants) -> None:
     path = "namespaces/physics/allocations/physics-job/status"
     for token in (cast.user, cast.boss):
         assert (await site.patch(path, {"status": {"phase": "Succeeded"}}, token=token)).status == 403
 
 
-async def test_a_node_speaks_only_for_itself_and_for_what_is_bound_to_it(site: Site, cast: Cast) -> None:
-    beat = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
-    assert (await site.patch("nodes/worker-1/status", beat, STRATEGIC, token=cast.node)).status == 200
+async def test_a_node_speaks_only_for_itself_and_for_what_is_bound_to_it(site: Site, cast: TwoTenants) -> None:
+    heartbeat = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    assert (await site.patch("nodes/worker-1/status", heartbeat, STRATEGIC, token=cast.node)).status == 200
     path = "namespaces/{0}/allocations/{0}-job"
     running = await site.patch(path.format("physics") + "/status", {"status": {"phase": "Running"}}, token=cast.node)
     assert (running.status, running.body["status"]["phase"]) == (200, "Running")
     assert (await site.get(path.format("physics"), token=cast.node)).status == 200
     before = await site.state()
-    assert (await site.patch("nodes/worker-2/status", beat, STRATEGIC, token=cast.node)).status == 403
+    assert (await site.patch("nodes/worker-2/status", heartbeat, STRATEGIC, token=cast.node)).status == 403
     for team in ("biology", "optics"):  # bound to another, and to nobody
         assert (await site.get(path.format(team), token=cast.node)).status == 404
         reply = await site.patch(path.format(team) + "/status", {"status": {"phase": "Failed"}}, token=cast.node)
@@ -310,7 +310,7 @@ async def test_a_node_speaks_only_for_itself_and_for_what_is_bound_to_it(site: S
     assert await site.state() == before
 
 
-async def test_a_bootstrap_token_is_good_for_joining_and_for_nothing_else(site: Site, cast: Cast) -> None:
+async def test_a_bootstrap_token_is_good_for_joining_and_for_nothing_else(site: Site, cast: TwoTenants) -> None:
     bootstrap = await site.token("node", node="joiner")
     for path in ("nodes", "allocations", "namespaces", "tenants/physics", "tokens"):
         assert (await site.get(path, token=bootstrap)).status == 403, path
@@ -326,11 +326,11 @@ async def slow_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     """A second API process on the same database that allows five requests a minute."""
     monkeypatch.setenv("BURSAR_REQUESTS_PER_MINUTE", "5")
     limit = requests_per_minute_from_environment()
-    async with opened_site(site.house.database.url, requests_per_minute=limit) as one:
+    async with opened_site(site.context.database.url, requests_per_minute=limit) as one:
         yield one
 
 
-async def test_a_tenant_above_its_rate_is_told_so_in_the_designs_words(slow_site: Site, cast: Cast) -> None:
+async def test_a_tenant_above_its_rate_is_told_so_in_the_designs_words(slow_site: Site, cast: TwoTenants) -> None:
     allowed = [await slow_site.get("nodes", token=cast.user) for _ in range(5)]
     assert [one.status for one in allowed] == [200] * 5
     assert [one.headers["x-ratelimit-remaining"] for one in allowed] == ["4", "3", "2", "1", "0"]
@@ -364,7 +364,7 @@ async def test_a_rate_that_is_no_number_is_refused_at_the_start(monkeypatch: pyt
 # JWTs.
 
 
-async def test_a_jwt_of_the_issuer_is_an_identity(site: Site, cast: Cast, tmp_path: Path) -> None:
+async def test_a_jwt_of_the_issuer_is_an_identity(site: Site, cast: TwoTenants, tmp_path: Path) -> None:
     key, stranger = OKPKey.generate_key("Ed25519", {"kid": "k"}), OKPKey.generate_key("Ed25519", {"kid": "k"})
     keys = tmp_path / "keys.json"
     keys.write_text(json.dumps({"keys": [key.as_dict(private=False)]}))
@@ -376,7 +376,7 @@ async def test_a_jwt_of_the_issuer_is_an_identity(site: Site, cast: Cast, tmp_pa
         said = {name: value for name, value in claims.items() if value is not None}
         return jwt.encode({"alg": "Ed25519", "kid": "k"}, said, by, algorithms=["Ed25519"])
 
-    async with opened_site(site.house.database.url, oidc=oidc) as one:
+    async with opened_site(site.context.database.url, oidc=oidc) as one:
         who = await one.get("whoami", token=signed())
         assert who.body == {"user": "ann", "role": "user", "tenant": "physics"}
         assert set((await one.get("allocations", token=signed())).names) == {"physics-job"}
@@ -411,7 +411,7 @@ async def test_a_jwt_is_good_for_the_tenant_that_it_was_issued_for(site: Site, t
         return jwt.encode({"alg": "Ed25519", "kid": "k"}, claims, key, algorithms=["Ed25519"])
 
     oidc = OidcSettings(issuer="https://idp.example", audience="bursar", jwks=str(keys))
-    async with opened_site(site.house.database.url, oidc=oidc) as one:
+    async with opened_site(site.context.database.url, oidc=oidc) as one:
         old = signed(time.time() - 60)
         reply = await one.get("whoami", token=old)
         assert (reply.status, "does not exist" in reply.message) == (401, True)

@@ -176,7 +176,7 @@ class Outcome(Enum):
     DONE = "done"
 
 
-def outcome(caller: Caller, relation: str, filled: Filled, letters: str, marks: Marks) -> Outcome:
+def outcome(caller: Caller, relation: str, filled: Filled, letters: str, fingerprints: Marks) -> Outcome:
     """The answer that a request must get, by the role and by all that it names."""
     operation = filled.operation
     if letters == "*":
@@ -186,7 +186,7 @@ def outcome(caller: Caller, relation: str, filled: Filled, letters: str, marks: 
     if caller.role not in [LETTERS[one] for one in letters]:
         return Outcome.FORBIDDEN
     target = caller.family.targets[relation]
-    named = [marks.known[one] for one in filled.names(target)]
+    named = [fingerprints.known[one] for one in filled.names(target)]
     if operation.id == "getStatements" and "tenant" in filled.query:
         named.append(Mark(target.tenant, user="all"))  # it is the statement of all accounts
     if relation == "nobody":
@@ -275,7 +275,7 @@ class Matrix:
     """A site with families and somebody of every role."""
 
     site: Site
-    marks: Marks
+    fingerprints: Marks
     callers: list[Caller]
     operations: list[Operation]
     filler: Filler
@@ -293,7 +293,7 @@ class Matrix:
                 continue
             for variant, one in enumerate(self._filled(operation, caller, relation)):
                 if relation == "own" or one.names(caller.family.targets[relation]):
-                    expected = outcome(caller, relation, one, letters, self.marks)
+                    expected = outcome(caller, relation, one, letters, self.fingerprints)
                     found.append(Request(caller, relation, one, variant, expected))
         return found
 
@@ -363,7 +363,7 @@ async def seen_to_the_end(matrix: Matrix, watchers: Sequence[Watcher]) -> None:
     for one in watchers:
         if one.operation.id == "listTenants" and one.caller.tenants and one.caller.role != "node":
             tenant = one.caller.family.own.tenant
-            last = matrix.marks.new(tenant)
+            last = matrix.fingerprints.new(tenant)
             note = {"metadata": {"annotations": {"last": last}}}
             assert (await matrix.site.patch(f"tenants/{tenant}", note)).status == 200
 
@@ -381,17 +381,17 @@ async def matrix(embedded_postgres: Embedded, database_template: str) -> AsyncIt
     name = await clone_database(embedded_postgres, database_template)
     options: Any = {"requests_per_minute": 10**9, "grpc_address": "127.0.0.1:1"}
     async with opened_site(_url(embedded_postgres, name), **options) as site:
-        marks = Marks()
+        fingerprints = Marks()
         await prepare(site)
         # Roles that change something have a family of their own.
         changing = ("tenant-admin", "user", "node", "system-admin", "service", "billing-admin")
-        families = await asyncio.gather(*(founded(site, marks) for _ in changing))
+        families = await asyncio.gather(*(founded(site, fingerprints) for _ in changing))
         for path in ("authority", "/.well-known/jwks.json"):
             assert (await site.get(path)).status == 200, "keys that are made when they are first asked for are there"
-        callers = await assembled(site, dict(zip(changing, families, strict=True)), marks)
+        callers = await assembled(site, dict(zip(changing, families, strict=True)), fingerprints)
         document = (await site.get("/openapi.json")).body
         async with answering(site):
-            yield Matrix(site, marks, callers, operations(document), Filler(document))
+            yield Matrix(site, fingerprints, callers, operations(document), Filler(document))
     await drop_database(embedded_postgres, name)
 
 
@@ -406,7 +406,7 @@ class Walk:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def walk(matrix: Matrix) -> Walk:
+async def run_batch(matrix: Matrix) -> Walk:
     """Everything is asked once; the tests look at what came of it."""
     planned = [matrix.requests(caller, relation) for caller in matrix.callers for relation in RELATIONS]
     denied = [one for some in planned for one in some if one.expected is not Outcome.DONE]
@@ -437,38 +437,42 @@ async def walk(matrix: Matrix) -> Walk:
     return Walk(matrix, told, dumps, watchers)
 
 
-async def test_every_operation_has_its_rights_and_every_right_its_operation(walk: Walk) -> None:
+async def test_every_operation_has_its_rights_and_every_right_its_operation(run_batch: Walk) -> None:
     assert {*LETTERS.values()} == {*Role, "joining node"}
-    none(walk.matrix.faults)
-    used = {place(one, walk.matrix.table) for one in walk.matrix.operations}
-    none(f"RIGHTS: {cell} is not an operation" for cell in sorted(walk.matrix.table.keys() - used))
-    tried = {one.request.operation.id for one in walk.told if one.request.expected is Outcome.DONE}
-    none(f"{one} is not tried by anybody who may use it" for one in walk.matrix.operations if one.id not in tried)
+    none(run_batch.matrix.faults)
+    used = {place(one, run_batch.matrix.table) for one in run_batch.matrix.operations}
+    none(f"RIGHTS: {cell} is not an operation" for cell in sorted(run_batch.matrix.table.keys() - used))
+    tried = {one.request.operation.id for one in run_batch.told if one.request.expected is Outcome.DONE}
+    none(f"{one} is not tried by anybody who may use it" for one in run_batch.matrix.operations if one.id not in tried)
 
 
-async def test_every_answer_is_the_one_that_is_expected(walk: Walk) -> None:
+async def test_every_answer_is_the_one_that_is_expected(run_batch: Walk) -> None:
     """Hence none is 5xx, but of logs that no agent can be asked for."""
     none(
         f"{one}, should be {one.request.expected.value} with {sorted(right)}: {one.answer.body[:300].decode()}"
-        for one in walk.told
+        for one in run_batch.told
         if one.answer.status not in (right := statuses(one.request.caller, one.request.filled, one.request.expected))
     )
 
 
-async def test_denied_requests_change_nothing(walk: Walk) -> None:
+async def test_denied_requests_change_nothing(run_batch: Walk) -> None:
     """Not a row of any table."""
-    none(f"{table} {how}: {row}" for table, how, row in changes(*walk.dumps[:2]))
+    none(f"{table} {how}: {row}" for table, how, row in changes(*run_batch.dumps[:2]))
 
 
-async def test_tenants_change_nothing_of_others(walk: Walk) -> None:
+async def test_tenants_change_nothing_of_others(run_batch: Walk) -> None:
     """Every row that changed by allowed requests of tenants and nodes is marked as theirs, or not at all."""
-    matrix, changed = walk.matrix, changes(*walk.dumps[1:3])
+    matrix, changed = run_batch.matrix, changes(*run_batch.dumps[1:3])
     callers = [one for one in matrix.callers if one.role and not one.sees_everything]
-    owned = {text for text, mark in matrix.marks.known.items() if mark.public or any(one.owns(mark) for one in callers)}
+    owned = {
+        text
+        for text, mark in matrix.fingerprints.known.items()
+        if mark.public or any(one.owns(mark) for one in callers)
+    }
     none(
         f"{table} {how}, of {others}: {row}"
         for table, how, row in changed
-        if table not in COUNTERS and (others := matrix.marks.in_(row.encode()) - owned)
+        if table not in COUNTERS and (others := matrix.fingerprints.in_(row.encode()) - owned)
     )
     actors = {json.loads(row)["actor"] for table, _, row in changed if table == "change"}
     for one in callers:
@@ -476,34 +480,34 @@ async def test_tenants_change_nothing_of_others(walk: Walk) -> None:
             assert f"user:{one.family.own.tenant}/{one.user}" in actors, "they did change what is theirs"
 
 
-async def test_answers_tell_nothing_of_others(walk: Walk) -> None:
+async def test_answers_tell_nothing_of_others(run_batch: Walk) -> None:
     """Neither body nor headers nor continue tokens hold a mark that is hidden from the caller, but those it sent."""
-    marks = walk.matrix.marks
+    fingerprints = run_batch.matrix.fingerprints
     none(
         f"{one} tells {hidden}"
-        for one in walk.told
+        for one in run_batch.told
         if (
             hidden := [
-                (text, marks.known[text])
-                for text in marks.in_(one.answer.head, one.answer.body, *continued(one.answer.body))
-                - marks.in_(one.request.filled.asked)
-                if not one.request.caller.may_be_told(marks.known[text])
+                (text, fingerprints.known[text])
+                for text in fingerprints.in_(one.answer.head, one.answer.body, *continued(one.answer.body))
+                - fingerprints.in_(one.request.filled.asked)
+                if not one.request.caller.may_be_told(fingerprints.known[text])
             ]
         )
     )
 
 
-async def test_marks_are_shown_to_whoever_may_see_them(walk: Walk) -> None:
+async def test_marks_are_shown_to_whoever_may_see_them(run_batch: Walk) -> None:
     """Hence their absence elsewhere is no accident."""
-    told = [one for one in walk.told if one.request.caller.role == "system-admin"]
+    told = [one for one in run_batch.told if one.request.caller.role == "system-admin"]
     own, bodies = told[0].request.caller.family.own.tenant, b"\n".join(one.answer.body for one in told)
-    planted = {text.encode() for text, mark in walk.matrix.marks.known.items() if mark.tenant == own}
+    planted = {text.encode() for text, mark in run_batch.matrix.fingerprints.known.items() if mark.tenant == own}
     assert {text for text in planted if MARK.fullmatch(text)} <= set(MARK.findall(bodies))
 
 
-async def test_hidden_is_answered_as_absent(walk: Walk) -> None:
+async def test_hidden_is_answered_as_absent(run_batch: Walk) -> None:
     """Word for word; nodes, which everybody sees, are not."""
-    known = walk.matrix.marks.known
+    known = run_batch.matrix.fingerprints.known
 
     def names_a_node(one: Request) -> bool:
         return any(known[name].public for name in one.filled.names(one.caller.family.targets[one.relation]))
@@ -511,51 +515,52 @@ async def test_hidden_is_answered_as_absent(walk: Walk) -> None:
     def key(one: Request) -> tuple[str, str, int]:
         return one.caller.name, one.operation.id, one.variant
 
-    absent_ = {key(one.request): one for one in walk.told if one.request.relation == "nobody"}
+    absent_ = {key(one.request): one for one in run_batch.told if one.request.relation == "nobody"}
     none(
         f"{one}, and where there is nothing {nothing.answer.status}: {one.plain[1]} / {nothing.plain[1]}"
-        for one in walk.told
+        for one in run_batch.told
         if one.request.expected is Outcome.HIDDEN and not names_a_node(one.request)
         if (nothing := absent_.get(key(one.request))) is not None and one.plain != nothing.plain
     )
 
 
-async def test_watches_tell_nothing_of_others(walk: Walk) -> None:
-    marks = walk.matrix.marks
+async def test_watches_tell_nothing_of_others(run_batch: Walk) -> None:
+    fingerprints = run_batch.matrix.fingerprints
     none(
         f"{one.operation.id} as {one.caller.name} tells {text}: {mark}"
-        for one in walk.watchers
-        for text in marks.in_(bytes(one.seen))
-        if not one.caller.may_be_told(mark := marks.known[text])
+        for one in run_batch.watchers
+        for text in fingerprints.in_(bytes(one.seen))
+        if not one.caller.may_be_told(mark := fingerprints.known[text])
     )
 
 
 SHOWS_VARIABLES = frozenset({"Allocation", "AllocationList", "Job", "JobList"})
 
 
-async def test_values_of_variables_are_shown_by_objects_alone(walk: Walk) -> None:
+async def test_values_of_variables_are_shown_by_objects_alone(run_batch: Walk) -> None:
     """By operations that answer with the allocation or job itself, and by their watches."""
-    marks = walk.matrix.marks
-    said = [(one.request.operation, str(one), one.answer.body) for one in walk.told]
-    said += [(one.operation, f"watching {one.operation.id}", bytes(one.seen)) for one in walk.watchers]
+    fingerprints = run_batch.matrix.fingerprints
+    said = [(one.request.operation, str(one), one.answer.body) for one in run_batch.told]
+    said += [(one.operation, f"watching {one.operation.id}", bytes(one.seen)) for one in run_batch.watchers]
     none(
         f"{what} tells the variables {shown}"
         for operation, what, body in said
         if not operation.answers & SHOWS_VARIABLES
-        if (shown := [one for one in marks.in_(body) if marks.known[one].variable])
+        if (shown := [one for one in fingerprints.in_(body) if fingerprints.known[one].variable])
     )
 
 
-async def test_values_of_variables_are_kept_with_objects_alone(walk: Walk) -> None:
+async def test_values_of_variables_are_kept_with_objects_alone(run_batch: Walk) -> None:
     """Not in notices to webhooks, usage, leases or statements: nothing that is sent or exported is made of more."""
-    marks = walk.matrix.marks
-    assert walk.dumps[-1]["notice"], "there are notices"
+    fingerprints = run_batch.matrix.fingerprints
+    assert run_batch.dumps[-1]["notice"], "there are notices"
     none(
         f"{table}: {row}"
-        for one in walk.dumps
+        for one in run_batch.dumps
         for table, rows in one.items()
         for row in rows
-        if table not in WITH_VARIABLES and any(marks.known[text].variable for text in marks.in_(row.encode()))
+        if table not in WITH_VARIABLES
+        and any(fingerprints.known[text].variable for text in fingerprints.in_(row.encode()))
     )
 
 

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from support.api.site import Site, allocation, eventually
-from support.api.two_tenants import Cast
+from support.api.two_tenants import TwoTenants
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_a_token_lives_from_its_creation_to_its_revocation(site: Site, cast: Cast) -> None:
+async def test_a_token_lives_from_its_creation_to_its_revocation(site: Site, cast: TwoTenants) -> None:
     made = await site.post(
         "tokens", {"role": "user", "tenant": "physics", "user": "temp", "ttl": "1h"}, token=cast.boss
     )
@@ -35,7 +35,7 @@ async def test_a_token_lives_from_its_creation_to_its_revocation(site: Site, cas
     assert state[name] == "Revoked"
 
 
-async def test_nobody_gives_more_than_they_have(site: Site, cast: Cast) -> None:
+async def test_nobody_gives_more_than_they_have(site: Site, cast: TwoTenants) -> None:
     before = await site.state()
     for body in (
         {"role": "system-admin"},
@@ -56,7 +56,7 @@ async def test_nobody_gives_more_than_they_have(site: Site, cast: Cast) -> None:
     assert name
 
 
-async def test_an_expired_token_is_refused(site: Site, cast: Cast) -> None:
+async def test_an_expired_token_is_refused(site: Site, cast: TwoTenants) -> None:
     token = await site.token("viewer", tenant="physics", ttl="1s")
     assert (await site.get("whoami", token=token)).status == 200
 
@@ -69,9 +69,9 @@ async def test_an_expired_token_is_refused(site: Site, cast: Cast) -> None:
     assert "expired" in reply.message
 
 
-async def test_no_secret_is_in_the_feed_or_in_the_metrics(site: Site, cast: Cast) -> None:
+async def test_no_secret_is_in_the_feed_or_in_the_metrics(site: Site, cast: TwoTenants) -> None:
     secret = cast.node.rpartition("_")[2]
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         rows = await db.fetch("SELECT doc, status FROM change")
         tokens = await db.fetch("SELECT to_jsonb(token) AS whole FROM token")
     assert all(secret.encode() not in bytes(row["doc"]) + bytes(row["status"] or b"") for row in rows)
@@ -79,7 +79,7 @@ async def test_no_secret_is_in_the_feed_or_in_the_metrics(site: Site, cast: Cast
     assert secret not in (await site.get("/metrics")).body
 
 
-async def test_self_reviews_answer_as_the_door_does(site: Site, cast: Cast) -> None:
+async def test_self_reviews_answer_as_the_door_does(site: Site, cast: TwoTenants) -> None:
     path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     for token, verb, resource, expected in (
         (cast.viewer, "get", "allocations", True),

@@ -18,12 +18,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 async def drift(site: Site, *jobs: str) -> None:
     """Jobs that paid for 15 s and used 14: each is 0.04 credits of drift of the default tenant's account."""
-    office = site.house.office
-    leases = [await lease(office, job) for job in jobs]
-    await pass_time(office, 60, *leases)
-    await lapse(office, *leases)
-    await send(office, *(event(job, 1, 14) for job in jobs))
-    await reconcile(office)
+    runtime = site.context.runtime
+    leases = [await lease(runtime, job) for job in jobs]
+    await pass_time(runtime, 60, *leases)
+    await lapse(runtime, *leases)
+    await send(runtime, *(event(job, 1, 14) for job in jobs))
+    await reconcile(runtime)
 
 
 async def command(site: Site, folder: Path, line: str) -> Result:
@@ -39,9 +39,9 @@ async def gauge(site: Site) -> str:
 
 
 async def test_the_drift_of_an_account_is_shown_until_its_period_is_over(site: Site, tmp_path: Path) -> None:
-    await furnish(site.house.office)
+    await furnish(site.context.runtime)
     policy = {"reconcileSeconds": 0, "driftAccountCredits": "0.1", "driftAccountHours": 12}
-    await change(site.house.office, "Settings", "", "system", credits=policy)
+    await change(site.context.runtime, "Settings", "", "system", credits=policy)
     owner = await site.token("user", tenant="default", user="ada")
     assert (await site.get("accounts/default")).body["drift"] == {
         "credits": "0", "limit": "0.1", "hours": 12, "exceeded": False,
@@ -60,7 +60,7 @@ async def test_the_drift_of_an_account_is_shown_until_its_period_is_over(site: S
     assert await gauge(site) == "bursar_drifting_accounts 1.0"
     assert "  0.12 in 12 h, above 0.1\n" in (await command(site, tmp_path, "credit accounts")).stdout
 
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await db.execute("UPDATE account_drift SET hour = hour - 13")
     assert (await site.get("accounts/default")).body["drift"]["credits"] == "0"
     assert await gauge(site) == "bursar_drifting_accounts 0.0"

@@ -268,14 +268,14 @@ async def test_the_name_of_an_account_may_hold_what_a_path_cannot(site: Site) ->
 
 async def test_refunds_and_adjustments_keep_who_and_why(site: Site) -> None:
     one = await bank(site, "10")
-    clerk = await site.token("billing-admin", user="bill")
+    worker = await site.token("billing-admin", user="bill")
     lease = await one.leased()
     cost = (await one.act(lease, "close")).body["cost"]
     common = {"account": one.tenant, "reason": "the switch was down"}
     back = {**common, "amount": cost, "request_id": one.id(), "lease_id": lease}
-    assert (await site.post("refunds", back, token=clerk)).body["new_balance"] == "10"
+    assert (await site.post("refunds", back, token=worker)).body["new_balance"] == "10"
     less = {**common, "amount": "-2.25", "request_id": one.id()}
-    lowered = (await site.post("adjustments", less, token=clerk)).body
+    lowered = (await site.post("adjustments", less, token=worker)).body
     assert lowered.pop("at")
     assert lowered == {
         "account": one.tenant, "amount": "-2.25", "new_balance": "7.75", "available": "7.75",

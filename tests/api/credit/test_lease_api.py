@@ -291,7 +291,7 @@ async def test_a_node_deals_with_its_own_leases_alone(site: Site) -> None:
     node = await site.token("node", node="n-7", single_use=False)
     assert (await site.get(f"leases/{lease}", token=node)).status == 404
     assert (await one.act(lease, "extend", token=node, delta_seconds=5)).status == 404
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await db.execute("UPDATE lease SET node = 'n-7' WHERE id = $1", int(lease.removeprefix("lease-")))
     assert (await site.get(f"leases/{lease}", token=node)).body["node"] == "n-7"
     assert (await one.act(lease, "extend", token=node, delta_seconds=5)).status == 200
@@ -300,7 +300,7 @@ async def test_a_node_deals_with_its_own_leases_alone(site: Site) -> None:
 async def test_the_lease_of_an_allocation_is_its_nodes_to_deal_with(site: Site) -> None:
     one = await bank(site)
     lease = await one.leased()
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await db.execute(
             "UPDATE lease SET uid = 'alloc-1', node = 'n-1' WHERE id = $1", int(lease.removeprefix("lease-"))
         )
@@ -409,7 +409,7 @@ async def test_usage_is_taken_down_once(site: Site) -> None:
     assert [(item["index"], item["job_id"], item["code"]) for item in many.body["refused"]] == [
         (2, "no-such-job", "not_found")
     ]
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         rows = await db.fetch("SELECT seq, micros FROM usage_event WHERE job = $1 ORDER BY seq", job)
     assert [tuple(row) for row in rows] == [(1, 5_250_000), (2, 5_500_000)]
 

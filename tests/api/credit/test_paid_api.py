@@ -34,16 +34,16 @@ PREPAID = {"mode": "prepaid", "leaseSeconds": 15}
 @asynccontextmanager
 async def scheduling(site: Site) -> AsyncIterator[None]:
     """A leader that places what it can, and answers."""
-    fence = await stand(site.house.database, "test", 60.0)
+    fence = await stand(site.context.database, "test", 60.0)
     assert fence is not None
-    site.house.inquiries._silent_until = float("-inf")
-    task = asyncio.create_task(run_schedule(site.house.office, fence.number))
+    site.context.leader_queries._silent_until = float("-inf")
+    task = asyncio.create_task(run_schedule(site.context.runtime, fence.number))
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await resign(site.house.database, "test")
+        await resign(site.context.database, "test")
 
 
 async def paying_team(site: Site, **billing: Any) -> str:
@@ -58,7 +58,7 @@ async def h100(site: Site, team: str, gpus: int = 8) -> None:
     labels = {"gpu-type": f"h100-{team}", "team": team}
     body = {"metadata": {"name": f"node-{team}", "labels": labels}, "spec": {"capacity": {GPU: str(gpus)}}}
     assert (await site.post("nodes", body)).status == 201
-    await priced(site.house.office, klass=f"h100-{team}")
+    await priced(site.context.runtime, klass=f"h100-{team}")
 
 
 def asking(name: str, team: str, gpu: int = 4, **spec: Any) -> Document:
@@ -131,7 +131,7 @@ async def test_who_submitted_it_is_what_the_server_knows_and_not_what_they_say(s
 async def test_what_is_tried_out_tells_what_it_would_cost(site: Site) -> None:
     team = await paying_team(site)
     await h100(site, team)
-    await funded(site.house.office, "50", Owner(team))
+    await funded(site.context.runtime, "50", Owner(team))
     async with scheduling(site):
         found = await site.post(f"namespaces/{team}/allocations/simulate", asking("train", team))
     assert found.status == 200, found
@@ -141,14 +141,14 @@ async def test_what_is_tried_out_tells_what_it_would_cost(site: Site) -> None:
         "account": team, "perSecond": "0.04", "perHour": "144", "firstWindow": "0.6", "windowSeconds": 15,
         "available": "50",
     }  # fmt: skip
-    assert (await account(site.house.office, team))["held"] == 0
+    assert (await account(site.context.runtime, team))["held"] == 0
     assert (await site.get(f"namespaces/{team}/allocations")).names == []
 
 
 async def test_several_share_one_account_when_they_are_tried_out(site: Site) -> None:
     team = await paying_team(site)
     await h100(site, team)
-    await funded(site.house.office, "0.65", Owner(team))
+    await funded(site.context.runtime, "0.65", Owner(team))
     async with scheduling(site):
         body = {"items": [asking("a", team, 2), asking("b", team, 4)]}
         found = await site.post(f"namespaces/{team}/allocations/simulate", body)
@@ -174,7 +174,7 @@ async def test_what_has_no_price_or_no_account_would_wait(site: Site) -> None:
 
 async def test_what_has_no_price_is_not_told_to_cost_nothing(site: Site) -> None:
     team = await paying_team(site)
-    await funded(site.house.office, "5", Owner(team))
+    await funded(site.context.runtime, "5", Owner(team))
     labels = {"gpu-type": f"unpriced-{team}", "team": team}
     body = {"metadata": {"name": f"node-{team}", "labels": labels}, "spec": {"capacity": {GPU: "8"}}}
     assert (await site.post("nodes", body)).status == 201
@@ -202,7 +202,7 @@ async def test_who_does_not_pay_beforehand_is_told_no_cost(site: Site) -> None:
 async def test_why_it_waits_is_told_with_what_is_missing(site: Site) -> None:
     team = await paying_team(site)
     await h100(site, team)
-    await funded(site.house.office, "0.5", Owner(team))
+    await funded(site.context.runtime, "0.5", Owner(team))
     where = f"namespaces/{team}/allocations"
     async with scheduling(site):
         assert (await site.post(where, asking("train", team))).status == 201
@@ -216,7 +216,7 @@ async def test_why_it_waits_is_told_with_what_is_missing(site: Site) -> None:
         assert body["reason"]["code"] == "insufficient_credit"
         assert body["message"] == f"account {team} has 0.5 credits available, 0.6 are needed"
         assert body["reason"]["help"] == "Top up 0.1 credits or more."
-        await funded(site.house.office, "0.1", Owner(team))
+        await funded(site.context.runtime, "0.1", Owner(team))
 
         async def runs() -> bool:
             return bool((await site.get(f"{where}/train")).body["status"]["phase"] == "Scheduled")
@@ -230,14 +230,14 @@ async def test_why_it_waits_is_told_with_what_is_missing(site: Site) -> None:
 async def test_what_runs_and_is_paid_no_further_is_told_so(site: Site, tmp_path: Path) -> None:
     team = await paying_team(site, leaseSeconds=500)
     await h100(site, team)
-    await funded(site.house.office, "20", Owner(team))
+    await funded(site.context.runtime, "20", Owner(team))
     where = f"namespaces/{team}/allocations"
     assert (await site.post(where, asking("train", team))).status == 201
-    await bind(site.house.office, team, "train", f"node-{team}")
+    await bind(site.context.runtime, team, "train", f"node-{team}")
     assert (await site.patch(f"{where}/train/status", {"status": {"phase": "Running"}})).status == 200
     assert (await site.get(f"{where}/train/explain")).body["message"].endswith("Z")
-    await pay_on(site.house.office, [f"node-{team}"])
-    await pay_on(site.house.office, [f"node-{team}"])
+    await pay_on(site.context.runtime, [f"node-{team}"])
+    await pay_on(site.context.runtime, [f"node-{team}"])
     ends = re.compile(r"out of credit: ends in \d+ s unless topped up")
     said = (await site.get(f"{where}/train/explain")).body["message"]
     assert ends.search(said.rpartition(" (")[2]), said
@@ -251,11 +251,11 @@ async def test_what_runs_and_is_paid_no_further_is_told_so(site: Site, tmp_path:
         assert ends.search(await command(site, tmp_path, f"{line} -n {team}")), line
     assert (await events(site, team, "train"))[-1] == ("Warning", OUT_OF_CREDIT, told)
     revision = (await site.get(f"{where}/train")).body["metadata"]["resourceVersion"]
-    await pay_on(site.house.office, [f"node-{team}"])
+    await pay_on(site.context.runtime, [f"node-{team}"])
     assert (await site.get(f"{where}/train")).body["metadata"]["resourceVersion"] == revision, "that is no news"
 
-    await funded(site.house.office, "5", Owner(team))
-    await pay_on(site.house.office, [f"node-{team}"])
+    await funded(site.context.runtime, "5", Owner(team))
+    await pay_on(site.context.runtime, [f"node-{team}"])
     after = (await site.get(f"{where}/train")).body["status"]
     assert not {"reason", "message"} & after.keys()
     assert OUT_OF_CREDIT not in {one["type"] for one in after["conditions"]}
@@ -281,16 +281,16 @@ async def events(site: Site, namespace: str, name: str) -> list[tuple[str, str, 
 async def test_a_lease_remembers_what_it_paid_for_after_that_is_gone(site: Site) -> None:
     team = await paying_team(site)
     await h100(site, team)
-    await funded(site.house.office, "5", Owner(team))
+    await funded(site.context.runtime, "5", Owner(team))
     where = f"namespaces/{team}/allocations"
     assert (await site.post(where, asking("train", team))).status == 201
-    await bind(site.house.office, team, "train", f"node-{team}")
+    await bind(site.context.runtime, team, "train", f"node-{team}")
     (lease,) = (await site.get("leases", account=team)).body["items"]
     assert lease["work"] == f"{team}/train"
     assert (await site.get(f"leases/{lease['lease_id']}")).body["work"] == f"{team}/train"
     for phase in ("Running", "Succeeded"):
         # Sooner or later than its end by our clock, it cost something.
-        await pay_on(site.house.office, [f"node-{team}"])
+        await pay_on(site.context.runtime, [f"node-{team}"])
         assert (await site.patch(f"{where}/train/status", {"status": {"phase": phase}})).status == 200
     assert (await site.delete(f"{where}/train")).status == 200
     (ended,) = (await site.get("leases", account=team, state="ended")).body["items"]
@@ -308,14 +308,14 @@ async def test_a_lease_remembers_what_it_paid_for_after_that_is_gone(site: Site)
 async def test_what_stands_still_is_told_so_wherever_it_is_looked_at(site: Site) -> None:
     team = await paying_team(site)
     await h100(site, team)
-    await funded(site.house.office, "5", Owner(team))
+    await funded(site.context.runtime, "5", Owner(team))
     where = f"namespaces/{team}/allocations"
     assert (await site.post(where, asking("train", team))).status == 201
-    await bind(site.house.office, team, "train", f"node-{team}")
+    await bind(site.context.runtime, team, "train", f"node-{team}")
     key = Key("Allocation", team, "train")
     for frozen in (False, True):
         said = Report(key=key, origin=TEST, phase=Phase.RUNNING, node=f"node-{team}", frozen=frozen)
-        assert code(await report(site.house.office, said)) == "ok"
+        assert code(await report(site.context.runtime, said)) == "ok"
     still = f"its account spends too fast: it stands still on node-{team}, and goes on once more may be spent"
     status = (await site.get(f"{where}/train")).body["status"]
     assert (status["reason"], status["message"]) == (FROZEN, still)
@@ -324,5 +324,5 @@ async def test_what_stands_still_is_told_so_wherever_it_is_looked_at(site: Site)
     reason = [one["name"] for one in table["columnDefinitions"]].index("Reason")
     assert table["rows"][0]["cells"][reason] == FROZEN
     said = Report(key=key, origin=TEST, phase=Phase.RUNNING, node=f"node-{team}", frozen=False)
-    assert code(await report(site.house.office, said)) == "ok"
+    assert code(await report(site.context.runtime, said)) == "ok"
     assert FROZEN not in (await site.get(f"{where}/train/explain")).body["message"]

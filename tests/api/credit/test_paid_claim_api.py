@@ -17,7 +17,7 @@ async def prepaid(site: Site, credit: str) -> tuple[Bank, str]:
     one, name = await bank(site, credit), site.name("n")
     await site.patch("settings/system", {"spec": {"limits": {"sensitive_pool_size": "100"}}})
     await site.patch(f"tenants/{one.tenant}", {"spec": {"billing": {"mode": "prepaid"}}})
-    await machine(site.house.office, name, gpus=4)
+    await machine(site.context.runtime, name, gpus=4)
     return one, name
 
 
@@ -43,14 +43,14 @@ async def test_a_claim_is_refused_for_want_of_credit_and_paid_for_once_there_is_
 async def test_that_nobody_pays_any_more_is_told_to_its_own_tenant_alone(site: Site) -> None:
     lab, name = await prepaid(site, "30")
     eve = await site.token("user", tenant=await site.namespace(), user="eve")
-    office, work = site.house.office, site.name()
+    runtime, work = site.context.runtime, site.name()
     await site.post(f"nodes/{name}/claim", {}, token=lab.user)
     body = allocation(work, gpu=1)
     assert (await site.post(f"namespaces/{lab.tenant}/allocations", body, token=lab.user)).status == 201
-    await bind(office, lab.tenant, work, name)
-    (lease,) = [one for one in await leases(office) if one["node"] == name]
-    assert await lapse(office, {lease["id"]: lease["paid_until"]})
-    assert name not in await keep_claims(office)
+    await bind(runtime, lab.tenant, work, name)
+    (lease,) = [one for one in await leases(runtime) if one["node"] == name]
+    assert await lapse(runtime, {lease["id"]: lease["paid_until"]})
+    assert name not in await keep_claims(runtime)
     (told,) = (await site.get("claims", token=lab.user)).body["items"]
     assert told["state"] == "Claimed"
     assert told["message"] == ("it is not paid for any more, and is given back once it is empty: insufficient_credit")

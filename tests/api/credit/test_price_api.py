@@ -94,8 +94,8 @@ async def test_billing_admins_may_and_others_may_not(site: Site) -> None:
     for role, whose in (("user", {"tenant": team}), ("tenant-admin", {"tenant": team}), ("service", {})):
         token = await site.token(role, user="ann", **whose)
         assert (await site.delete("prices", resource=name, effective_from=LATER, token=token)).status == 403
-    clerk = await site.token("billing-admin", user="bill")
-    assert (await site.delete("prices", resource=name, effective_from=LATER, token=clerk)).status == 200
+    worker = await site.token("billing-admin", user="bill")
+    assert (await site.delete("prices", resource=name, effective_from=LATER, token=worker)).status == 200
 
 
 async def test_a_price_in_the_words_of_the_price_table(site: Site) -> None:

@@ -156,7 +156,7 @@ async def test_the_ledger_is_whole_and_its_head_can_be_written_down(site: Site) 
     from bursar.ops.credit.seal import seal
 
     await busy(site)
-    await seal(site.house.office)
+    await seal(site.context.runtime)
     verdict = (await site.get("ledger/verify")).body
     assert (verdict["sound"], verdict["findings"], verdict["more"]) == (True, [], False)
     head = verdict["head"]
@@ -171,7 +171,7 @@ async def test_the_ledger_is_whole_and_its_head_can_be_written_down(site: Site) 
     standing = (await site.get("ledger")).body
     assert standing["head"] == head
     assert standing["sealed_entry"] == standing["last_entry"]
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         people = await db.fetchval("SELECT sum(posted) FROM account WHERE id >= 100")
     system = sum(Decimal(amount) for amount in standing["accounts"].values())
     assert system * 10**9 + people == 0

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from bursar.api.http import connection, metrics, spool
-from bursar.api.http.connection import Bounds, Gate, address_of
+from bursar.api.http.connection import Bounds, ConnectionGate, address_of
 from bursar.api.http.tls import ensure_server_certificate
 from support.api.site import Site, allocation, eventually, served
 
@@ -26,7 +26,7 @@ PATIENT = Bounds(header_seconds=3600, unread_seconds=3600, look_seconds=3600)
 class Edge:
     """A server with a gate of its own, and raw connections to it."""
 
-    def __init__(self, site: Site, gate: Gate, url: str) -> None:
+    def __init__(self, site: Site, gate: ConnectionGate, url: str) -> None:
         self.site, self.gate = site, gate
         parts = urlsplit(url)
         self._where = parts.hostname or "", parts.port or 0
@@ -47,8 +47,8 @@ class Edge:
 
 @asynccontextmanager
 async def edge_of(site: Site, bounds: Bounds = PATIENT) -> AsyncIterator[Edge]:
-    gate = Gate(bounds)
-    async with served(site.house, gate) as url:
+    gate = ConnectionGate(bounds)
+    async with served(site.context, gate) as url:
         yield Edge(site, gate, url)
 
 
@@ -135,7 +135,7 @@ async def read_or_reset(reader: asyncio.StreamReader) -> bytes:
         return b""
 
 
-async def settled(gate: Gate) -> bool:
+async def settled(gate: ConnectionGate) -> bool:
     return len(gate) == 0
 
 
@@ -197,7 +197,7 @@ async def test_headers_that_do_not_come_are_not_waited_for(edge: Edge) -> None:
     await eventually(lambda: settled(edge.gate))
 
 
-async def has(gate: Gate, count: int) -> bool:
+async def has(gate: ConnectionGate, count: int) -> bool:
     return len(gate) == count
 
 
@@ -210,13 +210,13 @@ async def test_time_is_looked_at_by_itself(site: Site) -> None:
 
 async def test_over_tls_handshakes_have_their_time_and_answers_ask_for_tls(site: Site, tmp_path: Path) -> None:
     certificate, key, ca = ensure_server_certificate(tmp_path / "tls", ["127.0.0.1"])
-    gate = Gate(PATIENT)
-    async with served(site.house, gate, tls=(certificate, key), handshake_seconds=0.2) as url:
+    gate = ConnectionGate(PATIENT)
+    async with served(site.context, gate, tls=(certificate, key), handshake_seconds=0.2) as url:
         edge = Edge(site, gate, url)
         reader, writer = await edge.open()
         assert await read_or_reset(reader) == b"", "nothing was said, and nobody waits for it"
         writer.close()
-    async with served(site.house, gate, tls=(certificate, key)) as url:
+    async with served(site.context, gate, tls=(certificate, key)) as url:
         trusted = ssl.create_default_context(cafile=str(ca))
         async with httpx2.AsyncClient(verify=trusted, trust_env=False, timeout=30) as http:
             answer = await http.get(f"{url}/hello")
@@ -292,7 +292,7 @@ async def test_lists_and_watches_that_nobody_reads_hold_little_and_are_let_go(
     team = await filled(site)
     viewer = await site.token("viewer", tenant=team)
     path = f"/api/v1/namespaces/{team}/allocations"
-    monkeypatch.setattr(site.house.spools, "memory_each", 1 << 20)
+    monkeypatch.setattr(site.context.spools, "memory_each", 1 << 20)
     whole = await site.get(path.removeprefix("/api/v1/"), token=viewer)
     assert len(whole.body["items"]) == 30
     async with edge_of(site) as edge:
@@ -307,9 +307,9 @@ async def test_lists_and_watches_that_nobody_reads_hold_little_and_are_let_go(
             return len(stuck) == len(readers)
 
         await eventually(all_wait, 60)
-        assert len(site.house.states) == len(site.house.lists) == 0, "nobody holds a seat while it is not read"
-        assert site.house.spools.memory_bytes < 4 << 20
-        assert site.house.spools.file_bytes[f"tenant:{team}"] > 20 << 20
+        assert len(site.context.states) == len(site.context.lists) == 0, "nobody holds a seat while it is not read"
+        assert site.context.spools.memory_bytes < 4 << 20
+        assert site.context.spools.file_bytes[f"tenant:{team}"] > 20 << 20
         assert all(one.transport.get_write_buffer_size() < 1 << 20 for one in edge.gate._open)
         again = await site.get(path.removeprefix("/api/v1/"), limit="1")
         assert again.status == 200
@@ -324,7 +324,7 @@ async def test_lists_and_watches_that_nobody_reads_hold_little_and_are_let_go(
 
 
 async def nothing_spooled(site: Site) -> bool:
-    return not site.house.spools.file_bytes and not site.house.spools.memory_bytes
+    return not site.context.spools.file_bytes and not site.context.spools.memory_bytes
 
 
 async def test_who_reads_slowly_is_let_read(site: Site) -> None:
@@ -342,12 +342,12 @@ async def test_who_reads_slowly_is_let_read(site: Site) -> None:
 
 async def test_one_tenant_may_not_fill_the_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     team = await filled(site, 4)
-    monkeypatch.setattr(site.house.spools, "memory_each", 1000)
-    monkeypatch.setattr(site.house.spools, "_file_each", 500_000)
+    monkeypatch.setattr(site.context.spools, "memory_each", 1000)
+    monkeypatch.setattr(site.context.spools, "_file_each", 500_000)
     for query in ({}, {"limit": "10"}):
         reply = await site.get(f"namespaces/{team}/allocations", **query)
         assert (reply.status, reply.body["details"]["code"]) == (503, "overloaded")
-    assert not site.house.spools.file_bytes
+    assert not site.context.spools.file_bytes
     assert (await site.get(f"namespaces/{team}/allocations", limit="1")).status == 200
 
 
@@ -370,7 +370,7 @@ async def test_long_lists_are_the_same_in_pages_as_at_once(
     monkeypatch.setattr(object_module, "PAGE_MAX", 2)
     monkeypatch.setattr(object_module, "WHOLE_BYTES_MAX", 1000)
     monkeypatch.setattr(listing, "PAGE_BYTES", 1000)
-    monkeypatch.setattr(site.house.spools, "memory_each", 2000)
+    monkeypatch.setattr(site.context.spools, "memory_each", 2000)
 
     def ageless(body: dict[str, object]) -> dict[str, object]:
         return {name: value for name, value in body.items() if name != "rows"}

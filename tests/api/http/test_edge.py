@@ -62,8 +62,8 @@ async def test_secrets_are_not_kept_on_the_way(site: Site) -> None:
 async def test_who_has_a_tenants_name_does_not_use_its_rate(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     team = await site.namespace()
     service, viewer = await site.token("service", user=team), await site.token("viewer", tenant=team, user="vic")
-    monkeypatch.setattr(site.house, "requests_per_minute", 5)
-    monkeypatch.setattr(site.house, "limits", MemoryRateLimit(clock_ns=lambda: 0))
+    monkeypatch.setattr(site.context, "requests_per_minute", 5)
+    monkeypatch.setattr(site.context, "limits", MemoryRateLimit(clock_ns=lambda: 0))
     for _ in range(5):
         assert (await site.get("whoami", token=service)).status == 200
     assert (await site.get("whoami", token=service)).status == 429
@@ -76,8 +76,8 @@ async def test_a_tenants_administrator_is_not_locked_out_by_its_flood(
     team = await site.namespace()
     viewer = await site.token("viewer", tenant=team, user="vic")
     boss = await site.token("tenant-admin", tenant=team, user="boss")
-    monkeypatch.setattr(site.house, "requests_per_minute", 2 * RESERVE_PART)
-    monkeypatch.setattr(site.house, "limits", MemoryRateLimit(clock_ns=lambda: 0))
+    monkeypatch.setattr(site.context, "requests_per_minute", 2 * RESERVE_PART)
+    monkeypatch.setattr(site.context, "limits", MemoryRateLimit(clock_ns=lambda: 0))
     flood = [(await site.get("whoami", token=viewer)).status for _ in range(2 * RESERVE_PART + 1)]
     assert (flood.count(200), flood[-1]) == (2 * RESERVE_PART, 429)
     assert [(await site.get("whoami", token=boss)).status for _ in range(3)] == [200, 200, 429]

@@ -28,7 +28,7 @@ YAML = "application/yaml"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def one_reader(site: Site) -> AsyncIterator[Database]:
     """The same database through a pool of one connection: who waits for a second one waits for ever."""
-    database = await Database.open(site.house.database.url, readers=1)
+    database = await Database.open(site.context.database.url, readers=1)
     yield database
     await database.close()
 
@@ -40,7 +40,7 @@ async def test_a_dry_report_changes_nothing(site: Site) -> None:
     team, worker = await site.namespace(), await node(site)
     name = worker["metadata"]["name"]
     await site.post(f"namespaces/{team}/allocations", allocation("job", cpu=1))
-    await bind(site.house.office, team, "job", name)
+    await bind(site.context.runtime, team, "job", name)
     before, path = await site.state(), f"namespaces/{team}/allocations/job"
     reply = await site.patch(f"{path}/status", {"status": {"phase": "Running"}}, dryRun="All")
     assert (reply.status, reply.body["status"]["phase"]) == (200, "Running")
@@ -182,7 +182,7 @@ async def test_reading_events_and_tokens_needs_one_connection_at_a_time(
     boss = await site.token("tenant-admin", tenant=team, user="boss")
     made = await site.post("tokens", {"role": "user", "tenant": team, "user": "ann"}, token=boss)
     assert (await site.get("whoami", token=boss)).status == 200
-    monkeypatch.setattr(site.house, "database", one_reader)
+    monkeypatch.setattr(site.context, "database", one_reader)
     asked: tuple[tuple[str, str, Document], ...] = (
         ("GET", "events", {}),
         ("GET", f"namespaces/{team}/events", {"fieldSelector": f"involvedObject.name={team}"}),
@@ -191,7 +191,7 @@ async def test_reading_events_and_tokens_needs_one_connection_at_a_time(
         ("GET", f"tenants/{team}/quotas", {}),
     )
     for method, path, query in asked:
-        site.house.forget_tree()
+        site.context.forget_tree()
         async with asyncio.timeout(3):
             reply = await site.ask(method, path, token=boss, **query)
         assert reply.status == 200, (path, reply)
@@ -365,12 +365,12 @@ async def test_strange_texts_are_refused(site: Site) -> None:
 
 
 async def test_a_tenant_that_vanishes_meanwhile_is_not_found(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree, team = await site.house.tree(), await site.namespace()
+    tree, team = await site.context.tree(), await site.namespace()
 
     async def outdated(*_: Any, **__: Any) -> Any:
         return tree
 
-    monkeypatch.setattr(type(site.house), "tree", outdated)
+    monkeypatch.setattr(type(site.context), "tree", outdated)
     assert team not in tree.tenants
     assert (await site.get(f"tenants/{team}/quotas")).status == 404
 

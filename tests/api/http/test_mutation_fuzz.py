@@ -58,7 +58,7 @@ class Told:
 class Fuzz:
     """All that was sent and answered, and the database before and after the tenants' part of it."""
 
-    marks: Marks
+    fingerprints: Marks
     callers: list[Caller]
     told: list[Told]
     dumps: list[Dump]
@@ -71,19 +71,19 @@ async def fuzz(embedded_postgres: Embedded, database_template: str) -> AsyncIter
     name = await clone_database(embedded_postgres, database_template)
     options: Any = {"requests_per_minute": 10**9, "grpc_address": "127.0.0.1:1"}
     async with opened_site(_url(embedded_postgres, name), **options) as site:
-        marks = Marks()
+        fingerprints = Marks()
         await prepare(site)
         changing = ("tenant-admin", "user", "node", "system-admin", "service", "billing-admin")
-        families = await asyncio.gather(*(founded(site, marks) for _ in changing))
+        families = await asyncio.gather(*(founded(site, fingerprints) for _ in changing))
         for path in ("authority", "/.well-known/jwks.json"):
             assert (await site.get(path)).status == 200, "keys that are made when they are first asked for are there"
-        callers = await assembled(site, dict(zip(changing, families, strict=True)), marks)
+        callers = await assembled(site, dict(zip(changing, families, strict=True)), fingerprints)
         async with answering(site):
-            yield await _fuzzed(site, marks, callers)
+            yield await _fuzzed(site, fingerprints, callers)
     await drop_database(embedded_postgres, name)
 
 
-async def _fuzzed(site: Site, marks: Marks, callers: list[Caller]) -> Fuzz:
+async def _fuzzed(site: Site, fingerprints: Marks, callers: list[Caller]) -> Fuzz:
     """Tenants, nodes and strangers first, who may change nothing of others; then those who may change everything."""
     document = (await site.get("/openapi.json")).body
     chance, filler, every = random.Random(SEED), Filler(document), operations(document)
@@ -118,7 +118,7 @@ async def _fuzzed(site: Site, marks: Marks, callers: list[Caller]) -> Fuzz:
     told += await ask_all(site.url, mutants(all_powerful, SECONDS * 0.3), ask)
     pulse.cancel()
     [slowest] = await asyncio.gather(pulse)
-    return Fuzz(marks, callers, told, dumps, slowest, (await site.get("whoami")).status)
+    return Fuzz(fingerprints, callers, told, dumps, slowest, (await site.get("whoami")).status)
 
 
 async def _slowest(site: Site) -> float:
@@ -173,18 +173,20 @@ async def test_both_refusals_and_successes_were_met(fuzz: Fuzz) -> None:
 
 async def test_tenants_change_nothing_of_others(fuzz: Fuzz) -> None:
     callers = [one for one in fuzz.callers if one.role and not one.sees_everything]
-    owned = {text for text, mark in fuzz.marks.known.items() if mark.public or any(one.owns(mark) for one in callers)}
-    sent = fuzz.marks.in_(*(one.mutant.asked for one in fuzz.told))
+    owned = {
+        text for text, mark in fuzz.fingerprints.known.items() if mark.public or any(one.owns(mark) for one in callers)
+    }
+    sent = fuzz.fingerprints.in_(*(one.mutant.asked for one in fuzz.told))
     none(
         f"{table} {how}, of {others}: {row}"
         for table, how, row in changes(*fuzz.dumps)
         if table not in COUNTERS
-        and (others := fuzz.marks.in_(row.encode()) - owned - (sent if how == "new" else set()))
+        and (others := fuzz.fingerprints.in_(row.encode()) - owned - (sent if how == "new" else set()))
     )
 
 
 async def test_answers_tell_nothing_of_others(fuzz: Fuzz) -> None:
-    marks = fuzz.marks
+    fingerprints = fuzz.fingerprints
     none(
         f"{one} tells {hidden}"
         for one in fuzz.told
@@ -192,8 +194,8 @@ async def test_answers_tell_nothing_of_others(fuzz: Fuzz) -> None:
         and (
             hidden := [
                 text
-                for text in marks.in_(one.answer.head, one.answer.body) - marks.in_(one.mutant.asked)
-                if not one.caller.may_be_told(marks.known[text])
+                for text in fingerprints.in_(one.answer.head, one.answer.body) - fingerprints.in_(one.mutant.asked)
+                if not one.caller.may_be_told(fingerprints.known[text])
             ]
         )
     )

@@ -24,9 +24,9 @@ TAINT = {"key": "fresh", "value": "yes", "effect": "NoSchedule"}
 
 @pytest.fixture(autouse=True)
 def served_agents(site: Site) -> Iterator[None]:
-    site.house.grpc_address = ADDRESS
+    site.context.grpc_address = ADDRESS
     yield
-    site.house.grpc_address = ADDRESS
+    site.context.grpc_address = ADDRESS
 
 
 def order(key: Any = None, **node: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def identity(reply: Reply) -> NodeIdentity:
 
 
 async def counts(site: Site, one: NodeIdentity) -> bool:
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         return not await refused_identities(db, [one])
 
 
@@ -109,9 +109,9 @@ async def test_who_did_not_get_the_answer_asks_again_with_the_same_key(site: Sit
     assert "was for one use, and was used at" in other.message
     assert (await site.post("nodes", {"metadata": {"name": name}}, token=token)).status == 401
     assert (await site.get(f"nodes/{name}", token=token)).status == 403
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await db.execute("UPDATE token SET expires_at = now() - interval '1 s' WHERE node = $1", name)
-    site.house.authenticator.forget(token.split("_")[1])
+    site.context.authenticator.forget(token.split("_")[1])
     assert (await ask(site, name, token, order(key))).status == 401
 
 
@@ -120,7 +120,7 @@ async def test_also_when_the_server_died_before_the_node_was_registered(site: Si
     token = await site.token("node", node=name)
     public = read_request(request_for(key))
     assert not isinstance(public, Refusal)
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         assert await consume_token(db, token.split("_")[1], datetime.now(UTC), fingerprint(public))
     assert (await ask(site, name, token)).status == 401, "the token is another key's by now"
     assert await counts(site, identity(await ask(site, name, token, order(key))))
@@ -155,7 +155,7 @@ async def test_a_repeat_that_is_refused_makes_the_token_nobody_elses(site: Site)
     name, key = site.name("gpu"), new_key()
     token = await site.token("node", node=name)
     identity(await ask(site, name, token, order(key)))
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await restore_token(db, token.split("_")[1])
     assert (await ask(site, name, token)).status == 401
     identity(await ask(site, name, token, order(key)))
@@ -191,7 +191,7 @@ async def test_wrong_tokens(site: Site, token: str, why: str) -> None:
 async def test_an_expired_or_revoked_token_is_good_for_nothing(site: Site) -> None:
     name = site.name("gpu")
     token = await site.token("node", node=name, ttl="1h")
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await db.execute("UPDATE token SET expires_at = now() - interval '1 s' WHERE node = $1", name)
     expired = await ask(site, name, token)
     assert expired.status == 401
@@ -245,11 +245,11 @@ async def test_a_name_that_no_node_may_have(site: Site) -> None:
 async def test_where_no_agents_are_served_the_token_is_kept(site: Site) -> None:
     name = site.name("gpu")
     token = await site.token("node", node=name)
-    site.house.grpc_address = ""
+    site.context.grpc_address = ""
     refused = await ask(site, name, token)
     assert refused.status == 503
     assert "--grpc-advertise" in refused.body["details"]["hint"]
-    site.house.grpc_address = ADDRESS
+    site.context.grpc_address = ADDRESS
     assert (await ask(site, name, token)).status == 201
 
 
@@ -324,7 +324,7 @@ async def test_whoever_has_a_token_may_know_the_authority(site: Site) -> None:
 async def test_no_secret_is_in_the_feed(site: Site) -> None:
     name = site.name("gpu")
     await joined(site, name)
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         rows = await db.fetch("SELECT change::text AS text FROM change")
     told = "".join(row["text"] for row in rows)
     assert name in told

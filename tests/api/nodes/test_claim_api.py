@@ -27,7 +27,7 @@ async def people(site: Site) -> tuple[str, dict[str, str]]:
 
 async def new_node(site: Site) -> str:
     name = site.name("n")
-    await node(site.house.office, name, gpu=4)
+    await node(site.context.runtime, name, gpu=4)
     return name
 
 
@@ -123,7 +123,7 @@ async def test_work_there_is_named_to_those_who_may_know_it(site: Site) -> None:
     body = allocation("secret", gpu=1, spec={"sensitive": True})
     assert (await site.post(f"namespaces/{team}/allocations", body, token=who["ann"])).status == 201
     await site.post(f"nodes/{name}/claim", {}, token=who["ann"])
-    assert not hasattr(await bind(site.house.office, team, "secret", name), "code")
+    assert not hasattr(await bind(site.context.runtime, team, "secret", name), "code")
     refused = await site.post(f"nodes/{name}/release", {}, token=who["ann"])
     assert (refused.status, refused.body["details"]["code"]) == (409, "in_use")
     assert f"{team}/secret" in refused.message
@@ -217,7 +217,7 @@ async def test_sensitive_work_is_not_preempted_by_an_administrator_either(site: 
     await site.post(f"nodes/{name}/claim", {}, token=who["ann"])
     body = allocation("secret", gpu=1, spec={"sensitive": True})
     await site.post(f"namespaces/{team}/allocations", body, token=who["ann"])
-    await bind(site.house.office, team, "secret", name)
+    await bind(site.context.runtime, team, "secret", name)
     refused = await site.post(f"namespaces/{team}/preemptions", {"targetAllocation": "secret"})
     assert (refused.status, refused.message) == (409, "sensitive work is never preempted")
     assert (await site.get(f"namespaces/{team}/allocations/secret")).body["status"]["phase"] == "Scheduled"
@@ -231,7 +231,7 @@ async def test_nor_is_work_that_is_sensitive_by_its_queue(site: Site) -> None:
     await site.post(f"nodes/{name}/claim", {}, token=who["ann"])
     body = allocation("quiet", gpu=1, spec={"queue": queue})
     await site.post(f"namespaces/{team}/allocations", body, token=who["ann"])
-    await bind(site.house.office, team, "quiet", name)
+    await bind(site.context.runtime, team, "quiet", name)
     refused = await site.post(f"namespaces/{team}/preemptions", {"targetAllocation": "quiet"})
     assert (refused.status, refused.message) == (409, "sensitive work is never preempted")
 
@@ -252,7 +252,7 @@ async def test_the_user_is_not_the_callers_to_say(site: Site) -> None:
 async def made_anew(site: Site, team: str) -> None:
     """The tenant goes, and another of its name is made."""
     await site.delete(f"namespaces/{team}")
-    await finish_namespaces(site.house.office)
+    await finish_namespaces(site.context.runtime)
     assert (await site.delete(f"tenants/{team}")).status == 200
     await site.namespace(name=team)
 

@@ -16,13 +16,13 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def loaded(site: Site, count: int = 2, *, protected: int = 0) -> tuple[str, str]:
     """A namespace, and a node on which so many of its allocations are placed."""
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, gpu=16)
+    await node(site.context.runtime, where, gpu=16)
     for index in range(count):
         body = allocation(f"w{index}", gpu=1)
         if index < protected:
             body["metadata"]["annotations"] = {DO_NOT_EVICT: "true"}
         assert (await site.post(f"namespaces/{team}/allocations", body)).status == 201
-        await bind(site.house.office, team, f"w{index}", where)
+        await bind(site.context.runtime, team, f"w{index}", where)
     return team, where
 
 
@@ -54,14 +54,14 @@ async def test_a_drain_is_answered_as_it_stands_and_ends_when_the_node_is_empty(
     assert (await site.post(f"nodes/{where}/drain", body)).body == begun.body, "repeating is harmless"
     for index in range(3):
         assert await phase(site, team, f"w{index}") == "Terminating"
-        await end(site.house.office, team, f"w{index}", Phase.CANCELLED)
-    await continue_drains(site.house.office)
+        await end(site.context.runtime, team, f"w{index}", Phase.CANCELLED)
+    await continue_drains(site.context.runtime)
     done = (await site.get(f"nodes/{where}/drain")).body
     assert (done["status"], done["progress"]) == ("Drained", {"evicted": 3, "pending": 0, "failed": 0})
     for index in range(3):
         assert await phase(site, team, f"w{index}") == "Pending"
     assert (await site.delete(f"nodes/{where}")).status == 200
-    await assert_counters_equal_charges(site.house.office)
+    await assert_counters_equal_charges(site.context.runtime)
 
 
 async def test_protected_work_is_named_and_goes_only_by_force(site: Site) -> None:
@@ -92,7 +92,7 @@ async def test_uncordoning_ends_the_drain(site: Site, media: str) -> None:
     await site.patch(f"nodes/{where}", {"spec": {"unschedulable": None}}, media)
     ended = (await site.get(f"nodes/{where}/drain")).body
     assert ended["status"] == "Cancelled"
-    assert where not in await continue_drains(site.house.office)
+    assert where not in await continue_drains(site.context.runtime)
     assert (await site.post(f"nodes/{where}/drain", {})).body["status"] == "Draining"
 
 
@@ -139,10 +139,10 @@ async def test_the_loop_finishes_what_an_api_process_began(site: Site) -> None:
     team, where = await loaded(site, 2)
     await site.post(f"nodes/{where}/drain", {})
     for index in range(2):
-        await end(site.house.office, team, f"w{index}", Phase.FAILED)
+        await end(site.context.runtime, team, f"w{index}", Phase.FAILED)
 
     async def drained() -> bool:
-        await continue_drains(site.house.office)
+        await continue_drains(site.context.runtime)
         return bool((await site.get(f"nodes/{where}/drain")).body["status"] == "Drained")
 
     await eventually(drained)
@@ -172,10 +172,10 @@ async def test_a_pod_is_evicted_and_another_stands_in_its_place(site: Site) -> N
     ending = (await site.get(path)).body
     assert ending["metadata"]["uid"] == first["metadata"]["uid"]
     assert ending["metadata"]["deletionGracePeriodSeconds"] == 7
-    await end(site.house.office, team, "w0", Phase.CANCELLED)
+    await end(site.context.runtime, team, "w0", Phase.CANCELLED)
     waiting = (await site.get(path)).body
     assert (waiting["status"]["phase"], "nodeName" in waiting["spec"]) == ("Pending", False)
-    await bind(site.house.office, team, "w0", where)
+    await bind(site.context.runtime, team, "w0", where)
     again = (await site.get(path)).body
     assert len({one["metadata"]["uid"] for one in (first, waiting, again)}) == 3
 
@@ -198,7 +198,7 @@ async def test_evictions_that_cannot_be(site: Site) -> None:
     tried = await site.post(f"{path}/w0/eviction", eviction(team, "w0"), dryRun="All")
     assert tried.status == 201
     assert await phase(site, team, "w0") == "Scheduled"
-    await end(site.house.office, team, "w0")
+    await end(site.context.runtime, team, "w0")
     assert (await site.post(f"{path}/w0/eviction", eviction(team, "w0"))).status == 404
     uid = (await site.get(f"{path}/w1")).body["metadata"]["uid"]
     assert (await site.post(f"{path}/w1/eviction", eviction(team, "w1", preconditions={"uid": uid}))).status == 201

@@ -16,18 +16,18 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def loaded(site: Site, **spec: Any) -> tuple[str, str]:
     """A namespace, and a node on which its allocation `w` is placed."""
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, gpu=8)
+    await node(site.context.runtime, where, gpu=8)
     body = allocation("w", gpu=1, spec=spec)
     assert (await site.post(f"namespaces/{team}/allocations", body)).status == 201
-    await bind(site.house.office, team, "w", where)
+    await bind(site.context.runtime, team, "w", where)
     return team, where
 
 
 async def lose(site: Site, name: str) -> None:
     """The node is silent, and has been looked at. Others are heard, so that it is not one of many."""
-    office = site.house.office
-    await silence(office, name)
-    await look_after(office, watch())
+    runtime = site.context.runtime
+    await silence(runtime, name)
+    await look_after(runtime, watch())
 
 
 async def test_a_silent_node_and_its_work_show_it(site: Site) -> None:
@@ -53,7 +53,7 @@ async def test_a_status_from_the_node_itself_brings_it_back(site: Site) -> None:
     body = {"metadata": {"name": where}, "spec": {"capacity": {"nvidia.com/gpu": 8}}}
     token = (await site.post("nodes", body)).body["status"]["token"]
     await site.post(f"namespaces/{team}/allocations", allocation("w", gpu=1))
-    await bind(site.house.office, team, "w", where)
+    await bind(site.context.runtime, team, "w", where)
     await lose(site, where)
     assert (await site.get(f"namespaces/{team}/allocations/w")).body["status"]["reason"] == "NodeLost"
     said = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
@@ -96,7 +96,7 @@ async def test_a_node_is_fenced_and_its_work_waits_again(site: Site) -> None:
     assert any(one["message"] == "fence by user:admin: switched off" for one in events), "who and why is recorded"
     again = (await site.post(f"nodes/{where}/fence", body)).body["allocations"]
     assert set(again.values()) == {0}
-    await assert_counters_equal_charges(site.house.office)
+    await assert_counters_equal_charges(site.context.runtime)
 
 
 async def test_a_fence_is_taken_back(site: Site) -> None:
@@ -113,7 +113,7 @@ async def test_what_cannot_be_fenced(site: Site) -> None:
     for body in ({}, {"reason": " "}, {"reason": "x" * 2000}, {"reason": "off", "grace": 3}):
         reply = await site.post(f"nodes/{where}/fence", body)
         assert reply.status == 400, body
-    await hear(site.house.office, where)
+    await hear(site.context.runtime, where)
     alive = await site.post(f"nodes/{where}/fence", {"reason": "off"})
     assert (alive.status, "it is alive" in alive.message) == (409, True)
     assert (await site.post("nodes/nowhere/fence", {"reason": "off"})).status == 404
@@ -137,20 +137,20 @@ async def test_only_administrators_of_the_system_fence(site: Site) -> None:
 
 async def test_the_figures_tell_how_nodes_stand(site: Site) -> None:
     _, where = await loaded(site)
-    await node(site.house.office, site.name("n"), gpu=1)
+    await node(site.context.runtime, site.name("n"), gpu=1)
     await lose(site, where)
     text = (await site.get("/metrics")).body
     figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("bursar_nodes"))
     assert float(figures['bursar_nodes{phase="Lost"}']) >= 1
     assert float(figures['bursar_nodes{phase="Ready"}']) >= 1
     assert float(figures["bursar_nodes_alarm"]) == 0.0
-    office, some = site.house.office, [site.name("m") for _ in range(3)]
+    runtime, some = site.context.runtime, [site.name("m") for _ in range(3)]
     for name in some:
-        await node(office, name, gpu=1)
-    async with office.database.reader() as db:
+        await node(runtime, name, gpu=1)
+    async with runtime.database.reader() as db:
         await db.execute("DELETE FROM node_seen")
-    await hear(office, *some)
-    await silence(office, *some[:2], seconds=20)
+    await hear(runtime, *some)
+    await silence(runtime, *some[:2], seconds=20)
     text = (await site.get("/metrics")).body
     figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("bursar_nodes"))
     assert float(figures["bursar_nodes_silent_fraction"]) == pytest.approx(2 / 3)

@@ -20,7 +20,7 @@ async def test_everybody_may_verify_what_was_signed(site: Site) -> None:
     assert answer.headers["content-type"] == "application/json"
     assert "max-age" in answer.headers["cache-control"]
     assert "d" not in answer.json()["keys"][0]
-    token = (await site.house.office.signing.ring()).sign("n1", "word", 1, [Granted("lease-1", "a", 1, 120)])
+    token = (await site.context.runtime.signing.ring()).sign("n1", "word", 1, [Granted("lease-1", "a", 1, 120)])
     claims = jwt.decode(token, KeySet.import_key_set(answer.json()), algorithms=["Ed25519"]).claims
     granted = {"id": "lease-1", "uid": "a", "epoch": 1, "seconds": 120, "rate": "0", "expires_at": 0, "final": False}
     assert claims["leases"] == [granted]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 async def node_tokens(site: Site, name: str) -> int:
     """Living tokens of a node, bootstrap tokens excepted."""
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         count: int = await db.fetchval("SELECT count(*) FROM token WHERE node = $1 AND NOT single_use", name)
     return count
 
@@ -82,7 +82,7 @@ async def test_a_nodes_secret_is_never_stored(site: Site) -> None:
     ):
         assert reply.status == 200, reply
     assert reply.body["status"]["message"] == "hello"
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         for table in ("object", "change"):
             rows = await db.fetch(f"SELECT doc, status FROM {table} WHERE kind = 'Node' AND name = $1", name)
             assert rows
@@ -96,7 +96,7 @@ async def test_only_the_node_itself_gives_signs_of_life(site: Site) -> None:
     name, secret = registered["metadata"]["name"], registered["status"]["token"]
 
     async def seen() -> Any:
-        async with site.house.database.reader() as db:
+        async with site.context.database.reader() as db:
             return (await node_store.load_last_seen(db, [name])).get(name)
 
     before = await seen()

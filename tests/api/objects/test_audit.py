@@ -21,7 +21,7 @@ async def lines(site: Site, name: str, *, token: str = "") -> list[tuple[str, st
 
 
 async def in_the_feed(site: Site, text: str) -> bool:
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         found: bool = await db.fetchval("SELECT EXISTS (SELECT FROM change WHERE strpos(change::text, $1) > 0)", text)
     return found
 
@@ -90,7 +90,7 @@ async def test_a_webhook_is_told_of_without_its_secrets(site: Site, more: dict[s
 async def test_a_webhook_that_stops_is_told_of_once(site: Site) -> None:
     name = site.name("hook")
     assert (await site.post("webhooks", {"name": name, "url": "https://receiver.example/"})).status == 201
-    await asyncio.gather(*(stop_webhook(site.house.office, name, "410 Gone") for _ in range(4)))
+    await asyncio.gather(*(stop_webhook(site.context.runtime, name, "410 Gone") for _ in range(4)))
     assert (await lines(site, name))[1:] == [("Webhook", "Changed", "stop by system:webhooks: 410 Gone")]
 
 

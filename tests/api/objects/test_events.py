@@ -5,7 +5,7 @@ import pytest
 from bursar.api.objects.event import event_of
 from bursar.core.objects.object import Key
 from bursar.ops.runtime.clock import now
-from bursar.store.objects.change import Happening
+from bursar.store.objects.change import AuditLine
 from support.api.site import TABLE, Site, allocation, node
 from support.runtime.runtime import bind
 
@@ -62,8 +62,8 @@ async def test_a_placement_is_an_event_of_kubernetes_with_its_age(site: Site) ->
     other = (await node(site))["metadata"]["name"]
     await site.post(f"namespaces/{team}/allocations", allocation("one", cpu=1))
     await site.post(f"namespaces/{team}/allocations", allocation("wide", spec={"nodes": 2}, cpu=1))
-    await bind(site.house.office, team, "one", name)
-    await bind(site.house.office, team, "wide", name, other)
+    await bind(site.context.runtime, team, "one", name)
+    await bind(site.context.runtime, team, "wide", name, other)
     chosen = {"fieldSelector": "involvedObject.name=wide,reason=Scheduled"}
     (event,) = (await site.get(f"namespaces/{team}/events", **chosen)).body["items"]
     assert event["message"] == f"placed on 2 nodes: {name}, {other}"
@@ -80,6 +80,6 @@ async def test_work_that_was_drained_says_why_it_waits_now() -> None:
     status = """{"phase": "Pending", "reason": "Drained", "message": "Node n1 is being drained",
         "conditions": [{"type": "Scheduled", "status": "False", "reason": "NoRoom", "message": "no GPU is free"}]}"""
     key = Key("Allocation", "lab", "one")
-    line = Happening(7, key, "alloc-1", "lab", "MODIFIED", "system:scheduler", "note", "", now(), status)
+    line = AuditLine(7, key, "alloc-1", "lab", "MODIFIED", "system:scheduler", "note", "", now(), status)
     event = event_of(line)
     assert (event["reason"], event["message"]) == ("FailedScheduling", "no GPU is free")

@@ -58,8 +58,8 @@ async def cleared(site: Site, path: str, **options: Any) -> int:
 async def settled(site: Site, where: str) -> None:
     """What the controllers do for jobs and namespaces."""
     for name in (await site.get(f"namespaces/{where}/jobs")).names:
-        await step(site.house.office, Key("Job", where, name))
-    await finish_namespaces(site.house.office)
+        await step(site.context.runtime, Key("Job", where, name))
+    await finish_namespaces(site.context.runtime)
 
 
 def body_of(kind: str, name: str) -> Document:
@@ -89,7 +89,7 @@ async def test_an_object_of_any_kind_goes_when_its_last_finalizer_does(site: Sit
     assert await cleared(site, at) == 200
     await settled(site, where)
     assert (await site.get(at)).status == 404
-    await assert_counters_equal_charges(site.house.office)
+    await assert_counters_equal_charges(site.context.runtime)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ async def test_what_a_deleted_allocation_held_comes_back_at_once(site: Site) -> 
     path = f"namespaces/{where}/allocations"
     waits = await held(site, path, allocation("waits", cpu=2))
     runs = await held(site, path, allocation("runs", cpu=4, gpu=2))
-    await bind(site.house.office, where, "runs", worker)
+    await bind(site.context.runtime, where, "runs", worker)
     assert (await deleted(site, waits))["status"]["phase"] == "Cancelled"
     assert (await site.get(f"tenants/{where}/quotas")).body["quotas"]["cpu"]["accepted"] == "4"
     assert (await deleted(site, runs))["status"]["phase"] == "Terminating"
@@ -127,7 +127,7 @@ async def test_what_a_deleted_allocation_held_comes_back_at_once(site: Site) -> 
     assert (await site.patch(f"{runs}/status", {"status": {"phase": "Cancelled"}})).status == 200
     assert (await site.get(runs)).status == 404
     again = await held(site, path, allocation("again", cpu=4, gpu=8))
-    await bind(site.house.office, where, "again", worker)
+    await bind(site.context.runtime, where, "again", worker)
     await deleted(site, again)
     assert (await site.patch(f"{again}/status", {"status": {"phase": "Cancelled"}})).status == 200
     assert (await site.get(again)).body["status"]["phase"] == "Cancelled"
@@ -137,7 +137,7 @@ async def test_what_a_deleted_allocation_held_comes_back_at_once(site: Site) -> 
     for one in (waits, again):
         assert await cleared(site, one) == 200
         assert (await site.get(one)).status == 404
-    await assert_counters_equal_charges(site.house.office)
+    await assert_counters_equal_charges(site.context.runtime)
 
 
 async def test_deleting_many_marks_those_that_are_waited_for(site: Site) -> None:
@@ -162,13 +162,13 @@ async def test_a_deleted_job_waits_for_its_allocations_and_they_for_their_finali
     member = f"namespaces/{where}/allocations/train-0"
     assert (await site.patch(member, {"metadata": HELD})).status == 200
     assert (await site.delete(job)).status == 200
-    await step(site.house.office, key)
+    await step(site.context.runtime, key)
     assert (await site.get(f"namespaces/{where}/allocations")).names == ["train-0"]
     before = (await site.get(job)).version
-    assert await step(site.house.office, key) is not None
+    assert await step(site.context.runtime, key) is not None
     assert (await site.get(job)).version == before, "there is nothing to do but to wait"
     assert await cleared(site, member) == 200
-    await step(site.house.office, key)
+    await step(site.context.runtime, key)
     assert (await site.get(job)).status == 404
 
 
@@ -189,7 +189,7 @@ async def test_what_an_orphaning_job_made_stays_while_the_job_waits(site: Site) 
     where = await site.namespace()
     job = await held(site, f"namespaces/{where}/jobs", {"metadata": {"name": "train"}, "spec": TEMPLATE})
     assert (await site.delete(job, {"propagationPolicy": "Orphan"})).status == 200
-    await step(site.house.office, Key("Job", where, "train"))
+    await step(site.context.runtime, Key("Job", where, "train"))
     there = (await site.get(job)).body["metadata"]
     assert there["deletionTimestamp"]
     assert there["finalizers"] == [NAME, "bursar.io/orphan"]
@@ -205,18 +205,18 @@ async def test_a_namespace_waits_for_what_is_in_it_and_says_so_after_a_while(sit
     where = await site.namespace()
     at = await held(site, f"namespaces/{where}/allocations", allocation("held", cpu=1))
     assert (await site.delete(f"namespaces/{where}")).status == 200
-    await finish_namespaces(site.house.office)
+    await finish_namespaces(site.context.runtime)
     waiting = (await site.get(f"namespaces/{where}")).body
     assert waiting["status"] == {"phase": "Terminating"}
-    await finish_namespaces(site.house.office, patience=timedelta(seconds=-1))
+    await finish_namespaces(site.context.runtime, patience=timedelta(seconds=-1))
     (told,) = (await site.get(f"namespaces/{where}")).body["status"]["conditions"]
     assert (told["type"], told["status"]) == ("NamespaceContentRemaining", "True")
     assert told["message"] == f"waits for finalizers of allocation held: {NAME}"
     version = (await site.get(f"namespaces/{where}")).version
-    await finish_namespaces(site.house.office, patience=timedelta(seconds=-1))
+    await finish_namespaces(site.context.runtime, patience=timedelta(seconds=-1))
     assert (await site.get(f"namespaces/{where}")).version == version, "it is said once"
     assert await cleared(site, at) == 200
-    await finish_namespaces(site.house.office)
+    await finish_namespaces(site.context.runtime)
     assert (await site.get(f"namespaces/{where}")).status == 404
 
 
@@ -268,7 +268,7 @@ async def test_what_is_in_use_is_refused_with_finalizers_as_without(site: Site) 
     worker = site.name("worker")
     at = await held(site, "nodes", body_of("Node", worker))
     await made(site, where, "work", cpu=1)
-    await bind(site.house.office, where, "work", worker)
+    await bind(site.context.runtime, where, "work", worker)
     assert (await site.delete(at)).status == 409
     assert await cleared(site, at) == 200
     assert (await site.get(at)).status == 200
@@ -282,7 +282,7 @@ async def test_a_node_that_waits_takes_nothing_new(site: Site) -> None:
     await deleted(site, at)
     assert (await site.patch(at, {"spec": {"unschedulable": None}})).status == 200
     assert (await site.patch(f"{at}/status", {"status": {"phase": "Ready"}})).status == 200
-    await bind(site.house.office, where, "work", worker)
+    await bind(site.context.runtime, where, "work", worker)
     assert (await site.get(f"namespaces/{where}/allocations/work")).body["status"]["phase"] == "Pending"
     assert await cleared(site, at) == 200
     assert (await site.get(at)).status == 404

@@ -45,7 +45,7 @@ async def delete_namespace(site: Site, name: str) -> None:
     assert (await site.delete(f"namespaces/{name}")).status in (200, 202)
 
     async def is_gone() -> bool:
-        await housekeeping.finish_namespaces(site.house.office)
+        await housekeeping.finish_namespaces(site.context.runtime)
         return (await site.get(f"namespaces/{name}")).status == 404
 
     await eventually(is_gone)
@@ -188,12 +188,12 @@ async def test_request_ids_are_its_own(site: Site) -> None:
 
 async def test_an_old_token_is_good_for_nothing_of_the_successor(site: Site, lives: Lives) -> None:
     """Nor is one that came into the database too late to be revoked with the others."""
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await db.execute(
             "UPDATE token SET revoked_at = NULL, tenant = $2 WHERE id = $1", lives.old_id, lives.name
         )  # fmt: skip
         try:
-            site.house.authenticator.forget(lives.old_id)
+            site.context.authenticator.forget(lives.old_id)
             reply = await site.get("whoami", token=lives.old)
             assert code(reply) == (401, "unauthenticated")
             assert "its tenant was deleted" in reply.message or "tenant was deleted" in reply.message
@@ -230,7 +230,7 @@ async def test_it_inherits_no_nodes_no_priority_classes_and_no_budget(site: Site
     assert (await site.post("nodes", machine)).status == 201
     body = {"kind": "PriorityClass", "metadata": {"name": granted}, "value": 9000, "allowedTenants": [name]}
     assert (await site.post("priorityclasses", body)).status == 201
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await budget_store.save(db, "test", datetime.now(UTC), {name: Remaining(gpu_hours=7.0)}, 3600)
         assert name in await budget_store.load_remaining(db, [name])
     await delete_namespace(site, name)
@@ -246,7 +246,7 @@ async def test_it_inherits_no_nodes_no_priority_classes_and_no_budget(site: Site
     assert code(await site.patch(where, {"spec": {"tenants": [name]}})) == (400, "invalid")
     assert (await site.namespace(name=name)) == name
     assert (await site.get(where)).body["spec"]["tenants"] == ["default"]
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         assert name not in await budget_store.load_remaining(db, [name])
 
 
@@ -297,6 +297,6 @@ async def test_a_payer_of_the_first_pays_nobody_in_the_second(site: Site) -> Non
     assert (await site.post("webhooks", {"name": one.tenant, "direction": "in", "tenant": one.tenant})).status == 201
     await delete_tenant(site, one.tenant)
     await site.namespace(name=one.tenant)
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         whose = await db.fetchval("SELECT tenant FROM webhook WHERE name = $1", one.tenant)
     assert whose.startswith(f"{one.tenant}@")

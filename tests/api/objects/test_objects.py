@@ -191,7 +191,7 @@ async def test_delete_collection_takes_what_the_selectors_match(site: Site) -> N
     reply = await site.delete(f"namespaces/{team}/allocations", labelSelector="odd=1")
     assert sorted(reply.names) == ["job-1", "job-3", "job-5"]
     assert (await site.get(f"namespaces/{team}/allocations")).names == ["job-0", "job-2", "job-4"]
-    await assert_counters_equal_charges(site.house.office)
+    await assert_counters_equal_charges(site.context.runtime)
 
 
 async def test_a_dry_run_answers_as_if_and_stores_nothing(site: Site) -> None:
@@ -427,7 +427,7 @@ async def test_racing_creations_never_pass_the_limit(site: Site) -> None:
     replies = await asyncio.gather(*(site.post(f"namespaces/{team}/allocations", body) for body in bodies))
     assert sorted(one.status for one in replies) == [201] * 10 + [403] * 30
     assert len((await site.get(f"namespaces/{team}/allocations")).names) == 10
-    await assert_counters_equal_charges(site.house.office)
+    await assert_counters_equal_charges(site.context.runtime)
 
 
 async def test_a_namespace_that_ends_takes_no_new_content(site: Site) -> None:

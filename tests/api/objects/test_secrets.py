@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 import structlog
 
-from bursar.core.scheduling.cycle.plan import Policy
-from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.cycle.plan import SchedulingPolicy
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.values.redaction import HIDDEN, LAST_APPLIED
 from bursar.loops.leader_query import Answering
 from bursar.ops.scheduling.leader import resign, stand
@@ -61,10 +61,10 @@ async def test_a_pod_is_shown_without_the_manifest_it_was_made_of(site: Site, te
 @pytest_asyncio.fixture(loop_scope="module")
 async def silent_leader(site: Site) -> AsyncIterator[None]:
     """Somebody who leads and never answers."""
-    assert await stand(site.house.database, "silent", 60.0) is not None
-    site.house.inquiries._silent_until = float("-inf")
+    assert await stand(site.context.database, "silent", 60.0) is not None
+    site.context.leader_queries._silent_until = float("-inf")
     yield
-    await resign(site.house.database, "silent")
+    await resign(site.context.database, "silent")
 
 
 @pytest.mark.usefixtures("silent_leader")
@@ -74,7 +74,7 @@ async def test_a_simulation_tells_the_scheduler_no_values(site: Site, team: str)
         site.post(f"namespaces/{team}/allocations/simulate", {"items": [work("what-if"), job]})
     )
     try:
-        async with asyncio.timeout(20), site.house.database.reader() as db:
+        async with asyncio.timeout(20), site.context.database.reader() as db:
             while (question := await db.fetchval("SELECT question FROM inquiry ORDER BY id DESC LIMIT 1")) is None:
                 assert not asking.done(), asking
                 await asyncio.sleep(0.01)
@@ -88,9 +88,9 @@ async def test_a_simulation_tells_the_scheduler_no_values(site: Site, team: str)
 
 async def test_a_question_that_cannot_be_answered_is_not_logged() -> None:
     draft = Draft("u", "t", {}, msgspec.Raw(msgspec.json.encode({"metadata": {"name": SECRET}})))
-    answering = Answering(World, Policy)
+    answering = Answering(ClusterState, SchedulingPolicy)
     with structlog.testing.capture_logs() as logged:
-        answer = answering.answer(encode(Simulate([draft], {})), World())
+        answer = answering.answer(encode(Simulate([draft], {})), ClusterState())
     assert answer is not None
     assert json.loads(answer)["error"], "a draft without a spec"
     (line,) = logged

@@ -100,7 +100,7 @@ async def test_a_watch_tells_when_somebodys_work_comes_into_it_and_leaves_it(sit
     lab, worker = await team(site), site.name("worker")
     await site.post("nodes", {"metadata": {"name": worker}, "spec": {"capacity": {"cpu": "8", "memory": "8Gi"}}})
     version = (await site.get("allocations", limit=1)).version
-    office = site.house.office
+    runtime = site.context.runtime
     placed = f"{lab.of('ann')},status.phase=Scheduled"
     async with (
         watching(site, "allocations", lab.bob, "9", resourceVersion=version, fieldSelector=placed) as starting,
@@ -108,9 +108,9 @@ async def test_a_watch_tells_when_somebodys_work_comes_into_it_and_leaves_it(sit
     ):
         for name, token in (("hers", lab.ann), ("his", lab.bob)):
             await submit(site, lab.path, name, token, cpu=1, memory="1Gi")
-            await bind(office, lab.name, name, worker)
+            await bind(runtime, lab.name, name, worker)
             await site.patch(f"{lab.path}/{name}", {"metadata": {"labels": {"a": "b"}}}, token=token)
-            await end(office, lab.name, name)
+            await end(runtime, lab.name, name)
             await site.delete(f"{lab.path}/{name}", token=token)
         assert await take(starting, 3) == [("ADDED", "hers"), ("MODIFIED", "hers"), ("DELETED", "hers")]
         assert await take(own, 5) == [("ADDED", "hers"), *[("MODIFIED", "hers")] * 3, ("DELETED", "hers")]

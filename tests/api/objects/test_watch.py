@@ -56,7 +56,7 @@ async def test_watchers_that_leave_and_resume_see_every_change_once_and_in_order
     watchers = [asyncio.create_task(follow(dice.randrange(1000) * 2 + index % 2)) for index in range(6)]
     await asyncio.gather(*(write(index) for index in range(4)))
     await site.post(path, allocation("last", cpu=1))
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         rows = await db.fetch(
             "SELECT revision, type, name FROM change WHERE kind = 'Allocation' AND namespace = $1 ORDER BY revision",
             team,
@@ -135,7 +135,7 @@ class SlowToLeave:
 async def test_a_follower_that_comes_while_the_feed_lies_down_is_served(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    database = await Database.open(site.house.database.url)
+    database = await Database.open(site.context.database.url)
     connected, closing, may_close = asyncio.Event(), asyncio.Event(), asyncio.Event()
     connect = database.connect
 
@@ -165,7 +165,7 @@ async def test_a_follower_that_comes_while_the_feed_lies_down_is_served(
 
 async def test_those_who_wake_the_feed_together_all_hear_what_came_between(site: Site) -> None:
     """Whoever asks second where the feed stands must not move it past what the first is waiting for."""
-    database = await Database.open(site.house.database.url)
+    database = await Database.open(site.context.database.url)
     for _ in range(10):
         feed, name = Feed(database), site.name("between")
         create = site.post("tenants", {"metadata": {"name": name}})
@@ -199,7 +199,7 @@ async def test_a_compacted_revision_is_gone_at_once_and_one_above_the_floor_is_n
     before = await newest(site)
     await site.post(path, allocation("new", cpu=1))
     floor = int(await newest(site))
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await change_store.raise_floor(db, floor)
     for version in (before, "1"):
         reply = await site.get(path, watch="true", resourceVersion=version)
@@ -253,7 +253,7 @@ async def test_a_watcher_that_does_not_read_is_let_go_and_costs_a_bounded_queue(
         await loop.sock_sendall(deaf, request.encode())
         head = await loop.sock_recv(deaf, 64)
         assert head.startswith(b"HTTP/1.1 200")
-        (follower,) = [one for one in site.house.feed._followers["Tenant"] if one.after >= int(version)]
+        (follower,) = [one for one in site.context.feed._followers["Tenant"] if one.after >= int(version)]
         longest = 0
         for index in range(80):  # 16 MB, more than the sockets between us hold
             note = {"metadata": {"annotations": {"note": f"{index}" + "x" * 200_000}}}
@@ -270,7 +270,7 @@ async def test_a_watcher_that_does_not_read_is_let_go_and_costs_a_bounded_queue(
                 read += len(piece)
         assert read > 0, "what was on its way still arrives, and then the connection ends"
     assert metrics.WATCHERS_LET_GO._value.get() == let_go + 1
-    assert follower not in site.house.feed._followers["Tenant"]
+    assert follower not in site.context.feed._followers["Tenant"]
 
 
 async def test_watchers_that_hang_up_leave_nothing_behind(site: Site) -> None:
@@ -280,7 +280,7 @@ async def test_watchers_that_hang_up_leave_nothing_behind(site: Site) -> None:
             pass
 
     async def nobody_left() -> bool:
-        return not site.house.feed._followers.get("Queue")
+        return not site.context.feed._followers.get("Queue")
 
     await eventually(nobody_left)
 
@@ -292,7 +292,7 @@ async def test_a_tenants_admin_hears_of_a_tenant_that_was_born_through_another_p
     """The watching process wrote nothing itself: it must learn of the new tenant from the database."""
     parent = await site.namespace()
     boss = await site.token("tenant-admin", tenant=parent)
-    async with opened_site(site.house.database.url) as second:
+    async with opened_site(site.context.database.url) as second:
         version = (await second.get("allocations", token=boss)).version
         async with watching(second, "allocations", token=boss, resourceVersion=version) as events:
             child = site.name("child")
@@ -319,7 +319,7 @@ def _api_process(database_url: str) -> Any:
 async def test_a_watch_resumes_through_another_api_process(site: Site) -> None:
     team = await site.namespace()
     path, version = f"namespaces/{team}/allocations", await newest(site)
-    with _api_process(site.house.database.url) as (process, url):
+    with _api_process(site.context.database.url) as (process, url):
         assert await asyncio.to_thread(process.stdout.readline) == b"ready\n"
 
         async def is_ready() -> bool:

@@ -14,7 +14,7 @@ import bursar
 import bursar.api.http.context as house_module
 import bursar.api.objects.watch as watch_module
 from bursar.api.http import metrics
-from bursar.api.http.app import Door
+from bursar.api.http.app import App
 from bursar.api.http.route import Call, Route, Stream
 from bursar.api.site.routes import build_routes
 from bursar.core.values.access import Identity, Role
@@ -124,7 +124,7 @@ async def test_while_the_database_is_away_nobody_is_turned_out(site: Site, monke
     path = f"namespaces/{team}/allocations"
     async with watching(site, path, resourceVersion=await newest(site)) as events:
         with monkeypatch.context() as patched:
-            patched.setattr(site.house.authenticator, "authenticate", away)
+            patched.setattr(site.context.authenticator, "authenticate", away)
             async with asyncio.timeout(10):
                 for _ in range(3):
                     await asked.acquire()
@@ -145,10 +145,10 @@ async def test_every_node_of_an_allocation_is_told(site: Site) -> None:
             await open_.enter_async_context(watching(site, "allocations", token, resourceVersion=version))
             for token in tokens
         ]
-        await bind(site.house.office, team, "wide", *names[:2])
+        await bind(site.context.runtime, team, "wide", *names[:2])
         await site.patch(f"namespaces/{team}/allocations/wide", {"metadata": {"labels": {"a": "b"}}})
-        await end(site.house.office, team, "wide")
-        await bind(site.house.office, team, "other", names[2])
+        await end(site.context.runtime, team, "wide")
+        await bind(site.context.runtime, team, "other", names[2])
         for events in (first, second):
             seen = await take(events, 3)
             assert told(seen) == [("ADDED", "wide"), ("MODIFIED", "wide"), ("DELETED", "wide")]
@@ -186,11 +186,11 @@ async def test_the_end_of_what_a_selector_saw_is_told_even_if_it_ended_in_anothe
     path = f"namespaces/{team}/allocations"
     await site.post("nodes", {"metadata": {"name": worker}, "spec": {"capacity": {"cpu": "8"}}})
     await site.post(path, allocation("job", cpu=1))
-    await bind(site.house.office, team, "job", worker)
+    await bind(site.context.runtime, team, "job", worker)
     query = {"resourceVersion": await newest(site), "fieldSelector": f"spec.nodeName={worker}"}
     async with watching(site, path, **query) as events:
         await site.delete(f"{path}/job")
-        await end(site.house.office, team, "job")
+        await end(site.context.runtime, team, "job")
         assert told(await take(events, 2)) == [("MODIFIED", "job"), ("DELETED", "job")]
 
 
@@ -203,7 +203,7 @@ async def test_everything_is_read_in_pages_of_one_snapshot(site: Site) -> None:
     for index in range(5):
         await site.post(path, allocation(f"job-{index}", cpu=1))
     names, revisions = [], set()
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         async for page in listing.load_all(db, Query("Allocation", team), page=2):
             names += [item.name for item in page.items]
             revisions.add(page.revision)
@@ -217,7 +217,7 @@ async def test_a_big_state_is_put_away_page_by_page_and_nothing_is_missing_after
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch_module, "STATE_PAGE", 3)
-    monkeypatch.setattr(site.house.spools, "memory_each", 2000)
+    monkeypatch.setattr(site.context.spools, "memory_each", 2000)
     team = await site.namespace()
     path = f"namespaces/{team}/allocations"
     names = [f"job-{index:02}" for index in range(20)]
@@ -271,7 +271,7 @@ async def test_a_tenant_has_so_many_watches_and_the_process_too(site: Site, monk
         reply = await site.get(path, **query)
         assert (reply.status, reply.headers["retry-after"]) == (503, "10")
     async with asyncio.timeout(10):
-        while site.house.watches[f"tenant:{team}"]:  # noqa: ASYNC110
+        while site.context.watches[f"tenant:{team}"]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert (await site.get(path, token=token, **query)).status == 200
     assert metrics.WATCHERS._value.get() == before
@@ -281,21 +281,21 @@ async def test_a_watch_that_is_closed_before_it_began_gives_its_seat_back(site: 
     kind = BY_NAME["Queue"]
     route = Route("GET", "/api/v1/queues", watch_module.watch, "", kind=kind)  # type: ignore[arg-type]
     query = {"watch": "true", "resourceVersion": await newest(site)}
-    call = Call(site.house, route, Identity("nobody", Role.VIEWER, "gone"), "", {}, query, {})
+    call = Call(site.context, route, Identity("nobody", Role.VIEWER, "gone"), "", {}, query, {})
     stream = await watch_module.watch(call, Query("Queue"))
     assert isinstance(stream, Stream)
-    assert site.house.watches["tenant:gone"] == 1
-    followers = site.house.feed.followers
+    assert site.context.watches["tenant:gone"] == 1
+    followers = site.context.feed.followers
     await stream.pieces.aclose()
-    assert "tenant:gone" not in site.house.watches
-    assert site.house.feed.followers == followers - 1
+    assert "tenant:gone" not in site.context.watches
+    assert site.context.feed.followers == followers - 1
 
 
 async def test_who_comes_again_while_the_process_stops_does_not_hold_it_up(site: Site) -> None:
-    door = Door(site.house, build_routes(bursar.__version__))
-    door.end_streams()
+    app = App(site.context, build_routes(bursar.__version__))
+    app.end_streams()
     headers = {"authorization": f"Bearer {site.admin}"}
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=door), base_url="http://door") as http:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://door") as http:
         async with asyncio.timeout(5):
             answer = await http.get("/api/v1/allocations", params={"watch": "true"}, headers=headers)
     assert (answer.status_code, answer.text) == (200, "")
@@ -307,7 +307,7 @@ async def test_who_comes_again_while_the_process_stops_does_not_hold_it_up(site:
 async def test_however_many_ask_whether_it_is_ready_the_database_is_asked_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, find_fault = 0, house_module.House._find_fault
+    asked, find_fault = 0, house_module.ApiContext._find_fault
 
     async def counted(self: Any) -> str:
         nonlocal asked
@@ -315,8 +315,8 @@ async def test_however_many_ask_whether_it_is_ready_the_database_is_asked_once(
         return await find_fault(self)
 
     monkeypatch.setattr(house_module, "READY_AGE_SECONDS_MAX", 30.0)
-    monkeypatch.setattr(house_module.House, "_find_fault", counted)
-    site.house._fault_read_at = -1e9
+    monkeypatch.setattr(house_module.ApiContext, "_find_fault", counted)
+    site.context._fault_read_at = -1e9
     replies = await asyncio.gather(*(site.get("/readyz") for _ in range(20)))
     assert {(one.status, one.body) for one in replies} == {(200, "ok")}
     assert asked == 1

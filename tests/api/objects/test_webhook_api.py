@@ -61,7 +61,7 @@ async def test_webhooks_are_made_listed_and_removed_and_the_secret_is_told_once(
     listed = await site.get("webhooks")
     assert listed.names == ["ops"]
     assert secret not in json.dumps(listed.body)
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         changes = await db.fetch("SELECT doc FROM change")
     assert not any(secret.encode() in (row["doc"] or b"") for row in changes)
     assert (await site.delete("webhooks/ops")).status == 200
@@ -107,7 +107,7 @@ async def test_a_signed_payment_tops_an_account_up_once_for_ever(site: Site) -> 
     assert await balance(site) == "12.5"
     assert (await pay(site, secret, "evt-2")).status == 201
     assert await balance(site) == "25"
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         actors = await db.fetch("SELECT DISTINCT actor, type FROM entry")
         told = await db.fetchval("SELECT count(*) FROM notice WHERE type = 'credit.topped-up'")
     assert [tuple(row) for row in actors] == [("payment:bank", "topup")]
@@ -192,7 +192,7 @@ async def test_a_trial_is_for_one_webhook_alone_and_waits_to_be_sent(site: Site)
     assert (item["type"], item["subject"], item["tries"], item["lastSaid"]) == ("io.bursar.webhook.test", "ops", 0, "")
     assert item["nextAt"] is not None
     assert (await site.get("webhooks/other/deliveries")).body["items"] == []
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await db.execute("UPDATE notice_delivery SET next_at = 'infinity', tries = 9, last_said = 'HTTP 500'")
     (item,) = (await site.get("webhooks/ops/deliveries")).body["items"]
     assert (item["nextAt"], item["tries"], item["lastSaid"]) == (None, 9, "HTTP 500")
@@ -218,7 +218,7 @@ async def test_only_what_notices_are_sent_to_can_be_tried(site: Site) -> None:
     assert (await site.post("webhooks", {"name": "ops", "url": "https://hooks.example/x"})).status == 201
     refused = await site.post("webhooks/bank/test", {})
     assert (refused.status, refused.body["details"]["code"]) == (422, "unprocessable")
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await db.execute("UPDATE webhook SET stopped = 'the receiver answered 410 Gone' WHERE name = 'ops'")
     stopped = await site.post("webhooks/ops/test", {})
     assert (stopped.status, stopped.body["details"]["hint"]) == (409, "Remove it, and make it anew.")
@@ -227,5 +227,5 @@ async def test_only_what_notices_are_sent_to_can_be_tried(site: Site) -> None:
     token = await site.token("tenant-admin", user="ann", tenant="default")
     assert (await site.post("webhooks/ops/test", {}, token=token)).status == 403
     assert (await site.get("webhooks/ops/deliveries", token=token)).status == 403
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         assert await db.fetchval("SELECT count(*) FROM notice WHERE type = 'webhook.test'") == 0

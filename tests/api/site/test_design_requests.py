@@ -278,7 +278,7 @@ async def test_what_runs_is_released_gracefully_and_gone_when_its_node_says_so(s
     team, worker = await site.namespace(), site.name("worker")
     node = await site.post("nodes", {"metadata": {"name": worker}, "spec": {"capacity": {"cpu": "8"}}})
     await made(site, team, "ml-training-job-42", cpu="8")
-    await bind(site.house.office, team, "ml-training-job-42", worker)
+    await bind(site.context.runtime, team, "ml-training-job-42", worker)
     path = f"namespaces/{team}/allocations/ml-training-job-42"
     own = node.body["status"]["token"]
 
@@ -309,7 +309,7 @@ async def test_what_runs_is_released_gracefully_and_gone_when_its_node_says_so(s
     assert ended.status == 200
     assert (await site.get(path)).status == 404
     assert (await site.get(f"tenants/{team}/quotas")).body["quotas"].get("cpu", {"bound": "0"})["bound"] == "0"
-    await assert_counters_equal_charges(site.house.office)
+    await assert_counters_equal_charges(site.context.runtime)
 
 
 async def test_bulk_release_counts_what_matched_and_what_was_freed(site: Site) -> None:
@@ -320,7 +320,7 @@ async def test_bulk_release_counts_what_matched_and_what_was_freed(site: Site) -
     for index in range(24):
         await made(site, team, f"member-{index}", labels=batch, cpu="8000m", memory="32Gi", gpu="4")
         if index < 20:
-            await bind(site.house.office, team, f"member-{index}", worker)
+            await bind(site.context.runtime, team, f"member-{index}", worker)
     await made(site, team, "another", labels={"batch-id": "other"}, cpu="1")
     request = {"labelSelector": "batch-id=job-20240115", "gracePeriodSeconds": 60, "dryRun": False}
 

@@ -31,18 +31,18 @@ async def team(site: Site, parent: str = "", *, days: float = 400, **spec: Any) 
     body = {"metadata": {"name": name}, "spec": {**({"parent": parent} if parent else {}), **spec}}
     assert (await site.post("tenants", body)).status == 201
     await site.namespace(name, name)
-    await aged(site.house.database, name, days)
+    await aged(site.context.database, name, days)
     return name
 
 
 async def use(site: Site, tenant: str, user: str, gpus: float, **when: Any) -> None:
     amounts = {GPU: int(gpus * 1000), "nodes": int(gpus * 125), "cpu": 8000}
-    await spent(site.house.database, tenant, f"{tenant}/{user}", amounts, **when)
+    await spent(site.context.database, tenant, f"{tenant}/{user}", amounts, **when)
 
 
 async def entered(site: Site) -> None:
     """All that happened is in buckets."""
-    while await roll(site.house.database):
+    while await roll(site.context.database):
         pass
 
 
@@ -110,14 +110,14 @@ async def test_the_window_is_that_of_budgets_unless_another_is_asked_for(site: S
 async def test_what_is_told_by_whoever_keeps_the_budget_takes_precedence(site: Site) -> None:
     name = await team(site, gpuHoursBudget=100, nodeHoursBudget=100)
     await use(site, name, "ann", 1, begin=ago(hours=30), hours=20)
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await budget_store.save(db, "waldur", datetime.now(UTC), {name: Remaining(10.0, None)}, 60)
     shown = await report(site, f"tenants/{name}/usage")
     assert (shown["gpu_hours_used"], shown["source"], shown["utilization"]) == (90, "waldur", 0.9)
     assert shown["node_hours_used"] == 2.5
     # It is of the budget's period: other windows are counted here.
     assert (await report(site, f"tenants/{name}/usage", days=7))["gpu_hours_used"] == 20
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await budget_store.withdraw(db, "waldur", datetime.now(UTC), "away")
     shown = await report(site, f"tenants/{name}/usage")
     assert (shown["gpu_hours_used"], shown["source"], shown["utilization"]) == (20, "internal", 0.2)
@@ -243,15 +243,15 @@ async def test_an_administrator_may_leave_the_tenant_out_where_there_is_but_one_
 
 async def test_a_period_is_told_against_the_quota_as_it_is_documented(site: Site) -> None:
     name = await team(site, limits={GPU: 100, "cpu": "10000"})
-    await priced(site.house.database, {"memory": "0.0001", GPU: "0.001", "cpu": "0.00001"})
+    await priced(site.context.database, {"memory": "0.0001", GPU: "0.001", "cpu": "0.00001"})
     await spent(
-        site.house.database, name, f"{name}/ann", {GPU: 72_000, "cpu": 6_500_000, "memory": 64 << 30},
+        site.context.database, name, f"{name}/ann", {GPU: 72_000, "cpu": 6_500_000, "memory": 64 << 30},
         begin=ago(hours=12), hours=6, klass="a100",
     )  # fmt: skip
     await entered(site)
     await site.post("nodes", {"metadata": {"name": f"{name}-n"}, "spec": {"capacity": {"cpu": "64", GPU: "8"}}})
     assert (await site.post(f"namespaces/{name}/allocations", allocation("work", gpu=4, cpu=8))).status == 201
-    await bind(site.house.office, name, "work", f"{name}-n")
+    await bind(site.context.runtime, name, "work", f"{name}-n")
     shown = await report(site, f"metrics/tenants/{name}/usage", period="24h")
     assert list(shown) == ["tenant", "period", "resources", "cost"]
     assert shown["resources"][GPU] == {
@@ -295,7 +295,7 @@ async def test_a_quota_that_stands_in_a_namespace_is_told_as_the_tenants(site: S
 async def test_the_peak_of_two_tenants_and_two_classes_is_that_of_one_time(site: Site) -> None:
     top = await team(site)
     low = await team(site, top)
-    database = site.house.database
+    database = site.context.database
     await spent(database, top, f"{top}/ann", {GPU: 4000}, begin=ago(hours=10), hours=2, klass="a100")
     await spent(database, top, f"{top}/ann", {GPU: 2000}, begin=ago(hours=10), hours=2, klass="h100")
     await spent(database, low, f"{low}/bob", {GPU: 5000}, begin=ago(hours=4), hours=2, klass="a100")
@@ -308,9 +308,9 @@ async def test_the_peak_of_two_tenants_and_two_classes_is_that_of_one_time(site:
 
 async def test_a_credit_is_worth_what_the_settings_say(site: Site) -> None:
     name = await team(site)
-    await priced(site.house.database, {"example.com/worth": "0.01"})
+    await priced(site.context.database, {"example.com/worth": "0.01"})
     worth = {"example.com/worth": 1000}
-    await spent(site.house.database, name, f"{name}/ann", worth, begin=ago(hours=2), hours=1)
+    await spent(site.context.database, name, f"{name}/ann", worth, begin=ago(hours=2), hours=1)
     assert (await report(site, f"metrics/tenants/{name}/usage"))["cost"]["breakdown"]["other"] == "$36.00"
     await site.patch("settings/system", {"spec": {"credits": {"creditValue": "0.25"}}})
     try:
@@ -371,7 +371,7 @@ async def test_by_user_the_table_has_all_that_the_tenant_used_and_no_more_than_i
     begin = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=20)
     for tenant, user, gpus in ((top, "ann", 2), (top, "bob", 1), (low, "ann", 4)):
         await use(site, tenant, user, gpus, begin=begin - timedelta(hours=6), hours=48)
-    await spent(site.house.database, top, "-", {GPU: 8000}, begin=begin, hours=3)
+    await spent(site.context.database, top, "-", {GPU: 8000}, begin=begin, hours=3)
     asked = {"from": f"{begin:%Y-%m-%d}", "to": f"{begin + timedelta(days=1):%Y-%m-%d}"}
     rows = await table(site, tenant=top, by="user", **asked)
     hours = {(one["tenant"], one["user"]): float(one["hours"]) for one in rows if one["resource"] == GPU}
@@ -440,13 +440,13 @@ async def test_what_a_node_reports_is_in_the_reports_of_who_submitted_it(site: S
     node = registered.body["status"]["token"]
     path = f"namespaces/{name}/allocations"
     await site.post(path, allocation("train", gpu=2), token=ann)
-    await bind(site.house.office, name, "train", f"{name}-n")
+    await bind(site.context.runtime, name, "train", f"{name}-n")
     assert (await report(site, "usage", token=ann))["resources"] == []  # What is placed has not begun.
     assert (await site.patch(f"{path}/train/status", {"status": {"phase": "Running"}}, token=node)).status == 200
     shown = await report(site, "usage", token=ann)
     assert {(one["resource"], one["class"]) for one in shown["resources"]} >= {(GPU, "a100"), ("nodes", "")}
     assert [one["tenant"] for one in shown["tenants"]] == [name]
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await db.execute("UPDATE usage_open SET started_at = started_at - interval '1 hour' WHERE tenant = $1", name)
         await db.execute("UPDATE usage_step SET at = at - interval '1 hour' WHERE tenant = $1", name)
     for path_of in ("usage", f"tenants/{name}/usage"):

@@ -25,7 +25,7 @@ async def successor(site: Site, parent: str = "", *, created: datetime = CREATED
     name = site.name("heir")
     body = {"metadata": {"name": name}, "spec": {"parent": parent} if parent else {}}
     assert (await site.post("tenants", body)).status == 201
-    await aged(site.house.database, name, (datetime.now(UTC) - created).total_seconds() / 86_400)
+    await aged(site.context.database, name, (datetime.now(UTC) - created).total_seconds() / 86_400)
     return name
 
 
@@ -33,11 +33,11 @@ async def use(
     site: Site, tenant: str, gpus: int, begin: datetime, hours: float, user: str = "ann", klass: str = ""
 ) -> None:
     amounts = {GPU: gpus * 1000}
-    await spent(site.house.database, tenant, f"{tenant}/{user}", amounts, begin=begin, hours=hours, klass=klass)
+    await spent(site.context.database, tenant, f"{tenant}/{user}", amounts, begin=begin, hours=hours, klass=klass)
 
 
 async def entered(site: Site) -> None:
-    while await roll(site.house.database):
+    while await roll(site.context.database):
         pass
 
 

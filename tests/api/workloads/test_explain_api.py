@@ -13,9 +13,9 @@ from bursar.api.workloads.explain import _none_waits
 from bursar.core.objects.object import Key
 from bursar.core.quota.quota import Counter
 from bursar.core.scheduling.cycle.cycle import decide
-from bursar.core.scheduling.cycle.plan import Policy
-from bursar.core.scheduling.explain.wait_stats import Waits
-from bursar.core.scheduling.state.cluster_state import Nomination, World
+from bursar.core.scheduling.cycle.plan import SchedulingPolicy
+from bursar.core.scheduling.explain.wait_stats import WaitStats
+from bursar.core.scheduling.state.cluster_state import ClusterState, Nomination
 from bursar.core.scheduling.state.fair_share import ShareOf
 from bursar.core.scheduling.state.placed_columns import Spot
 from bursar.core.values.refusal import Refusal
@@ -32,27 +32,29 @@ GPU = "nvidia.com/gpu"
 NOW = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
 
 
-def world_of(gpus: int = 8, name: str = "n0") -> World:
-    world = World()
-    world.put_node(name, {"cpu": 64_000, "memory": 1 << 38, GPU: gpus * 1000, "pods": 110_000}, labels={"zone": "a"})
-    return world
+def cluster_of(gpus: int = 8, name: str = "n0") -> ClusterState:
+    cluster = ClusterState()
+    cluster.put_node(name, {"cpu": 64_000, "memory": 1 << 38, GPU: gpus * 1000, "pods": 110_000}, labels={"zone": "a"})
+    return cluster
 
 
-async def enter(site: Site, world: World, namespace: str, name: str, nomination: Nomination | None = None) -> Any:
+async def enter(
+    site: Site, cluster: ClusterState, namespace: str, name: str, nomination: Nomination | None = None
+) -> Any:
     """An allocation as the leader would see it."""
-    one = await object_ops.get(site.house.office, Key("Allocation", namespace, name))
+    one = await object_ops.get(site.context.runtime, Key("Allocation", namespace, name))
     assert not isinstance(one, Refusal)
     ask = ask_of(one.doc, uid=one.uid, tenant=one.tenant, labels=one.labels, priorities={})
-    world.wait(ask, nomination)
+    cluster.wait(ask, nomination)
     return ask
 
 
 @asynccontextmanager
-async def leading(site: Site, world: World, waits: Waits | None = None) -> AsyncIterator[None]:
-    database = site.house.database
+async def leading(site: Site, cluster: ClusterState, waits: WaitStats | None = None) -> AsyncIterator[None]:
+    database = site.context.database
     assert await stand(database, "test", 60.0) is not None
-    site.house.inquiries._silent_until = float("-inf")
-    task = asyncio.create_task(run_answers(site.house.office, lambda: world, Policy, lambda: NOW, waits))
+    site.context.leader_queries._silent_until = float("-inf")
+    task = asyncio.create_task(run_answers(site.context.runtime, lambda: cluster, SchedulingPolicy, lambda: NOW, waits))
     try:
         yield
     finally:
@@ -65,7 +67,7 @@ async def glimpsed(site: Site, path: str) -> Any:
     """What is read, with its place in line: a leader that is slow to answer is not waited for, so it is asked again."""
     async with asyncio.timeout(60):
         while True:
-            site.house.inquiries._silent_until = float("-inf")
+            site.context.leader_queries._silent_until = float("-inf")
             shown = await site.get(path)
             if "queuePosition" in shown.body["status"]:
                 return shown
@@ -80,10 +82,10 @@ async def pending(site: Site, namespace: str, name: str, **requests: Any) -> Non
 
 
 async def test_why_it_waits_is_told_in_words_and_numbers(site: Site) -> None:
-    team, world = await site.namespace(), world_of(2)
+    team, cluster = await site.namespace(), cluster_of(2)
     await pending(site, team, "a", gpu=4, cpu=2)
-    await enter(site, world, team, "a")
-    async with leading(site, world):
+    await enter(site, cluster, team, "a")
+    async with leading(site, cluster):
         found = await site.get(f"namespaces/{team}/allocations/a/explain")
     assert found.status == 200, found
     body = found.body
@@ -100,16 +102,16 @@ async def test_why_it_waits_is_told_in_words_and_numbers(site: Site) -> None:
 
 
 async def test_quota_and_capacity_are_told_apart(site: Site) -> None:
-    team, world = await site.namespace(), world_of(2)
+    team, cluster = await site.namespace(), cluster_of(2)
     await site.post(
         f"namespaces/{team}/resourcequotas",
         {"metadata": {"name": "q"}, "spec": {"hard": {GPU: "6"}, "enforcement": "Queue"}},
     )
     await pending(site, team, "a", gpu=8)
-    await enter(site, world, team, "a")
-    tree = await site.house.tree(fresh=True)
-    world.limits.load(tree, {(f"quota:{team}/q", GPU): Counter(hard=6000, bound=2000)})
-    async with leading(site, world):
+    await enter(site, cluster, team, "a")
+    tree = await site.context.tree(fresh=True)
+    cluster.limits.load(tree, {(f"quota:{team}/q", GPU): Counter(hard=6000, bound=2000)})
+    async with leading(site, cluster):
         body = (await site.get(f"namespaces/{team}/allocations/a/explain")).body
     assert body["reason"]["code"] == "quota_exceeded"
     assert body["reason"]["quotas"] == [
@@ -120,9 +122,9 @@ async def test_quota_and_capacity_are_told_apart(site: Site) -> None:
 
 async def test_what_does_not_wait_says_where_it_is(site: Site) -> None:
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, gpu=8)
+    await node(site.context.runtime, where, gpu=8)
     await pending(site, team, "a")
-    await bind(site.house.office, team, "a", where)
+    await bind(site.context.runtime, team, "a", where)
     # Nobody needs to lead for that.
     body = (await site.get(f"namespaces/{team}/allocations/a/explain")).body
     assert (body["phase"], body["nodes"][0]["name"]) == ("Scheduled", where)
@@ -138,7 +140,7 @@ async def test_what_does_not_wait_says_where_it_is(site: Site) -> None:
 async def test_what_the_scheduler_does_not_know_yet_is_told_as_it_was_stored(site: Site) -> None:
     team = await site.namespace()
     await pending(site, team, "a")
-    async with leading(site, world_of()):
+    async with leading(site, cluster_of()):
         body = (await site.get(f"namespaces/{team}/allocations/a/explain")).body
     assert (body["phase"], body["reason"]["code"]) == ("Pending", "not_yet_tried")
 
@@ -163,18 +165,18 @@ async def test_another_tenants_allocation_does_not_exist(site: Site) -> None:
 
 
 async def test_who_may_only_look_may_ask_why_but_not_what_if(site: Site) -> None:
-    team, world = await site.namespace(), world_of(2)
+    team, cluster = await site.namespace(), cluster_of(2)
     await pending(site, team, "a")
-    await enter(site, world, team, "a")
+    await enter(site, cluster, team, "a")
     viewer = await site.token("viewer", tenant=team, user="vic")
-    async with leading(site, world):
+    async with leading(site, cluster):
         assert (await site.get(f"namespaces/{team}/allocations/a/explain", token=viewer)).status == 200
         refused = await site.post(f"namespaces/{team}/allocations/simulate", allocation("x", gpu=1), token=viewer)
     assert refused.status == 403
 
 
 async def test_a_job_is_explained_by_the_first_of_its_allocations_that_waits(site: Site) -> None:
-    team, world = await site.namespace(), world_of(2)
+    team, cluster = await site.namespace(), cluster_of(2)
     job = {
         "metadata": {"name": "train"},
         "spec": {"parallelism": 2, "completions": 2, "template": {"spec": allocation("x", gpu=4)["spec"]}},
@@ -183,8 +185,8 @@ async def test_a_job_is_explained_by_the_first_of_its_allocations_that_waits(sit
     assert made.status == 201, made
     names = (await site.get(f"namespaces/{team}/allocations")).names
     for name in names:
-        await enter(site, world, team, name)
-    async with leading(site, world):
+        await enter(site, cluster, team, name)
+    async with leading(site, cluster):
         body = (await site.get(f"namespaces/{team}/jobs/train/explain")).body
         assert (body["name"], body["reason"]["code"]) == (min(names), f"no_capacity_{GPU}")
         status = (await glimpsed(site, f"namespaces/{team}/jobs/train/status")).body["status"]
@@ -198,14 +200,14 @@ async def test_a_job_is_explained_by_the_first_of_its_allocations_that_waits(sit
 
 
 async def test_a_pending_allocation_is_shown_with_its_place_in_line(site: Site) -> None:
-    team, world = await site.namespace(), world_of(4)
+    team, cluster = await site.namespace(), cluster_of(4)
     await pending(site, team, "runs")
     await pending(site, team, "a")
-    runs = await enter(site, world, team, "runs")
-    world.place(runs, [Spot(0, ((0, (0, 1, 2, 3)),))], since=NOW - 60, ends_at=NOW + 600)
-    await enter(site, world, team, "a")
+    runs = await enter(site, cluster, team, "runs")
+    cluster.place(runs, [Spot(0, ((0, (0, 1, 2, 3)),))], since=NOW - 60, ends_at=NOW + 600)
+    await enter(site, cluster, team, "a")
     path = f"namespaces/{team}/allocations/a"
-    async with leading(site, world):
+    async with leading(site, cluster):
         shown = await glimpsed(site, path)
         assert shown.body["status"]["queuePosition"] == 1
         assert shown.body["status"]["estimatedStartTime"] == "2030-01-01T00:10:00Z"
@@ -222,9 +224,9 @@ async def test_a_pending_allocation_is_shown_with_its_place_in_line(site: Site) 
 
 async def test_what_would_run_is_told_with_its_place_and_nothing_is_stored(site: Site) -> None:
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, cpu=64, memory="256Gi", gpu=8)
+    await node(site.context.runtime, where, cpu=64, memory="256Gi", gpu=8)
     before = await site.state()
-    async with leading(site, world_of(8, where)):
+    async with leading(site, cluster_of(8, where)):
         found = await site.post(f"namespaces/{team}/allocations/simulate", allocation("x", gpu=2))
     assert found.status == 200, found
     assert found.body["wouldRun"] is True
@@ -237,9 +239,9 @@ async def test_what_would_run_is_told_with_its_place_and_nothing_is_stored(site:
 
 async def test_several_are_simulated_together_and_the_faults_of_each_are_named(site: Site) -> None:
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, cpu=64, memory="256Gi", gpu=8)
+    await node(site.context.runtime, where, cpu=64, memory="256Gi", gpu=8)
     path = f"namespaces/{team}/allocations/simulate"
-    async with leading(site, world_of(8, where)):
+    async with leading(site, cluster_of(8, where)):
         found = await site.post(path, {"items": [allocation("x", gpu=8), allocation("y", gpu=8)]})
         assert [one["wouldRun"] for one in found.body["allocations"]] == [True, False]
         assert found.body["wouldRun"] is False
@@ -257,9 +259,9 @@ def job(width: int, **spec: Any) -> dict[str, Any]:
 
 async def test_of_a_job_the_allocations_are_simulated_that_it_would_begin_with(site: Site) -> None:
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, cpu=64, memory="256Gi", gpu=8)
+    await node(site.context.runtime, where, cpu=64, memory="256Gi", gpu=8)
     path, before = f"namespaces/{team}/allocations/simulate", await site.state()
-    async with leading(site, world_of(8, where)):
+    async with leading(site, cluster_of(8, where)):
         found = await site.post(path, job(3))
         assert [(one["name"], one["wouldRun"]) for one in found.body["allocations"]] == [
             ("train-0", True), ("train-1", True), ("train-2", False),
@@ -279,14 +281,14 @@ async def test_of_a_job_the_allocations_are_simulated_that_it_would_begin_with(s
 
 
 async def test_of_a_gang_is_told_how_many_would_fit_together(site: Site) -> None:
-    team, world = await site.namespace(), world_of(8)
-    await node(site.house.office, site.name("n"), cpu=64, memory="256Gi", gpu=32)
+    team, cluster = await site.namespace(), cluster_of(8)
+    await node(site.context.runtime, site.name("n"), cpu=64, memory="256Gi", gpu=32)
     for name in "abc":
         spec = {"gangScheduling": {"groupId": "ring", "minMembers": 3}}
         made = await site.post(f"namespaces/{team}/allocations", allocation(name, spec=spec, gpu=4))
         assert made.status == 201, made
-        await enter(site, world, team, name)
-    async with leading(site, world):
+        await enter(site, cluster, team, name)
+    async with leading(site, cluster):
         reason = (await site.get(f"namespaces/{team}/allocations/a/explain")).body["reason"]
     assert reason["code"] == f"no_capacity_{GPU}"
     assert reason["short"] == [{"resource": "members", "needs": "3", "has": "2", "shortBy": "1", "nodes": 0}]
@@ -308,19 +310,19 @@ async def test_what_would_be_refused_is_refused(site: Site) -> None:
 
 async def test_names_of_those_who_would_be_evicted_are_told_to_their_own_tenant_only(site: Site) -> None:
     team, other, where = await site.namespace(), await site.namespace(), site.name("n")
-    await node(site.house.office, where, cpu=64, memory="256Gi", gpu=4)
-    world = world_of(4, where)
-    world.tenants = {team: ShareOf(team, target=1.0), other: ShareOf(other, target=0.0)}
+    await node(site.context.runtime, where, cpu=64, memory="256Gi", gpu=4)
+    cluster = cluster_of(4, where)
+    cluster.tenants = {team: ShareOf(team, target=1.0), other: ShareOf(other, target=0.0)}
     for index, namespace in enumerate((team, other)):
         await pending(site, namespace, "low", gpu=2)
-        ask = await enter(site, world, namespace, "low")
-        world.place(ask, [Spot(0, ((0, (2 * index, 2 * index + 1)),))], since=NOW - 9000)
+        ask = await enter(site, cluster, namespace, "low")
+        cluster.place(ask, [Spot(0, ((0, (2 * index, 2 * index + 1)),))], since=NOW - 9000)
     user = await site.token("user", tenant=team, user="ann")
     urgent = site.name("urgent")
     shown = {"kind": "PriorityClass", "metadata": {"name": urgent}, "value": 1000, "crossTenant": True}
     assert (await site.post("priorityclasses", shown)).status == 201
     asked = allocation("x", spec={"priorityClass": urgent}, gpu=4)
-    async with leading(site, world):
+    async with leading(site, cluster):
         for token, named in ((user, [team]), (site.admin, sorted([team, other]))):
             found = await site.post(f"namespaces/{team}/allocations/simulate", asked, token=token)
             (one,) = found.body["allocations"]
@@ -342,13 +344,13 @@ async def test_a_trickle_of_placements_is_not_told_as_none(per_second: float, to
 
 
 async def test_queues_tell_their_depth_and_their_waits(site: Site) -> None:
-    team, world, waits = await site.namespace(), world_of(2), Waits()
-    world.profiles = {"default": "default", "gpu-training": "ml"}
+    team, cluster, waits = await site.namespace(), cluster_of(2), WaitStats()
+    cluster.profiles = {"default": "default", "gpu-training": "ml"}
     await pending(site, team, "a")
-    ask = await enter(site, world, team, "a")
+    ask = await enter(site, cluster, team, "a")
     waits.bound("default", NOW - 40, NOW - 28)
     viewer = await site.token("viewer", tenant=team, user="vic")
-    async with leading(site, world, waits):
+    async with leading(site, cluster, waits):
         found = await site.get("metrics/queues", token=viewer)
         scraped = (await site.get("/metrics")).body
     default, training = found.body["queues"]
@@ -372,9 +374,9 @@ async def test_the_cluster_is_told_in_numbers_with_and_without_a_leader(site: Si
         assert (before["cluster"][resource]["used"], before["cluster"][resource]["utilization"]) == (None, None)
     names = [site.name("n") for _ in range(3)]
     for name in names:
-        await node(site.house.office, name, cpu=10, memory="64Gi", gpu=4)
+        await node(site.context.runtime, name, cpu=10, memory="64Gi", gpu=4)
     await pending(site, team, "a", gpu=2, cpu=3)
-    await bind(site.house.office, team, "a", names[0])
+    await bind(site.context.runtime, team, "a", names[0])
     await site.patch(f"nodes/{names[1]}", {"spec": {"unschedulable": True}})
     used = {"status": {"used": {"cpu": "2500m", "memory": "8Gi", GPU: "1"}}}
     assert (await site.patch(f"nodes/{names[0]}/status", used)).status == 200
@@ -382,12 +384,12 @@ async def test_the_cluster_is_told_in_numbers_with_and_without_a_leader(site: Si
     assert (await site.patch(f"nodes/{names[2]}/status", down)).status == 200
     # A node that is not ready and cordoned counts once, as not ready.
     assert (await site.patch(f"nodes/{names[2]}", {"spec": {"unschedulable": True}})).status == 200
-    waits = Waits()
+    waits = WaitStats()
     for _ in range(600):
         waits.bound("default", NOW - 1.5, NOW - 1)
     waits.preempted(NOW - 5)
-    site.house.cluster._read_at = float("-inf")
-    async with leading(site, world_of(), waits):
+    site.context.cluster._read_at = float("-inf")
+    async with leading(site, cluster_of(), waits):
         body = (await site.get("metrics/cluster/utilization")).body
     cluster, was = body["cluster"], before["cluster"]
     grown = {state: cluster["nodes"][state] - was["nodes"][state] for state in cluster["nodes"]}
@@ -406,14 +408,14 @@ async def test_the_cluster_is_told_in_numbers_with_and_without_a_leader(site: Si
 
 
 async def test_a_reservation_is_told_with_its_nodes(site: Site) -> None:
-    team, world = await site.namespace(), world_of(4)
+    team, cluster = await site.namespace(), cluster_of(4)
     await pending(site, team, "runs", gpu=2)
     await pending(site, team, "large")
-    runs = await enter(site, world, team, "runs")
-    world.place(runs, [Spot(0, ((0, (0, 1)),))], since=NOW - 60, ends_at=NOW + 600)
-    await enter(site, world, team, "large")
-    decide(world, Policy(preemption=False), NOW)
-    async with leading(site, world):
+    runs = await enter(site, cluster, team, "runs")
+    cluster.place(runs, [Spot(0, ((0, (0, 1)),))], since=NOW - 60, ends_at=NOW + 600)
+    await enter(site, cluster, team, "large")
+    decide(cluster, SchedulingPolicy(preemption=False), NOW)
+    async with leading(site, cluster):
         body = (await site.get(f"namespaces/{team}/allocations/large/explain")).body
     assert body["reservation"] == {"nodes": ["n0"], "fromTime": "2030-01-01T00:10:00Z"}
     assert body["estimatedStartTime"] == "2030-01-01T00:10:00Z"

@@ -32,7 +32,7 @@ async def running(site: Site, where: str, *names: str) -> None:
     capacity = {GPU: "8", "cpu": "64"}
     assert (await site.post("nodes", {"metadata": {"name": node}, "spec": {"capacity": capacity}})).status == 201
     for name in names:
-        await bind(site.house.office, where, name, node)
+        await bind(site.context.runtime, where, name, node)
         await report(site, where, name, "Running")
 
 
@@ -42,7 +42,7 @@ async def report(site: Site, where: str, name: str, phase: str) -> None:
 
 
 async def stepped(site: Site, where: str, name: str = "train") -> Document:
-    await step(site.house.office, Key("Job", where, name))
+    await step(site.context.runtime, Key("Job", where, name))
     return dict((await site.get(f"namespaces/{where}/jobs/{name}/status")).body["status"])
 
 
@@ -301,7 +301,7 @@ async def test_cancelling_what_waits_and_what_runs(site: Site) -> None:
     assert (await stepped(site, where))["phase"] == "Cancelled"
     again = await site.post(f"namespaces/{where}/jobs/train/cancel", {})
     assert (again.status, again.body["status"]["phase"]) == (200, "Cancelled")
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         happened = await load_happenings_of(db, where, "train", "Job", 50)
     (cancelled,) = [one for one in happened if one.verb == "cancel"]
     assert (cancelled.actor, cancelled.reason) == ("user:admin", "Superseded by newer model version")
@@ -372,7 +372,7 @@ async def test_an_administrator_boosts_a_job_for_a_while(site: Site) -> None:
         "by": "user:admin",
         "expires": boosted.body["boostExpires"],
     }
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         happened = await load_happenings_of(db, where, "train", "Job", 50)
     (line,) = [one for one in happened if one.verb == "boost"]
     assert line.actor == "user:admin"
@@ -413,7 +413,7 @@ async def test_deleting_takes_the_allocations_along_unless_they_are_orphaned(sit
     assert deleted.body["metadata"]["deletionTimestamp"]
     assert (await site.get(f"namespaces/{where}/allocations")).names == ["train-0"]
     await report(site, where, "train-0", "Cancelled")
-    await step(site.house.office, Key("Job", where, "train"))
+    await step(site.context.runtime, Key("Job", where, "train"))
     assert (await site.get(f"namespaces/{where}/jobs/train")).status == 404
     await site.post(f"namespaces/{where}/jobs", job("kept"))
     await site.delete(f"namespaces/{where}/jobs/kept", {"propagationPolicy": "Orphan"})

@@ -26,10 +26,10 @@ PATIENT = Retries(attempts_max=5, seconds_max=10)
 @pytest.fixture(autouse=True)
 def agents(site: Site) -> Agents:
     """One that calls agents as the server does."""
-    if site.house.keeper is None:
-        site.house.keeper = Agents(site.house.database)
-    assert isinstance(site.house.keeper, Agents)
-    return site.house.keeper
+    if site.context.informer is None:
+        site.context.informer = Agents(site.context.database)
+    assert isinstance(site.context.informer, Agents)
+    return site.context.informer
 
 
 class Placed:
@@ -40,18 +40,18 @@ class Placed:
         self.namespace = namespace
         self.name = name
         self.uid = uid
-        self.book, *self.others = books
+        self.ledger, *self.others = books
 
     @property
     def path(self) -> str:
         return f"namespaces/{self.namespace}/allocations/{self.name}/log"
 
     def write(self, data: bytes, *, epoch: int = 1, at: int = 0) -> None:
-        self.book.write(self.uid, epoch, data, at)
+        self.ledger.write(self.uid, epoch, data, at)
 
     async def end(self) -> None:
-        self.book.end(self.uid, 1)
-        await end(self.site.house.office, self.namespace, self.name, Phase.SUCCEEDED)
+        self.ledger.end(self.uid, 1)
+        await end(self.site.context.runtime, self.namespace, self.name, Phase.SUCCEEDED)
 
     async def read(self, **query: Any) -> str:
         reply = await self.site.get(self.path, **query)
@@ -64,7 +64,7 @@ async def placed(site: Site, home: Path, nodes: int = 1, **spec: Any) -> AsyncIt
     namespace, name = await site.namespace(), "train"
     names = [site.name("node") for _ in range(nodes)]
     for one in names:
-        await node(site.house.office, one, cpu=8)
+        await node(site.context.runtime, one, cpu=8)
     made = await site.post(
         f"namespaces/{namespace}/allocations",
         allocation(name, spec={"command": ["sleep", "1"], "nodes": nodes, **spec}, cpu=1),
@@ -74,8 +74,8 @@ async def placed(site: Site, home: Path, nodes: int = 1, **spec: Any) -> AsyncIt
         books = []
         for one in names:
             (home / one).mkdir()
-            books.append(await stack.enter_async_context(kept(site.house.office, one, home / one)))
-        await bind(site.house.office, namespace, name, *names)
+            books.append(await stack.enter_async_context(kept(site.context.runtime, one, home / one)))
+        await bind(site.context.runtime, namespace, name, *names)
         yield Placed(site, namespace, name, made.body["metadata"]["uid"], books)
 
 
@@ -88,14 +88,14 @@ async def test_what_was_written_is_read(site: Site, tmp_path: Path) -> None:
         reply = await site.get(one.path)
         assert (reply.status, reply.body) == (200, "one\ntwo\nthree\n")
         assert reply.headers["content-type"].startswith("text/plain")
-        assert reply.headers["x-log-node"] == one.book.name
+        assert reply.headers["x-log-node"] == one.ledger.name
         assert (reply.headers["x-log-epoch"], reply.headers["x-log-offset"]) == ("1", "0")
         assert reply.headers["x-content-type-options"] == "nosniff"
         assert await one.read(tailLines=1) == "three\n"
         assert await one.read(tailLines=0) == ""
         assert await one.read(offset=4) == "two\nthree\n"
         assert await one.read(offset=4, limitBytes=5) == "two\nt"
-        assert await one.read(epoch=1, node=one.book.name) == "one\ntwo\nthree\n"
+        assert await one.read(epoch=1, node=one.ledger.name) == "one\ntwo\nthree\n"
 
 
 async def test_ended_work_is_read_for_as_long_as_its_node_keeps_it(site: Site, tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ async def test_ended_work_is_read_for_as_long_as_its_node_keeps_it(site: Site, t
         assert await one.read(follow="true") == "done\n"
         reply = await site.get(one.path, offset=5, follow="true")
         assert (reply.body, reply.headers["x-log-end"]) == ("", "true")
-        (one.book.home / f"{one.uid}.1" / "output.0").unlink()
-        (one.book.home / f"{one.uid}.1").rmdir()
+        (one.ledger.home / f"{one.uid}.1" / "output.0").unlink()
+        (one.ledger.home / f"{one.uid}.1").rmdir()
         gone = await site.get(one.path)
         assert gone.status == 410
         assert "keeps no log of train any more" in gone.message
@@ -125,7 +125,7 @@ async def test_who_follows_hears_what_is_written_later_until_the_end(site: Site,
             one.write(b"three\n")
             await one.end()
             assert b"".join([piece async for piece in pieces]) == b"three\n"
-        await eventually(lambda: _is(site.house.watches.total() == 0))
+        await eventually(lambda: _is(site.context.watches.total() == 0))
 
 
 async def test_silent_work_is_answered_at_once_and_its_seat_is_given_back(
@@ -136,9 +136,9 @@ async def test_silent_work_is_answered_at_once_and_its_seat_is_given_back(
         headers, where = {"authorization": f"Bearer {site.admin}"}, f"{site.url}/api/v1/{one.path}"
         async with site.http.stream("GET", where, params={"follow": "true"}, headers=headers, timeout=10) as answer:
             assert (answer.status_code, answer.headers["x-log-offset"]) == (200, "0")
-            assert site.house.watches.total() == 1
+            assert site.context.watches.total() == 1
             assert agents._in_use == 1
-        await eventually(lambda: _is(site.house.watches.total() == 0 and agents._in_use == 0))
+        await eventually(lambda: _is(site.context.watches.total() == 0 and agents._in_use == 0))
 
 
 async def test_the_last_no_lines_are_what_comes_after_them(site: Site, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ async def test_each_node_of_several_has_its_own(site: Site, tmp_path: Path) -> N
         assert await one.read(node=other.name) == "second\n"
         refused = await site.get(one.path, node="elsewhere")
         assert refused.status == 400
-        assert f"it is on {one.book.name}, {other.name}" in refused.message
+        assert f"it is on {one.ledger.name}, {other.name}" in refused.message
 
 
 async def test_kubernetes_clients_read_the_pods_log(site: Site, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ async def test_another_tenants_log_does_not_exist(site: Site, tmp_path: Path) ->
 async def test_who_need_not_know_what_work_writes_may_not_read_it(site: Site, tmp_path: Path, role: str) -> None:
     async with placed(site, tmp_path) as one:
         one.write(b"secret\n")
-        token = await site.token(role, **({"node": one.book.name} if role == "node" else {}))
+        token = await site.token(role, **({"node": one.ledger.name} if role == "node" else {}))
         for path in (one.path, one.path.replace("allocations", "pods")):
             assert (await site.get(path, token=token)).status == 403
 
@@ -247,10 +247,10 @@ async def test_what_has_not_begun_is_asked_for_again(site: Site, tmp_path: Path)
 
 async def test_a_node_without_an_agent_is_said(site: Site) -> None:
     namespace, name = await site.namespace(), site.name("node")
-    await node(site.house.office, name, cpu=8)
+    await node(site.context.runtime, name, cpu=8)
     where = f"namespaces/{namespace}/allocations"
     await site.post(where, allocation("train", spec={"command": ["true"]}, cpu=1))
-    await bind(site.house.office, namespace, "train", name)
+    await bind(site.context.runtime, namespace, "train", name)
     reply = await site.get(f"{where}/train/log")
     assert (reply.status, reply.message) == (503, f"node {name} has no agent that can be asked")
 
@@ -258,12 +258,12 @@ async def test_a_node_without_an_agent_is_said(site: Site) -> None:
 async def test_a_node_that_is_away_is_said_and_found_again(site: Site, tmp_path: Path) -> None:
     async with placed(site, tmp_path) as one:
         one.write(b"here\n")
-        await advertise(site.house.office, one.book.name, f"127.0.0.1:{free_port()}")
+        await advertise(site.context.runtime, one.ledger.name, f"127.0.0.1:{free_port()}")
         reply = await site.get(one.path)
         assert reply.status == 503
-        assert f"the agent of node {one.book.name} does not answer" in reply.message
+        assert f"the agent of node {one.ledger.name} does not answer" in reply.message
         assert reply.body["details"]["retryAfterSeconds"] == 2
-        await advertise(site.house.office, one.book.name, one.book.address)
+        await advertise(site.context.runtime, one.ledger.name, one.ledger.address)
         assert await one.read() == "here\n"
 
 
@@ -271,9 +271,9 @@ async def test_another_node_at_its_address_is_not_believed(site: Site, tmp_path:
     async with placed(site, tmp_path) as one:
         one.write(b"mine\n")
         imposter = site.name("node")
-        await node(site.house.office, imposter, cpu=8)
-        async with kept(site.house.office, imposter, one.book.home) as other:
-            await advertise(site.house.office, one.book.name, other.address)
+        await node(site.context.runtime, imposter, cpu=8)
+        async with kept(site.context.runtime, imposter, one.ledger.home) as other:
+            await advertise(site.context.runtime, one.ledger.name, other.address)
             assert (await site.get(one.path)).status == 503
 
 
@@ -281,43 +281,43 @@ async def test_another_node_at_its_address_is_not_believed(site: Site, tmp_path:
 async def test_no_address_that_is_no_nodes_is_called(site: Site, agents: Agents, tmp_path: Path, address: str) -> None:
     async with placed(site, tmp_path) as one:
         one.write(b"here\n")
-        await advertise(site.house.office, one.book.name, address)
+        await advertise(site.context.runtime, one.ledger.name, address)
         reply = await site.get(one.path)
         assert reply.status == 503
         assert "its address is no node's" in reply.message
         assert address not in str(reply.body)
-        assert one.book.name not in agents._lines, "no channel was made"
+        assert one.ledger.name not in agents._lines, "no channel was made"
 
 
 async def test_a_log_is_read_only_from_nodes_that_the_allocation_was_on(site: Site, tmp_path: Path) -> None:
     """Whoever names another node has the server call nobody, however its agent would answer."""
     async with placed(site, tmp_path) as one, placed(site, tmp_path) as other:
         one.write(b"here\n")
-        other.book.write(one.uid, 7, b"of nobody\n")
-        other.book.write(one.uid, 1, b"of nobody\n")
-        for node_name, epoch in ((other.book.name, 7), (one.book.name, 7), (site.name("absent"), 7)):
+        other.ledger.write(one.uid, 7, b"of nobody\n")
+        other.ledger.write(one.uid, 1, b"of nobody\n")
+        for node_name, epoch in ((other.ledger.name, 7), (one.ledger.name, 7), (site.name("absent"), 7)):
             reply = await site.get(one.path, node=node_name, epoch=epoch)
             assert reply.status == 410, reply
             assert "was not on node" in reply.message
-        assert (await site.get(one.path, node=other.book.name, epoch=1)).status == 400
-        assert (await site.get(one.path, node=other.book.name)).status == 400
+        assert (await site.get(one.path, node=other.ledger.name, epoch=1)).status == 400
+        assert (await site.get(one.path, node=other.ledger.name)).status == 400
 
 
 async def test_without_certificates_only_this_machine_is_called(site: Site, tmp_path: Path) -> None:
-    secure, site.house.keeper = site.house.keeper, Agents(site.house.database, insecure=True)
+    secure, site.context.informer = site.context.informer, Agents(site.context.database, insecure=True)
     try:
         async with placed(site, tmp_path) as one:
             (tmp_path / "plain").mkdir()
-            async with kept(site.house.office, one.book.name, tmp_path / "plain", insecure=True) as plain:
+            async with kept(site.context.runtime, one.ledger.name, tmp_path / "plain", insecure=True) as plain:
                 plain.write(one.uid, 1, b"plain\n")
                 assert await one.read() == "plain\n"
-                await advertise(site.house.office, one.book.name, "192.0.2.1:50051")
+                await advertise(site.context.runtime, one.ledger.name, "192.0.2.1:50051")
                 reply = await site.get(one.path)
                 assert reply.status == 503
                 assert "only this machine is called" in reply.message
     finally:
-        await site.house.keeper.close()
-        site.house.keeper = secure
+        await site.context.informer.close()
+        site.context.informer = secure
 
 
 @pytest.mark.parametrize(
@@ -337,9 +337,9 @@ async def test_channels_are_kept_and_bounded(
 ) -> None:
     monkeypatch.setattr("bursar.rpc.agent_client.IDLE_MAX", 1)
     async with placed(site, tmp_path, nodes=3) as one:
-        for book in (one.book, *one.others):
-            book.write(one.uid, 1, b"x")
-        first, second, third = (book.name for book in (one.book, *one.others))
+        for ledger in (one.ledger, *one.others):
+            ledger.write(one.uid, 1, b"x")
+        first, second, third = (ledger.name for ledger in (one.ledger, *one.others))
         await one.read(node=first)
         line = agents._lines[first]
         await one.read(node=first)
@@ -374,14 +374,14 @@ async def test_the_sdk_reads_and_follows(site: Site, tmp_path: Path) -> None:
         one.write(b"one\ntwo\n")
         assert await read_all(client, one, tail_lines=1) == b"two\n"
         following = asyncio.create_task(read_all(client, one, follow=True, tail_lines=1))
-        await eventually(lambda: _is(site.house.watches.total() == 1))
+        await eventually(lambda: _is(site.context.watches.total() == 1))
         one.write(b"three\n")
         await one.end()
         assert await following == b"two\nthree\n"
         with pytest.raises(NotFound):
-            await read_all(client, Placed(site, one.namespace, "nothing", "", [one.book]), follow=True)
+            await read_all(client, Placed(site, one.namespace, "nothing", "", [one.ledger]), follow=True)
         with pytest.raises(Gone):
-            await read_all(client, one, node=one.book.name, epoch=7)
+            await read_all(client, one, node=one.ledger.name, epoch=7)
 
 
 async def _is(holds: bool) -> bool:
@@ -392,17 +392,17 @@ async def test_the_sdk_takes_up_where_it_was_cut_off(site: Site, tmp_path: Path)
     """Every byte once, though the node goes away, comes back, and has dropped a part of what it kept."""
     async with placed(site, tmp_path) as one, AsyncClient(site.url, site.admin, retries=PATIENT) as client:
         pieces = client.allocations(one.namespace).log(one.name, follow=True)
-        name, home = one.book.name, one.book.home
-        async with kept(site.house.office, name, home) as first:
+        name, home = one.ledger.name, one.ledger.home
+        async with kept(site.context.runtime, name, home) as first:
             first.write(one.uid, 1, b"one\n")
             assert (await anext(pieces)).data == b"one\n"
         # Its door has closed; the next is at another address.
-        async with kept(site.house.office, name, home) as second:
+        async with kept(site.context.runtime, name, home) as second:
             second.write(one.uid, 1, b"two\n")
             piece = await anext(pieces)
             assert (piece.data, piece.offset, piece.node, piece.epoch) == (b"two\n", 4, name, 1)
         (home / f"{one.uid}.1" / "output.0").unlink()
-        async with kept(site.house.office, name, home) as third:
+        async with kept(site.context.runtime, name, home) as third:
             third.write(one.uid, 1, b"much later\n", at=1000)
             third.end(one.uid, 1)
             left = [(piece.offset, piece.data) async for piece in pieces]
@@ -412,13 +412,13 @@ async def test_the_sdk_takes_up_where_it_was_cut_off(site: Site, tmp_path: Path)
 async def test_what_is_cut_off_is_not_taken_for_the_end(site: Site, tmp_path: Path) -> None:
     async with placed(site, tmp_path) as one:
         headers, where = {"authorization": f"Bearer {site.admin}"}, f"{site.url}/api/v1/{one.path}"
-        door = kept(site.house.office, one.book.name, one.book.home)
-        book = await door.__aenter__()
-        book.write(one.uid, 1, b"one\n")
+        app = kept(site.context.runtime, one.ledger.name, one.ledger.home)
+        ledger = await app.__aenter__()
+        ledger.write(one.uid, 1, b"one\n")
         async with site.http.stream("GET", where, params={"follow": "true"}, headers=headers) as answer:
             pieces = answer.aiter_bytes()
             assert await anext(pieces) == b"one\n"
-            await door.__aexit__(None, None, None)
+            await app.__aexit__(None, None, None)
             with pytest.raises(httpx2.RemoteProtocolError):
                 await _rest(pieces)
 
@@ -429,9 +429,9 @@ async def _rest(pieces: AsyncIterator[bytes]) -> bytes:
 
 async def test_the_sdk_gives_up_on_a_node_that_has_no_agent(site: Site) -> None:
     namespace, name = await site.namespace(), site.name("node")
-    await node(site.house.office, name, cpu=8)
+    await node(site.context.runtime, name, cpu=8)
     await site.post(f"namespaces/{namespace}/allocations", allocation("train", spec={"command": ["true"]}, cpu=1))
-    await bind(site.house.office, namespace, "train", name)
+    await bind(site.context.runtime, namespace, "train", name)
     once = Retries(attempts_max=1)
     async with AsyncClient(site.url, site.admin, retries=once) as client:
         with pytest.raises(Unavailable, match="has no agent"):

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import structlog.testing
 
-from bursar.core.objects.pending_reason import Reason, Why
-from bursar.core.scheduling.explain.explain_types import Ahead, Explanation
+from bursar.core.objects.pending_reason import PendingReason, ReasonCode
+from bursar.core.scheduling.explain.explain_types import Ahead, ExplainAnswer
 from bursar.core.values.redaction import LAST_APPLIED
 from support.api.site import APPLY, STRATEGIC, Site, allocation, node_body
 from support.api.watches import newest, take, watching
@@ -144,14 +144,14 @@ async def test_what_waits_is_explained_without_strangers(site: Site, monkeypatch
     parent = site.name("above")
     assert await submitted(site, team, "a", token) == 201
     uid = (await site.get(f"namespaces/{team}/allocations/a")).body["metadata"]["uid"]
-    short = Reason(Why.QUOTA_EXCEEDED, limits=((f"tenant:{parent}", GPU, 6000, 4000, 3000),))
+    short = PendingReason(ReasonCode.QUOTA_EXCEEDED, limits=((f"tenant:{parent}", GPU, 6000, 4000, 3000),))
     everybody, own = Ahead(9, {GPU: 72_000}), Ahead(1, {GPU: 1000})
-    found = Explanation(uid, short, (short,), "default", 4, 10, everybody, own)
+    found = ExplainAnswer(uid, short, (short,), "default", 4, 10, everybody, own)
 
-    async def explained(_: str) -> Explanation:
+    async def explained(_: str) -> ExplainAnswer:
         return found
 
-    monkeypatch.setattr(site.house.inquiries, "explain", explained)
+    monkeypatch.setattr(site.context.leader_queries, "explain", explained)
     for asking, sees in ((token, False), (site.admin, True)):
         shown = (await site.get(f"namespaces/{team}/allocations/a/explain", token=asking)).body
         assert shown["queuePosition"] == 4

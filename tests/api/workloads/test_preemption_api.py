@@ -20,7 +20,7 @@ async def running(site: Site, namespace: str, name: str, *nodes: str, spec: Any 
         f"namespaces/{namespace}/allocations", allocation(name, spec=spec, **(requests or {"gpu": 1}))
     )
     assert made.status == 201, made
-    await bind(site.house.office, namespace, name, *nodes)
+    await bind(site.context.runtime, namespace, name, *nodes)
 
 
 async def preempt(site: Site, namespace: str, name: str, **more: Any) -> Reply:
@@ -48,9 +48,9 @@ async def notices(site: Site, node_name: str, token: str = "", accept: str = "")
 
 async def test_an_administrator_preempts_and_the_work_waits_again(site: Site) -> None:
     team = await site.namespace()
-    await node(site.house.office, site.name("n"), gpu=1)
+    await node(site.context.runtime, site.name("n"), gpu=1)
     where = site.name("n")
-    await node(site.house.office, where, cpu=64, memory="256Gi", gpu=8)
+    await node(site.context.runtime, where, cpu=64, memory="256Gi", gpu=8)
     await running(site, team, "low", where, cpu=16, memory="64Gi", gpu=4)
     made = await preempt(
         site, team, "low", reason="production incident", gracePeriodSeconds=45, initiatedBy="oncall@example.com"
@@ -64,15 +64,15 @@ async def test_an_administrator_preempts_and_the_work_waits_again(site: Site) ->
     assert (status["phase"], status["reason"]) == ("Terminating", "Preempted")
     assert status["eviction"]["deadline"] == made.body["gracePeriodEnds"]
     assert status["message"] == "Preempted by oncall@example.com: production incident"
-    await end(site.house.office, team, "low", Phase.FAILED)
+    await end(site.context.runtime, team, "low", Phase.FAILED)
     again = (await shown(site, team, "low"))["status"]
     assert (again["phase"], again["reason"], again["message"]) == ("Pending", "Preempted", status["message"])
-    await assert_counters_equal_charges(site.house.office)
+    await assert_counters_equal_charges(site.context.runtime)
 
 
 async def test_who_preempted_and_why_is_in_the_audit(site: Site) -> None:
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, gpu=8)
+    await node(site.context.runtime, where, gpu=8)
     await running(site, team, "low", where)
     await preempt(site, team, "low", reason="because")
     events = await site.get(f"namespaces/{team}/events", fieldSelector="involvedObject.name=low")
@@ -83,10 +83,10 @@ async def test_who_preempted_and_why_is_in_the_audit(site: Site) -> None:
 
 async def test_what_cannot_be_preempted_is_refused_and_nothing_changes(site: Site) -> None:
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, gpu=8)
+    await node(site.context.runtime, where, gpu=8)
     await site.post(f"namespaces/{team}/allocations", allocation("waiting", gpu=1))
     await running(site, team, "done", where)
-    await end(site.house.office, team, "done")
+    await end(site.context.runtime, team, "done")
     before = await site.state()
     assert (await preempt(site, team, "nobody")).status == 404
     assert (await preempt(site, "no-such-namespace", "waiting")).status == 404
@@ -112,7 +112,7 @@ async def test_what_cannot_be_preempted_is_refused_and_nothing_changes(site: Sit
 
 async def test_only_system_admins_preempt(site: Site) -> None:
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, gpu=8)
+    await node(site.context.runtime, where, gpu=8)
     await running(site, team, "low", where)
     for role, whose in (
         ("tenant-admin", {"tenant": team}),
@@ -126,12 +126,12 @@ async def test_only_system_admins_preempt(site: Site) -> None:
 
 async def test_a_repeated_request_has_one_answer_also_when_all_is_over(site: Site) -> None:
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, gpu=8)
+    await node(site.context.runtime, where, gpu=8)
     await running(site, team, "low", where)
     first = await preempt(site, team, "low", request_id="again")
     assert (await preempt(site, team, "low", request_id="again")).body == first.body
     assert (await preempt(site, team, "low", request_id="again", reason="other")).status == 422
-    await end(site.house.office, team, "low", Phase.CANCELLED)
+    await end(site.context.runtime, team, "low", Phase.CANCELLED)
     assert (await preempt(site, team, "low", request_id="again")).body == first.body
     assert (await preempt(site, team, "low")).status == 409
     await site.delete(f"namespaces/{team}/allocations/low")
@@ -140,7 +140,7 @@ async def test_a_repeated_request_has_one_answer_also_when_all_is_over(site: Sit
 
 async def test_preempting_twice_is_one_preemption(site: Site) -> None:
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, gpu=8)
+    await node(site.context.runtime, where, gpu=8)
     await running(site, team, "low", where)
     first = await preempt(site, team, "low", gracePeriodSeconds=30)
     assert (await preempt(site, team, "low", gracePeriodSeconds=300)).body == first.body
@@ -148,7 +148,7 @@ async def test_preempting_twice_is_one_preemption(site: Site) -> None:
 
 async def test_a_dry_run_tells_and_changes_nothing(site: Site) -> None:
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, gpu=8)
+    await node(site.context.runtime, where, gpu=8)
     await running(site, team, "low", where)
     before = await site.state()
     assert (await preempt(site, team, "low", dryRun="All")).status == 201
@@ -161,7 +161,7 @@ async def test_a_dry_run_tells_and_changes_nothing(site: Site) -> None:
 async def test_a_node_is_told_first_what_is_open_and_then_what_is_new(site: Site) -> None:
     team, where, elsewhere = await site.namespace(), site.name("n"), site.name("n")
     for name in (where, elsewhere):
-        await node(site.house.office, name, gpu=8)
+        await node(site.context.runtime, name, gpu=8)
     for name in ("one", "two"):
         await running(site, team, name, where)
     await running(site, team, "other", elsewhere)
@@ -191,20 +191,20 @@ async def test_a_node_is_told_first_what_is_open_and_then_what_is_new(site: Site
 
 async def test_what_comes_back_and_is_evicted_again_is_told_again(site: Site) -> None:
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, gpu=8)
+    await node(site.context.runtime, where, gpu=8)
     await running(site, team, "low", where)
     async with notices(site, where) as lines:
         await preempt(site, team, "low", gracePeriodSeconds=500)
         assert json.loads(await anext(lines))["gracePeriodSeconds"] == 500
-        await end(site.house.office, team, "low", Phase.CANCELLED)
-        await bind(site.house.office, team, "low", where)
+        await end(site.context.runtime, team, "low", Phase.CANCELLED)
+        await bind(site.context.runtime, team, "low", where)
         await preempt(site, team, "low", gracePeriodSeconds=600)
         assert json.loads(await anext(lines))["gracePeriodSeconds"] == 600
 
 
 async def test_notices_come_as_server_sent_events_when_asked(site: Site) -> None:
     team, where = await site.namespace(), site.name("n")
-    await node(site.house.office, where, gpu=8)
+    await node(site.context.runtime, where, gpu=8)
     await running(site, team, "low", where)
     await preempt(site, team, "low")
     async with notices(site, where, accept="text/event-stream") as lines:
@@ -216,7 +216,7 @@ async def test_notices_come_as_server_sent_events_when_asked(site: Site) -> None
 async def test_open_notices_are_listed_until_the_node_has_spoken(site: Site) -> None:
     team, one, two = await site.namespace(), site.name("n"), site.name("n")
     for name in (one, two):
-        await node(site.house.office, name, gpu=8)
+        await node(site.context.runtime, name, gpu=8)
     await running(site, team, "wide", one, two, spec={"nodes": 2})
     await running(site, team, "deleted", one)
     assert (await site.get(f"nodes/{one}/evictions")).body["items"] == []
@@ -241,7 +241,7 @@ async def test_open_notices_are_listed_until_the_node_has_spoken(site: Site) -> 
 async def test_nobody_hears_of_another_nodes_evictions(site: Site) -> None:
     where, elsewhere, team = site.name("n"), site.name("n"), await site.namespace()
     for name in (where, elsewhere):
-        await node(site.house.office, name, gpu=8)
+        await node(site.context.runtime, name, gpu=8)
     other = await site.token("node", node=elsewhere, single_use=False)
     assert (await site.get(f"nodes/{where}/evictions", token=other)).status == 403
     assert (await site.get(f"nodes/{where}/evictions", token=other, watch="true")).status == 403
@@ -254,11 +254,11 @@ async def test_nobody_hears_of_another_nodes_evictions(site: Site) -> None:
 
 async def test_a_stream_of_notices_gives_its_seat_back(site: Site) -> None:
     where = site.name("n")
-    await node(site.house.office, where, gpu=8)
-    seats = site.house.watches.total()
+    await node(site.context.runtime, where, gpu=8)
+    seats = site.context.watches.total()
     async with notices(site, where):
-        await eventually(lambda: _holds(site.house.watches.total() == seats + 1))
-    await eventually(lambda: _holds(site.house.watches.total() == seats))
+        await eventually(lambda: _holds(site.context.watches.total() == seats + 1))
+    await eventually(lambda: _holds(site.context.watches.total() == seats))
 
 
 async def _holds(fact: bool) -> bool:

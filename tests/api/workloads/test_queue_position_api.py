@@ -15,8 +15,8 @@ from bursar.core.values.refusal import Refusal
 from bursar.loops.schedule import run_schedule
 from bursar.ops.scheduling import leader_query, queue_depth
 from bursar.ops.scheduling.leader import resign, stand
-from bursar.ops.scheduling.leader_query import NO_LEADER, Answer, Inquiries, encode
-from bursar.ops.scheduling.queue_depth import Depths
+from bursar.ops.scheduling.leader_query import NO_LEADER, LeaderAnswer, LeaderQueries, encode
+from bursar.ops.scheduling.queue_depth import QueueDepths
 from bursar.store.scheduling import leader_query as inquiry_store
 from support.api.site import Site, allocation, eventually
 from support.runtime.runtime import node
@@ -28,11 +28,11 @@ GPU = "nvidia.com/gpu"
 
 @asynccontextmanager
 async def scheduled(site: Site) -> AsyncIterator[None]:
-    database = site.house.database
+    database = site.context.database
     fence = await stand(database, "test", 60.0)
     assert fence is not None
-    site.house.inquiries._silent_until = site.house.depths._asked_at = float("-inf")
-    task = asyncio.create_task(run_schedule(site.house.office, fence.number))
+    site.context.leader_queries._silent_until = site.context.depths._asked_at = float("-inf")
+    task = asyncio.create_task(run_schedule(site.context.runtime, fence.number))
     try:
         await eventually(lambda: answers(site))
         yield
@@ -43,11 +43,11 @@ async def scheduled(site: Site) -> AsyncIterator[None]:
 
 
 async def answers(site: Site) -> bool:
-    return not isinstance(await site.house.inquiries.figures(), Refusal)
+    return not isinstance(await site.context.leader_queries.figures(), Refusal)
 
 
 async def depth_of(site: Site, queue: str) -> int:
-    found = await site.house.inquiries.figures()
+    found = await site.context.leader_queries.figures()
     assert isinstance(found, Figures)
     return next((one.depth for one in found.queues if one.name == queue), 0)
 
@@ -90,7 +90,7 @@ async def is_depth(site: Site, queue: str, depth: int) -> bool:
 async def test_a_job_has_its_place_and_the_estimate_of_its_start(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader_query, "GLIMPSE_SECONDS_MAX", 60.0)
     team = await site.namespace()
-    await node(site.house.office, "line-1", cpu=8, memory="64Gi", gpu=1)
+    await node(site.context.runtime, "line-1", cpu=8, memory="64Gi", gpu=1)
     async with scheduled(site):
         await submit(site, team, "runs", ttl="1h", nodeSelector={"kubernetes.io/hostname": "line-1"})
         await eventually(lambda: is_bound(site, team, "runs"))
@@ -114,7 +114,7 @@ async def test_members_of_a_gang_that_is_not_complete_have_a_place(site: Site) -
     team = await site.namespace()
     gang = {"gangScheduling": {"groupId": "g", "minMembers": 3}}
     # Nothing runs there, and nothing is refused as too large.
-    await node(site.house.office, "line-large", cpu=8, memory="64Gi", gpu=8)
+    await node(site.context.runtime, "line-large", cpu=8, memory="64Gi", gpu=8)
     assert (await site.patch("nodes/line-large", {"spec": {"unschedulable": True}})).status == 200
     async with scheduled(site):
         queue = {"queue": "gpu-training", **gang}
@@ -131,7 +131,7 @@ async def test_where_nobody_leads_what_waits_is_counted(site: Site) -> None:
     team = await site.namespace()
     where = f"namespaces/{team}"
     assert (await site.post("queues", {"metadata": {"name": team}, "spec": {}})).status == 201
-    site.house.depths._asked_at = site.house.depths._read_at = float("-inf")
+    site.context.depths._asked_at = site.context.depths._read_at = float("-inf")
     places = [(await submit(site, team, f"a{number}", queue=team))["queuePosition"] for number in range(3)]
     assert places == [1, 2, 3]
     template = {"spec": {"resources": {"requests": {GPU: "1"}}}}
@@ -142,7 +142,7 @@ async def test_where_nobody_leads_what_waits_is_counted(site: Site) -> None:
     assert (await site.get(f"{where}/allocations/a0")).body["status"].get("queuePosition") is None
 
 
-class Silent(Inquiries):
+class Silent(LeaderQueries):
     """Asks a leader that never answers in time, and remembers how often."""
 
     asked = 0
@@ -158,8 +158,8 @@ async def test_the_leader_is_asked_once_a_second_however_many_submit(
     monkeypatch.setattr(queue_depth, "FRESH_SECONDS", 3600.0)
     monkeypatch.setattr(queue_depth, "STALE_SECONDS", 3600.0)
     monkeypatch.setattr(queue_depth, "WAIT_SECONDS_MAX", 30.0)
-    silent = Silent(site.house.database)
-    depths = Depths(silent, site.house.database)
+    silent = Silent(site.context.database)
+    depths = QueueDepths(silent, site.context.database)
     newest = 1 << 60
     places = []
     for number in range(100):
@@ -173,7 +173,7 @@ async def test_the_leader_is_asked_once_a_second_however_many_submit(
 
 
 async def test_what_was_told_up_to_a_revision_is_counted_once(site: Site) -> None:
-    depths = Depths(site.house.inquiries, site.house.database)
+    depths = QueueDepths(site.context.leader_queries, site.context.database)
     depths._learn({"q": 2}, 10, asyncio.get_running_loop().time())
     assert [await depths.last_place("q", revision) for revision in (12, 11, 13)] == [3, 3, 5]
     depths._learn({"q": 4}, 12, asyncio.get_running_loop().time())
@@ -186,10 +186,10 @@ async def test_what_was_told_up_to_a_revision_is_counted_once(site: Site) -> Non
 
 
 async def test_whose_term_is_over_answers_nothing(site: Site) -> None:
-    database = site.house.database
+    database = site.context.database
     former = await stand(database, "former", 60.0)
     assert former is not None
-    asking = asyncio.create_task(site.house.inquiries.figures(30.0))
+    asking = asyncio.create_task(site.context.leader_queries.figures(30.0))
     await eventually(lambda: is_asked(site))
     assert await resign(database, "former")
     present = await stand(database, "present", 60.0)
@@ -198,7 +198,7 @@ async def test_whose_term_is_over_answers_nothing(site: Site) -> None:
         (question,) = await inquiry_store.load_unanswered(db, 10, 60.0)
         for fence, depth_told in ((former, 77), (present, 1)):
             told = Figures(queues=(QueueFigures("default", depth_told),))
-            answer = Answer(msgspec.Raw(encode(told)))
+            answer = LeaderAnswer(msgspec.Raw(encode(told)))
             await inquiry_store.answer(db, [(question.id, encode(answer))], fence.number)
     found = await asking
     await resign(database, "present")
@@ -207,5 +207,5 @@ async def test_whose_term_is_over_answers_nothing(site: Site) -> None:
 
 
 async def is_asked(site: Site) -> bool:
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         return bool(await inquiry_store.load_unanswered(db, 10, 60.0))

@@ -74,10 +74,10 @@ async def test_what_has_ended_reads_no_more_and_leaves_nothing(site: Site) -> No
     path = await reader(site, where)
     await site.put(path, b"x", media=BYTES)
     on = (await node(site))["metadata"]["name"]
-    await bind(site.house.office, where, "a", on)
-    await end(site.house.office, where, "a", Phase.SUCCEEDED)
+    await bind(site.context.runtime, where, "a", on)
+    await end(site.context.runtime, where, "a", Phase.SUCCEEDED)
     assert (await site.put(path, b"x", media=BYTES)).status == 409
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         await store.forget(db)
         uid = (await site.get(f"namespaces/{where}/allocations/a")).body["metadata"]["uid"]
         assert not await store.is_there(db, uid)

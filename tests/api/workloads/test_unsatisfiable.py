@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bursar.api.serve import opened_house
+from bursar.api.serve import opened_context
 from bursar.core.values.refusal import Refusal
 from bursar.ops.quota.cluster_ceiling import unsatisfiable
 from bursar.store.embedded import Embedded
@@ -154,7 +154,7 @@ async def test_more_nodes_than_there_are_that_could_each_hold_one(cluster: Site)
 async def test_a_node_that_was_registered_elsewhere_a_moment_ago_counts(cluster: Site) -> None:
     await register(cluster, "small", capacity={"cpu": "4"})
     assert (await submit(cluster, "large", cpu=64)).status == 422
-    async with opened_site(cluster.house.database.url) as other:
+    async with opened_site(cluster.context.database.url) as other:
         await register(other, "large", capacity={"cpu": "64"})
     assert (await submit(cluster, "large", cpu=64)).status == 201
 
@@ -195,20 +195,20 @@ async def test_a_refusal_is_not_remembered_under_its_request_id(cluster: Site) -
 async def test_the_ceiling_is_that_of_the_database_after_any_history(cluster: Site) -> None:
     """Nodes come, go, change and come again under the same name; another process that starts afresh agrees."""
     spec = AllocationSpec(resources=Resources(requests={"cpu": "8"}))
-    async with opened_house(cluster.house.database.url) as watching:
+    async with opened_context(cluster.context.database.url) as watching:
         for step, sizes in enumerate(([4, 8], [8], [4, 4, 4], [], [8, 8, 8], [2, 8])):
             for name in (await cluster.get("nodes")).names:
                 assert (await cluster.delete(f"nodes/{name}")).status == 200
             for index, cpus in enumerate(sizes):
                 await register(cluster, f"n{index}", capacity={"cpu": str(cpus)})
             expected = bool(sizes) and sizes.count(8) < 2
-            refused = await unsatisfiable(watching.office, spec, 2)
-            async with opened_house(cluster.house.database.url) as fresh:
-                assert isinstance(await unsatisfiable(fresh.office, spec, 2), Refusal) is expected, step
+            refused = await unsatisfiable(watching.runtime, spec, 2)
+            async with opened_context(cluster.context.database.url) as fresh:
+                assert isinstance(await unsatisfiable(fresh.runtime, spec, 2), Refusal) is expected, step
             # What fits may be let in on what was read within the last second; what is refused was read just now.
             assert expected or refused is None, step
-            watching.office.ceilings.forget()
-            assert isinstance(await unsatisfiable(watching.office, spec, 2), Refusal) is expected, step
+            watching.runtime.ceilings.forget()
+            assert isinstance(await unsatisfiable(watching.runtime, spec, 2), Refusal) is expected, step
 
 
 # What contradicts itself is a mistake, with or without nodes.

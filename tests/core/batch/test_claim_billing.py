@@ -5,14 +5,14 @@ from datetime import UTC, datetime
 import pytest
 
 from bursar.core.batch.claim_billing import close_now, is_due, is_over, lacking_after, lease_of_claim
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.account import Account
-from bursar.core.credit.billing_terms import NOTHING_SAID, Billing, SaidTerms
+from bursar.core.credit.billing_terms import NOTHING_SAID, Billing, StatedTerms
 from bursar.core.credit.lease import Lease, LeaseState, Mode
-from bursar.core.credit.ledger import Book
+from bursar.core.credit.ledger import Ledger
 from bursar.core.credit.price import Price, PriceList
-from bursar.core.nodes.node import NodeRoom
-from bursar.core.nodes.node_claim import Claim
+from bursar.core.nodes.node import NodeCapacity
+from bursar.core.nodes.node_claim import NodeClaim
 from bursar.core.quota.quota import Counters
 from bursar.core.quota.tenant_tree import Tenant, Tree
 from bursar.core.values.money import MICROS, NANO
@@ -21,25 +21,25 @@ from bursar.core.values.replace import replace
 
 GPU = "nvidia.com/gpu"
 NOW = 1_800_000_000 * MICROS
-ANN = Claim("claim-1", "lab", "ann", "2026-11-16T10:00:00Z", "user:lab/ann")
-ROOM = NodeRoom("n1", 1, True, {GPU: 8000, "cpu": 64_000, "pods": 110_000, "exclusive": 1000, "memory": 0})
+ANN = NodeClaim("claim-1", "lab", "ann", "2026-11-16T10:00:00Z", "user:lab/ann")
+ROOM = NodeCapacity("n1", 1, True, {GPU: 8000, "cpu": 64_000, "pods": 110_000, "exclusive": 1000, "memory": 0})
 
 
-def sheet_of(terms: SaidTerms, **payers: int) -> Sheet:
+def sheet_of(terms: StatedTerms, **payers: int) -> UnitOfWork:
     tree = Tree(tenants={"lab": Tenant("lab", billing=terms)})
-    sheet = Sheet(datetime(2026, 11, 16, tzinfo=UTC), tree, Counters(tree, {}))
-    sheet.payers = {("lab", user.removeprefix("pool")): number for user, number in payers.items()}
-    sheet.classes = {"n1": "h100"}
-    return sheet
+    batch = UnitOfWork(datetime(2026, 11, 16, tzinfo=UTC), tree, Counters(tree, {}))
+    batch.payers = {("lab", user.removeprefix("pool")): number for user, number in payers.items()}
+    batch.classes = {"n1": "h100"}
+    return batch
 
 
-def book_of(credit: int, *leases: Lease) -> Book:
+def book_of(credit: int, *leases: Lease) -> Ledger:
     account = Account(100, "lab", "", posted=credit)
     numbers = iter(range(1, 100))
-    book = Book(NOW, PriceList.of([Price(GPU, "h100", NANO, 1)]), {100: account}, {}, numbers)
+    ledger = Ledger(NOW, PriceList.of([Price(GPU, "h100", NANO, 1)]), {100: account}, {}, numbers)
     for lease in leases:
-        assert book.open(lease, started=True) is None
-    return book
+        assert ledger.open(lease, started=True) is None
+    return ledger
 
 
 def lease(gpus: int, seconds: int) -> Lease:
@@ -50,7 +50,7 @@ def lease(gpus: int, seconds: int) -> Lease:
 
 
 def test_all_that_has_a_price_is_leased_for_ten_minutes_at_least() -> None:
-    draft = lease_of_claim(sheet_of(SaidTerms(Billing.PREPAID, window_seconds=15), pool=100), ROOM, ANN)
+    draft = lease_of_claim(sheet_of(StatedTerms(Billing.PREPAID, window_seconds=15), pool=100), ROOM, ANN)
     assert isinstance(draft, Lease)
     assert (draft.account, draft.uid, draft.job, draft.node) == (100, "claim-1", "claim-1", "n1")
     assert draft.amounts == {GPU: 8000, "cpu": 64_000}
@@ -58,13 +58,13 @@ def test_all_that_has_a_price_is_leased_for_ten_minutes_at_least() -> None:
 
 
 def test_who_pays_further_ahead_anyway_does_so_for_a_claim_too() -> None:
-    draft = lease_of_claim(sheet_of(SaidTerms(Billing.PREPAID, Mode.RESERVE, 3600, 250), pool=100), ROOM, ANN)
+    draft = lease_of_claim(sheet_of(StatedTerms(Billing.PREPAID, Mode.RESERVE, 3600, 250), pool=100), ROOM, ANN)
     assert isinstance(draft, Lease)
     assert (draft.window, draft.discount) == (3600 * MICROS, 250)
 
 
 def test_who_pays() -> None:
-    terms = SaidTerms(Billing.PREPAID)
+    terms = StatedTerms(Billing.PREPAID)
     own = lease_of_claim(sheet_of(terms, pool=100, ann=101, bob=102), ROOM, ANN)
     assert isinstance(own, Lease)
     assert own.account == 101
@@ -105,23 +105,23 @@ def test_it_is_over_when_what_is_paid_is_used_and_more_was_refused(left: int, fi
 
 
 def test_what_is_closed_first_makes_room_and_a_trial_changes_nothing() -> None:
-    book = book_of(100 * NANO, lease(4, 10))
-    before = (replace(book.accounts[100]), replace(book.leases[1]))
-    assert book.lacking([lease(8, 10)]) is not None
-    assert lacking_after(book, [1], lease(8, 10)) is None
-    refusal = lacking_after(book, [1], lease(8, 13))
+    ledger = book_of(100 * NANO, lease(4, 10))
+    before = (replace(ledger.accounts[100]), replace(ledger.leases[1]))
+    assert ledger.lacking([lease(8, 10)]) is not None
+    assert lacking_after(ledger, [1], lease(8, 10)) is None
+    refusal = lacking_after(ledger, [1], lease(8, 13))
     assert refusal is not None
     assert refusal.message == "account lab has 100 credits available, 104 are needed"
-    assert (book.accounts[100], book.leases[1]) == before
+    assert (ledger.accounts[100], ledger.leases[1]) == before
 
 
 @pytest.mark.parametrize(("micros", "paid"), [(0, 0), (7_654_321, 7_654_321), (25_000_000, 10_000_000)])
 def test_closing_now_settles_to_this_moment_and_to_what_was_paid_at_most(micros: int, paid: int) -> None:
-    book = book_of(100 * NANO, lease(3, 10))
-    book.now += micros
-    close_now(book, 1)
-    one, account = book.leases[1], book.accounts[100]
+    ledger = book_of(100 * NANO, lease(3, 10))
+    ledger.now += micros
+    close_now(ledger, 1)
+    one, account = ledger.leases[1], ledger.accounts[100]
     assert (one.state, one.measured, one.posted) == (LeaseState.CLOSED, paid, 3 * NANO * paid // MICROS)
     assert (account.posted, account.held, account.gpus) == (100 * NANO - one.posted, 0, 0)
-    close_now(book, 1)
+    close_now(ledger, 1)
     assert account.posted == 100 * NANO - one.posted, "once"

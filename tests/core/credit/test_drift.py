@@ -4,7 +4,7 @@ import pytest
 
 from bursar.core.credit.account import Account
 from bursar.core.credit.drift import HOUR_MICROS, Drift, crosses, first_hour, hour_of
-from bursar.core.credit.ledger import Book, Event, News
+from bursar.core.credit.ledger import Ledger, LedgerEvent, News
 from bursar.core.credit.price import PriceList
 from bursar.core.values.money import nanocredits
 
@@ -34,11 +34,11 @@ def test_a_period_is_the_present_hour_and_so_many_before_it() -> None:
 
 
 def test_the_alert_has_the_sum_the_limit_and_the_period() -> None:
-    book = Book(0, PriceList())
+    ledger = Ledger(0, PriceList())
     account = Account(id=7, tenant="physics")
     before = Drift(nanocredits("9.75"))
-    assert not book.drift(account, before, nanocredits("0.25"), limit=nanocredits("10"), hours=24)
-    assert book.drift(account, before, nanocredits("0.5"), limit=nanocredits("10"), hours=24)
-    assert book.events == [
-        Event(News.ACCOUNT_DRIFT, 7, nanocredits("10.25"), reason="more than 10 credits in 24 h"),
+    assert not ledger.drift(account, before, nanocredits("0.25"), limit=nanocredits("10"), hours=24)
+    assert ledger.drift(account, before, nanocredits("0.5"), limit=nanocredits("10"), hours=24)
+    assert ledger.events == [
+        LedgerEvent(News.ACCOUNT_DRIFT, 7, nanocredits("10.25"), reason="more than 10 credits in 24 h"),
     ]

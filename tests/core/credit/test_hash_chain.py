@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from bursar.core.credit.account import QUARTER, Account
 from bursar.core.credit.hash_chain import (
     GENESIS,
-    Block,
-    Page,
+    SealedBlock,
+    SealedPage,
     block_hash,
     chain_fault,
     changed_line,
@@ -35,9 +35,9 @@ entries = st.builds(
 )  # fmt: skip
 
 
-def sealed(lines: list[bytes], number: int = 1, first: int = 1, previous: bytes = GENESIS) -> Block:
+def sealed(lines: list[bytes], number: int = 1, first: int = 1, previous: bytes = GENESIS) -> SealedBlock:
     checksum, weighted = sums(lines)
-    block = Block(
+    block = SealedBlock(
         number,
         first,
         first + len(lines) - 1,
@@ -100,8 +100,8 @@ def test_a_chain_is_broken_by_whatever_is_changed() -> None:
 
 
 def test_so_is_one_of_pages() -> None:
-    def page(number: int, block: int, entry: int, previous: bytes) -> Page:
-        one = Page(number, block, block + 1, entry, entry + 9, GENESIS, previous)
+    def page(number: int, block: int, entry: int, previous: bytes) -> SealedPage:
+        one = SealedPage(number, block, block + 1, entry, entry + 9, GENESIS, previous)
         return replace(one, hash=page_hash(one))
 
     first = page(1, 1, 1, GENESIS)

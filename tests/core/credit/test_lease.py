@@ -6,7 +6,7 @@ import pytest
 
 from bursar.core.credit.account import WRITE_OFF, Account
 from bursar.core.credit.lease import Grant, Lease, LeaseState
-from bursar.core.credit.ledger import Book, News, Type
+from bursar.core.credit.ledger import Ledger, News, Type
 from bursar.core.credit.price import Price, PriceList
 from bursar.core.values.money import MICROS, NANO, credits_of, nanocredits
 from bursar.core.values.refusal import Code, Refusal
@@ -15,59 +15,59 @@ START = 1_700_000_000 * MICROS
 GPU = "nvidia.com/gpu"
 
 
-def book_of(balance: str = "50", *prices: Price, **account: object) -> Book:
+def book_of(balance: str = "50", *prices: Price, **account: object) -> Ledger:
     listed = prices or (Price(GPU, "h100", nanocredits("0.01"), 0),)
     rows = {100: Account(100, "physics", posted=nanocredits(balance), **account)}  # type: ignore[arg-type]
-    return Book(START, PriceList.of(listed), rows, numbers=count(1))
+    return Ledger(START, PriceList.of(listed), rows, numbers=count(1))
 
 
 def lease_of(gpus: int = 4, window: int = 15) -> Lease:
     return Lease(0, 100, "train", window=window * MICROS, amounts={GPU: gpus * 1000}, klass="h100", gpus=gpus * 1000)
 
 
-def opened(book: Book, lease: Lease | None = None) -> Lease:
+def opened(ledger: Ledger, lease: Lease | None = None) -> Lease:
     lease = lease or lease_of()
-    assert book.open(lease, started=True) is None
+    assert ledger.open(lease, started=True) is None
     return lease
 
 
-def after(book: Book, seconds: float) -> None:
-    book.now += round(seconds * MICROS)
+def after(ledger: Ledger, seconds: float) -> None:
+    ledger.now += round(seconds * MICROS)
 
 
-def available(book: Book) -> str:
-    return credits_of(book.accounts[100].available)
+def available(ledger: Ledger) -> str:
+    return credits_of(ledger.accounts[100].available)
 
 
 def test_eight_minutes_of_four_gpus_cost_what_the_walkthrough_says() -> None:
-    book = book_of()
-    lease = opened(book)
-    assert available(book) == "49.4"
-    after(book, 5)
-    assert isinstance(book.beat(lease, 1), Grant)
-    assert available(book) == "49.2"
+    ledger = book_of()
+    lease = opened(ledger)
+    assert available(ledger) == "49.4"
+    after(ledger, 5)
+    assert isinstance(ledger.heartbeat(lease, 1), Grant)
+    assert available(ledger) == "49.2"
     for seq in range(2, 96):
-        after(book, 5)
-        book.beat(lease, seq)
-    after(book, 5)
-    book.close(lease)
+        after(ledger, 5)
+        ledger.heartbeat(lease, seq)
+    after(ledger, 5)
+    ledger.close(lease)
     assert credits_of(lease.posted) == "19.2"
-    assert available(book) == "30.8"
-    assert book.accounts[100].held == 0
-    debits = [entry.amount for entry in book.entries if entry.type is Type.DEBIT]
+    assert available(ledger) == "30.8"
+    assert ledger.accounts[100].held == 0
+    debits = [entry.amount for entry in ledger.entries if entry.type is Type.DEBIT]
     assert debits == [nanocredits("0.2")] * 96
 
 
 @pytest.mark.parametrize("gpus", [1, 3, 7])
 def test_fractions_are_neither_lost_nor_gained_however_often_it_is_extended(gpus: int) -> None:
     odd = Price(GPU, "h100", 333_333_337, 0)
-    book = book_of("1000000", odd)
-    lease = opened(book, lease_of(gpus))
+    ledger = book_of("1000000", odd)
+    lease = opened(ledger, lease_of(gpus))
     for seq in range(1, 200):
-        after(book, 0.123457)
-        book.beat(lease, seq)
-    book.close(lease)
-    assert lease.posted == gpus * 333_333_337 * (book.now - START) // MICROS
+        after(ledger, 0.123457)
+        ledger.heartbeat(lease, seq)
+    ledger.close(lease)
+    assert lease.posted == gpus * 333_333_337 * (ledger.now - START) // MICROS
 
 
 def test_rates_that_are_kept_take_little_room_whatever_is_asked_for() -> None:
@@ -83,207 +83,207 @@ def test_rates_that_are_kept_take_little_room_whatever_is_asked_for() -> None:
 @pytest.mark.parametrize("wrong", [10**9, 3600])
 def test_a_clock_that_was_wrong_for_a_while_gives_nothing_away(wrong: int) -> None:
     """It is far ahead for one beat; from the next one on, all that runs is paid again, and little at a time."""
-    book = book_of()
-    lease = opened(book)
-    after(book, 5)
-    book.beat(lease, 1)
-    after(book, 5 + wrong)
-    book.beat(lease, 2)
-    after(book, 5 - wrong)
+    ledger = book_of()
+    lease = opened(ledger)
+    after(ledger, 5)
+    ledger.heartbeat(lease, 1)
+    after(ledger, 5 + wrong)
+    ledger.heartbeat(lease, 2)
+    after(ledger, 5 - wrong)
     for seq in range(3, 13):
-        granted = book.beat(lease, seq)
+        granted = ledger.heartbeat(lease, seq)
         assert isinstance(granted, Grant)
         assert 0 < granted.micros <= 15 * MICROS
         assert lease.held == lease.between(lease.posted_until, lease.paid_until) == nanocredits("0.6")
-        after(book, 5)
-    book.close(lease)
+        after(ledger, 5)
+    ledger.close(lease)
     # 5 s, then what was paid when the clock jumped, and ten times 5 s since it is right again.
     assert credits_of(lease.posted) == "2.8"
-    assert book.accounts[100].held == 0
-    assert sum(entry.amount for entry in book.entries) == lease.posted == lease.cost_of(lease.posted_micros)
+    assert ledger.accounts[100].held == 0
+    assert sum(entry.amount for entry in ledger.entries) == lease.posted == lease.cost_of(lease.posted_micros)
 
 
 def test_a_clock_that_was_wrong_leaves_extensions_that_are_asked_for_at_their_horizon() -> None:
-    book = book_of()
-    lease = opened(book)
-    after(book, 10**9)
-    assert isinstance(book.extend(lease, 5 * MICROS, book.now + 60 * MICROS), Grant)
-    after(book, -(10**9))
-    granted = book.extend(lease, 5 * MICROS, book.now + 60 * MICROS)
+    ledger = book_of()
+    lease = opened(ledger)
+    after(ledger, 10**9)
+    assert isinstance(ledger.extend(lease, 5 * MICROS, ledger.now + 60 * MICROS), Grant)
+    after(ledger, -(10**9))
+    granted = ledger.extend(lease, 5 * MICROS, ledger.now + 60 * MICROS)
     assert isinstance(granted, Grant)
     assert granted.micros == 10 * MICROS
 
 
 def test_a_measured_end_is_settled_exactly() -> None:
-    book = book_of()
-    lease = opened(book)
-    after(book, 9)
-    book.beat(lease, 1)
-    after(book, 3)
-    book.close(lease, measured=10_500_000)
+    ledger = book_of()
+    lease = opened(ledger)
+    after(ledger, 9)
+    ledger.heartbeat(lease, 1)
+    after(ledger, 3)
+    ledger.close(lease, measured=10_500_000)
     assert credits_of(lease.posted) == "0.42"
-    assert available(book) == "49.58"
-    after(book, 5)
-    shorter = opened(book)
-    after(book, 9)
-    book.beat(shorter, 1)
-    book.close(shorter, measured=4 * MICROS)
+    assert available(ledger) == "49.58"
+    after(ledger, 5)
+    shorter = opened(ledger)
+    after(ledger, 9)
+    ledger.heartbeat(shorter, 1)
+    ledger.close(shorter, measured=4 * MICROS)
     assert credits_of(shorter.posted) == "0.16"
-    assert book.entries[-1].type is Type.REFUND
+    assert ledger.entries[-1].type is Type.REFUND
 
 
 def test_a_price_change_counts_for_what_is_paid_after_it() -> None:
     later = Price(GPU, "h100", nanocredits("0.02"), START + 7 * MICROS)
-    book = book_of("50", Price(GPU, "h100", nanocredits("0.01"), 0), later)
-    lease = opened(book)
-    after(book, 5)
-    book.beat(lease, 1)
-    after(book, 5)
-    book.beat(lease, 2)
+    ledger = book_of("50", Price(GPU, "h100", nanocredits("0.01"), 0), later)
+    lease = opened(ledger)
+    after(ledger, 5)
+    ledger.heartbeat(lease, 1)
+    after(ledger, 5)
+    ledger.heartbeat(lease, 2)
     assert credits_of(lease.posted) == "0.4"
     assert credits_of(lease.held) == "0.8", "10 s that were paid before at the old price, and 5 s at the new one"
     assert lease.open_segments == ((nanocredits("0.04"), 10 * MICROS), (nanocredits("0.08"), 5 * MICROS))
-    after(book, 12)
-    book.close(lease)
+    after(ledger, 12)
+    ledger.close(lease)
     assert credits_of(lease.posted) == "0.96", "20 s at the old price, 2 s at the new one"
     assert lease.cost_of(22 * MICROS) == lease.posted
-    assert [(entry.rate, entry.end - entry.begin) for entry in book.entries[2:]] == [
+    assert [(entry.rate, entry.end - entry.begin) for entry in ledger.entries[2:]] == [
         (nanocredits("0.04"), 10 * MICROS),
         (nanocredits("0.08"), 2 * MICROS),
     ]
 
 
 def test_who_cannot_pay_the_next_window_uses_what_is_paid_and_goes_on_when_topped_up() -> None:
-    book = book_of("0.7")
-    lease = opened(book)
-    after(book, 5)
-    grant = book.beat(lease, 1)
+    ledger = book_of("0.7")
+    lease = opened(ledger)
+    after(ledger, 5)
+    grant = ledger.heartbeat(lease, 1)
     assert grant == Grant(
         lease.id, START + 15 * MICROS, 10 * MICROS, final=True, reason="insufficient_credit", rate=nanocredits("0.04")
     )
-    assert book.top_up(book.accounts[100], NANO) is None
-    grant = book.beat(lease, 2)
+    assert ledger.top_up(ledger.accounts[100], NANO) is None
+    grant = ledger.heartbeat(lease, 2)
     assert isinstance(grant, Grant)
     assert not grant.final
 
 
 def test_who_is_brought_low_is_told_once_by_whatever_it_was() -> None:
-    book = book_of("50", low_balance=nanocredits("20"))
-    account = book.accounts[100]
-    assert book.adjust(account, nanocredits("-30")) is None
-    assert book.events == [], "20 are not below 20"
-    assert book.adjust(account, nanocredits("-1")) is None
-    assert book.adjust(account, nanocredits("-1")) is None
-    opened(book)
-    assert [(event.news, credits_of(event.amount)) for event in book.events] == [(News.LOW, "19")]
+    ledger = book_of("50", low_balance=nanocredits("20"))
+    account = ledger.accounts[100]
+    assert ledger.adjust(account, nanocredits("-30")) is None
+    assert ledger.events == [], "20 are not below 20"
+    assert ledger.adjust(account, nanocredits("-1")) is None
+    assert ledger.adjust(account, nanocredits("-1")) is None
+    opened(ledger)
+    assert [(event.news, credits_of(event.amount)) for event in ledger.events] == [(News.LOW, "19")]
 
 
 def test_a_beat_that_is_repeated_changes_nothing_and_an_old_one_is_stale() -> None:
-    book = book_of()
-    lease = opened(book)
-    after(book, 5)
-    first = book.beat(lease, 7)
-    entries = len(book.entries)
-    assert book.beat(lease, 7) == first
-    stale = book.beat(lease, 6)
+    ledger = book_of()
+    lease = opened(ledger)
+    after(ledger, 5)
+    first = ledger.heartbeat(lease, 7)
+    entries = len(ledger.entries)
+    assert ledger.heartbeat(lease, 7) == first
+    stale = ledger.heartbeat(lease, 6)
     assert isinstance(stale, Refusal)
     assert stale.code is Code.STALE
-    assert len(book.entries) == entries
+    assert len(ledger.entries) == entries
 
 
 def test_what_lapses_is_posted_whole_and_what_was_not_used_comes_back() -> None:
-    book = book_of()
-    lease = opened(book)
-    after(book, 60)
-    book.lapse(lease)
+    ledger = book_of()
+    lease = opened(ledger)
+    after(ledger, 60)
+    ledger.lapse(lease)
     assert lease.state is LeaseState.LAPSED
-    assert available(book) == "49.4"
-    assert book.reconcile(lease, 5 * MICROS, drift=0) == -nanocredits("0.4")
-    assert available(book) == "49.8"
+    assert available(ledger) == "49.4"
+    assert ledger.reconcile(lease, 5 * MICROS, drift=0) == -nanocredits("0.4")
+    assert available(ledger) == "49.8"
 
 
 def test_what_was_measured_beyond_what_is_there_is_written_off_and_told() -> None:
-    book = book_of("0.6")
-    lease = opened(book)
-    after(book, 20)
-    book.lapse(lease)
-    book.reconcile(lease, 20 * MICROS, drift=0)
-    assert available(book) == "0"
-    assert credits_of(book.entries[-1].amount) == "0.2"
-    assert [event.reason for event in book.events] == ["written off", ""]
+    ledger = book_of("0.6")
+    lease = opened(ledger)
+    after(ledger, 20)
+    ledger.lapse(lease)
+    ledger.reconcile(lease, 20 * MICROS, drift=0)
+    assert available(ledger) == "0"
+    assert credits_of(ledger.entries[-1].amount) == "0.2"
+    assert [event.reason for event in ledger.events] == ["written off", ""]
 
 
 def test_time_that_nobody_paid_for_is_not_posted_when_a_late_beat_comes() -> None:
-    book = book_of()
-    lease = opened(book)
-    after(book, 25)
-    book.beat(lease, 1)
+    ledger = book_of()
+    lease = opened(ledger)
+    after(ledger, 25)
+    ledger.heartbeat(lease, 1)
     assert credits_of(lease.posted) == "0.6"
-    assert lease.paid_until == book.now + 15 * MICROS
-    after(book, 5)
-    book.close(lease)
+    assert lease.paid_until == ledger.now + 15 * MICROS
+    after(ledger, 5)
+    ledger.close(lease)
     assert credits_of(lease.posted) == "0.8"
     assert lease.posted_micros == 20 * MICROS
 
 
 def test_who_is_often_late_has_no_long_past_and_pays_no_fraction_more_or_less() -> None:
     odd = Price(GPU, "h100", 333_333_337, 0)
-    book = book_of("1000000", odd)
-    lease = opened(book, lease_of(1, window=1))
+    ledger = book_of("1000000", odd)
+    lease = opened(ledger, lease_of(1, window=1))
     for _ in range(50):
-        after(book, 1.123457)
-        assert isinstance(book.extend(lease, MICROS, book.now + 60 * MICROS), Grant)
+        after(ledger, 1.123457)
+        assert isinstance(ledger.extend(lease, MICROS, ledger.now + 60 * MICROS), Grant)
         assert lease.held == lease.between(lease.posted_until, lease.paid_until)
-    after(book, 0.5)
-    book.close(lease)
+    after(ledger, 0.5)
+    ledger.close(lease)
     assert lease.past == ()
     assert lease.posted_micros == 50_500_000
     assert lease.posted == lease.cost_of(50_500_000) == 333_333_337 * 50_500_000 // MICROS
 
 
 def test_what_is_settled_says_for_how_long() -> None:
-    book = book_of()
-    lease = opened(book)
-    after(book, 9)
-    book.beat(lease, 1)
-    after(book, 8)
-    book.close(lease, measured=10_500_000)
-    settled = book.entries[-1]
+    ledger = book_of()
+    lease = opened(ledger)
+    after(ledger, 9)
+    ledger.heartbeat(lease, 1)
+    after(ledger, 8)
+    ledger.close(lease, measured=10_500_000)
+    settled = ledger.entries[-1]
     assert (settled.reason, settled.end - settled.begin) == ("measured", 1_500_000)
 
 
 def test_what_was_written_off_never_comes_to_the_account() -> None:
-    book = book_of("0.6")
-    lease = opened(book)
-    after(book, 20)
-    book.lapse(lease)
-    book.reconcile(lease, 20 * MICROS, drift=0)
-    book.reconcile(lease, 10 * MICROS, drift=0)
-    assert available(book) == "0.2", "0.6 were paid, and 0.4 is what it cost"
-    written_off = [entry.amount for entry in book.entries if WRITE_OFF in (entry.debit, entry.credit)]
+    ledger = book_of("0.6")
+    lease = opened(ledger)
+    after(ledger, 20)
+    ledger.lapse(lease)
+    ledger.reconcile(lease, 20 * MICROS, drift=0)
+    ledger.reconcile(lease, 10 * MICROS, drift=0)
+    assert available(ledger) == "0.2", "0.6 were paid, and 0.4 is what it cost"
+    written_off = [entry.amount for entry in ledger.entries if WRITE_OFF in (entry.debit, entry.credit)]
     assert written_off == [nanocredits("0.2"), nanocredits("0.2")]
     assert lease.written_off == 0
 
 
 def test_the_grace_after_the_last_paid_second_is_written_off_without_alarm() -> None:
-    book = book_of("0.6")
-    lease = opened(book)
-    after(book, 5)
-    book.beat(lease, 1)
-    after(book, 12)
-    book.close(lease, measured=17 * MICROS)
+    ledger = book_of("0.6")
+    lease = opened(ledger)
+    after(ledger, 5)
+    ledger.heartbeat(lease, 1)
+    after(ledger, 12)
+    ledger.close(lease, measured=17 * MICROS)
     assert credits_of(lease.written_off) == "0.08"
-    assert [event.news for event in book.events] == [News.EXHAUSTED]
+    assert [event.news for event in ledger.events] == [News.EXHAUSTED]
 
 
 def test_who_asks_for_more_than_there_is_keeps_what_is_paid_and_nobody_is_alarmed() -> None:
-    book = book_of("0.7")
-    lease = opened(book)
-    after(book, 5)
-    refused = book.extend(lease, 60 * MICROS, book.now + 3600 * MICROS)
+    ledger = book_of("0.7")
+    lease = opened(ledger)
+    after(ledger, 5)
+    refused = ledger.extend(lease, 60 * MICROS, ledger.now + 3600 * MICROS)
     assert isinstance(refused, Refusal)
     assert refused.code is Code.INSUFFICIENT_CREDIT
-    assert (lease.paid_until, lease.final, book.events) == (START + 15 * MICROS, "", [])
-    granted = book.extend(lease, 2 * MICROS, book.now + 3600 * MICROS)
+    assert (lease.paid_until, lease.final, ledger.events) == (START + 15 * MICROS, "", [])
+    granted = ledger.extend(lease, 2 * MICROS, ledger.now + 3600 * MICROS)
     assert isinstance(granted, Grant)
     assert granted.paid_until == START + 17 * MICROS

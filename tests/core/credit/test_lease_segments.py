@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bursar.core.credit.account import Account
 from bursar.core.credit.lease import AHEAD_MAX, Grant, Lease, LeaseState
-from bursar.core.credit.ledger import Book, Type
+from bursar.core.credit.ledger import Ledger, Type
 from bursar.core.credit.price import Price, PriceList
 from bursar.core.values.money import MICROS, NANO, cost
 
@@ -19,29 +19,29 @@ WINDOW = 15
 LATEST = 600
 
 
-def opened(price: int, *, window: int = WINDOW * MICROS) -> tuple[Book, Lease]:
+def opened(price: int, *, window: int = WINDOW * MICROS) -> tuple[Ledger, Lease]:
     account = Account(100, "physics", posted=10**6 * NANO)
-    book = Book(START, PriceList.of([Price(GPU, "", price, 0)]), {100: account}, numbers=iter((1,)))
+    ledger = Ledger(START, PriceList.of([Price(GPU, "", price, 0)]), {100: account}, numbers=iter((1,)))
     lease = Lease(0, 100, "train", window=window, amounts={GPU: 1000}, gpus=1000)
-    assert book.open(lease, started=True) is None
-    return book, lease
+    assert ledger.open(lease, started=True) is None
+    return ledger, lease
 
 
-def set_price(book: Book, price: int) -> None:
-    book.prices = PriceList.of([Price(GPU, "", price, 0)])
+def set_price(ledger: Ledger, price: int) -> None:
+    ledger.prices = PriceList.of([Price(GPU, "", price, 0)])
 
 
-def extended(book: Book, lease: Lease, micros: int) -> None:
-    assert isinstance(book.extend(lease, micros, book.now + LATEST * MICROS), Grant)
+def extended(ledger: Ledger, lease: Lease, micros: int) -> None:
+    assert isinstance(ledger.extend(lease, micros, ledger.now + LATEST * MICROS), Grant)
 
 
-def assert_consistent(book: Book, lease: Lease) -> None:
-    account = book.accounts[100]
+def assert_consistent(ledger: Ledger, lease: Lease) -> None:
+    account = ledger.accounts[100]
     assert account.held == lease.held == lease.between(lease.posted_until, lease.paid_until) >= 0
     assert lease.posted == lease.cost_of(lease.posted_micros)
     assert sum(micros for _, micros in lease.open_segments) == lease.paid_until - lease.posted_until
     assert len(lease.open_segments) <= 1 + AHEAD_MAX
-    assert account.posted == 10**6 * NANO - sum(entry.amount for entry in book.entries if entry.type is Type.DEBIT)
+    assert account.posted == 10**6 * NANO - sum(entry.amount for entry in ledger.entries if entry.type is Type.DEBIT)
 
 
 @dataclass
@@ -81,42 +81,42 @@ STEPS = st.one_of(
 def test_every_second_is_paid_at_the_price_of_the_moment_in_which_it_was_paid(
     first: int, steps: list[tuple[str, int]], end: str, used: int
 ) -> None:
-    book, lease = opened(first)
+    ledger, lease = opened(first)
     model, rate = Seconds(held=deque([first] * WINDOW)), first
     for seq, (what, number) in enumerate(steps, 1):
         if what == "pass":
-            book.now += number * MICROS
+            ledger.now += number * MICROS
             model.now += number
         elif what == "price":
             rate = number
-            set_price(book, rate)
+            set_price(ledger, rate)
         elif what == "beat":
-            assert isinstance(book.beat(lease, seq), Grant)
+            assert isinstance(ledger.heartbeat(lease, seq), Grant)
             model.post()
             model.extend(max(model.now, model.posted_to) + WINDOW, rate)
         else:
-            extended(book, lease, number * MICROS)
+            extended(ledger, lease, number * MICROS)
             paid_to = max(model.now, model.posted_to + len(model.held))
             model.extend(min(paid_to + number, max(model.now + LATEST, paid_to)), rate)
         assert (lease.held, lease.posted) == (sum(model.held), sum(model.passed))
-        assert_consistent(book, lease)
+        assert_consistent(ledger, lease)
     if end == "lapse":
-        book.now = max(book.now, lease.paid_until)
+        ledger.now = max(ledger.now, lease.paid_until)
         model.now = max(model.now, model.posted_to + len(model.held))
-        book.lapse(lease)
+        ledger.lapse(lease)
         model.post()
         assert lease.posted == sum(model.passed)
     elif end == "close":
-        book.close(lease)
+        ledger.close(lease)
         model.post()
         assert lease.posted == sum(model.passed)
     else:
         paid = [*model.passed, *model.held]
-        book.close(lease, measured=used * MICROS)
+        ledger.close(lease, measured=used * MICROS)
         assert lease.posted == sum(paid[:used]) + max(0, used - len(paid)) * lease.last_rate
     assert lease.state is not LeaseState.OPEN
-    assert book.accounts[100].held == 0
-    assert 10**6 * NANO - book.accounts[100].posted == lease.posted
+    assert ledger.accounts[100].held == 0
+    assert 10**6 * NANO - ledger.accounts[100].posted == lease.posted
 
 
 @given(
@@ -126,64 +126,64 @@ def test_every_second_is_paid_at_the_price_of_the_moment_in_which_it_was_paid(
 def test_fractions_never_make_a_segment_cost_more_than_its_time(
     prices: list[int], lengths: list[tuple[int, int]]
 ) -> None:
-    book, lease = opened(prices[0], window=MICROS)
+    ledger, lease = opened(prices[0], window=MICROS)
     for number, (waited, added) in enumerate(lengths):
-        set_price(book, prices[number % len(prices)])
-        book.now += waited
-        extended(book, lease, added)
-        assert_consistent(book, lease)
-    book.now = lease.paid_until
-    book.lapse(lease)
+        set_price(ledger, prices[number % len(prices)])
+        ledger.now += waited
+        extended(ledger, lease, added)
+        assert_consistent(ledger, lease)
+    ledger.now = lease.paid_until
+    ledger.lapse(lease)
     assert (
         lease.posted
         == lease.cost_of(lease.posted_micros)
         == sum(cost(rate, micros) for rate, micros in (*lease.past, (lease.rate, lease.posted_until - lease.since)))
     )
-    assert all(entry.amount <= cost(entry.rate, entry.end - entry.begin) + 1 for entry in book.entries)
+    assert all(entry.amount <= cost(entry.rate, entry.end - entry.begin) + 1 for entry in ledger.entries)
 
 
 @pytest.mark.parametrize("rising", [True, False])
 def test_when_there_are_too_many_segments_the_last_takes_the_rest_at_the_lower_rate(rising: bool) -> None:
-    book, lease = opened(1000)
+    ledger, lease = opened(1000)
     prices = [1000 + number if rising else 1000 - number for number in range(1, 2 * AHEAD_MAX)]
     for price in prices:
-        set_price(book, price)
-        before = book.accounts[100].held
-        extended(book, lease, MICROS)
-        assert_consistent(book, lease)
-        assert book.accounts[100].held - before <= price, "nobody pays more than the price of the moment"
+        set_price(ledger, price)
+        before = ledger.accounts[100].held
+        extended(ledger, lease, MICROS)
+        assert_consistent(ledger, lease)
+        assert ledger.accounts[100].held - before <= price, "nobody pays more than the price of the moment"
     assert len(lease.open_segments) == 1 + AHEAD_MAX
     rate, micros = lease.ahead[-1]
     assert rate == (prices[AHEAD_MAX - 1] if rising else prices[-1])
     assert micros == AHEAD_MAX * MICROS
     held = lease.held
-    book.now = lease.paid_until
-    book.lapse(lease)
+    ledger.now = lease.paid_until
+    ledger.lapse(lease)
     assert lease.posted == held
 
 
 def test_equal_rates_beside_each_other_are_one_segment() -> None:
-    book, lease = opened(7)
-    extended(book, lease, 5 * MICROS)
+    ledger, lease = opened(7)
+    extended(ledger, lease, 5 * MICROS)
     assert list(lease.open_segments) == [(7, 20 * MICROS)]
-    set_price(book, 9)
-    extended(book, lease, 5 * MICROS)
-    extended(book, lease, 5 * MICROS)
+    set_price(ledger, 9)
+    extended(ledger, lease, 5 * MICROS)
+    extended(ledger, lease, 5 * MICROS)
     assert list(lease.open_segments) == [(7, 20 * MICROS), (9, 10 * MICROS)]
     assert [lease.rate_at(START + at * MICROS) for at in (0, 19, 20, 29, 99)] == [7, 7, 9, 9, 9]
 
 
 def test_a_clock_that_goes_back_leaves_every_segment_its_rate() -> None:
-    book, lease = opened(7)
-    set_price(book, 9)
-    extended(book, lease, 10 * MICROS)
-    book.now += 3600 * MICROS
-    book.beat(lease, 1)
-    set_price(book, 11)
-    extended(book, lease, 10 * MICROS)
+    ledger, lease = opened(7)
+    set_price(ledger, 9)
+    extended(ledger, lease, 10 * MICROS)
+    ledger.now += 3600 * MICROS
+    ledger.heartbeat(lease, 1)
+    set_price(ledger, 11)
+    extended(ledger, lease, 10 * MICROS)
     assert lease.open_segments == ((9, 15 * MICROS), (11, 10 * MICROS))
-    book.now -= 3600 * MICROS
-    book.beat(lease, 2)
+    ledger.now -= 3600 * MICROS
+    ledger.heartbeat(lease, 2)
     assert lease.open_segments == ((9, 15 * MICROS), (11, 10 * MICROS))
-    assert lease.paid_until == book.now + 25 * MICROS
-    assert_consistent(book, lease)
+    assert lease.paid_until == ledger.now + 25 * MICROS
+    assert_consistent(ledger, lease)

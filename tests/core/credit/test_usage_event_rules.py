@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bursar.core.credit.account import Account
 from bursar.core.credit.lease import Lease
-from bursar.core.credit.ledger import Book
+from bursar.core.credit.ledger import Ledger
 from bursar.core.credit.price import Price, PriceList
 from bursar.core.credit.usage_events import (
     PayingLease,
@@ -123,21 +123,21 @@ def test_a_clock_of_ours_that_went_back_takes_nothing_from_the_time_that_was_pos
 
 def test_a_node_that_was_lost_ran_at_its_last_beat_whatever_it_had_written_down() -> None:
     prices = PriceList.of([Price(GPU, "", 10**7, 0), Price(GPU, "", 2 * 10**7, START + 12 * MICROS)])
-    book = Book(START, prices, {100: Account(100, "physics", posted=100 * NANO)}, numbers=iter((1,)))
+    ledger = Ledger(START, prices, {100: Account(100, "physics", posted=100 * NANO)}, numbers=iter((1,)))
     lease = Lease(0, 100, "train", window=15 * MICROS, amounts={GPU: 1000}, gpus=1000, uid="a", epoch=1, node="n1")
-    assert book.open(lease, started=False) is None
+    assert ledger.open(lease, started=False) is None
     assert beaten(lease) == 0
     for seq in range(1, 6):
-        book.now += 5 * MICROS
-        book.beat(lease, seq)
-    book.now += 60 * MICROS
-    book.lapse(lease)
+        ledger.now += 5 * MICROS
+        ledger.heartbeat(lease, seq)
+    ledger.now += 60 * MICROS
+    ledger.lapse(lease)
     assert beaten(lease) == 20 * MICROS, "from the first beat, which began it, to the last"
     assert measured(lease, 7 * MICROS, None) == 20 * MICROS
     assert measured(lease, 26 * MICROS, None) == 26 * MICROS
     assert measured(lease, 26 * MICROS, None, told=19 * MICROS) == 19 * MICROS, "what it says when it is back"
     assert measured(lease, None, None) is None
-    book.reconcile(lease, 22 * MICROS, drift=0)
+    ledger.reconcile(lease, 22 * MICROS, drift=0)
     assert lease.posted == 20 * 10**7 + 2 * 2 * 10**7, "what was paid before the price rose, and after"
 
 
@@ -161,33 +161,33 @@ def test_after_any_history_what_was_posted_ends_at_the_true_cost(
     is ever below zero."""
     prices = [Price(GPU, "", 10**7, 0)]
     account = Account(100, "physics", posted=balance)
-    book = Book(START, PriceList.of(prices), {100: account}, numbers=iter(range(1, 9)))
+    ledger = Ledger(START, PriceList.of(prices), {100: account}, numbers=iter(range(1, 9)))
     lease = Lease(0, 100, "train", window=window * MICROS, amounts={GPU: gpus * 1000}, gpus=gpus * 1000)
-    if book.open(lease, started=True) is not None:
+    if ledger.open(lease, started=True) is not None:
         return
     for seq, (micros, what) in enumerate(history, 1):
-        book.now += micros
+        ledger.now += micros
         if what == "price":
-            prices.append(Price(GPU, "", 1 + micros, book.now))
-            book.prices = PriceList.of(prices)
+            prices.append(Price(GPU, "", 1 + micros, ledger.now))
+            ledger.prices = PriceList.of(prices)
         elif what == "top up":
-            book.top_up(account, micros)
+            ledger.top_up(account, micros)
         else:
-            book.beat(lease, seq)
-    book.now = max(book.now, lease.paid_until) if lapses else book.now
+            ledger.heartbeat(lease, seq)
+    ledger.now = max(ledger.now, lease.paid_until) if lapses else ledger.now
     if lapses:
-        book.lapse(lease)
+        ledger.lapse(lease)
     else:
-        book.close(lease)
+        ledger.close(lease)
     for report in reports:
         used = measured(lease, None, report)
         assert used is not None
-        book.reconcile(lease, used, drift=0)
+        ledger.reconcile(lease, used, drift=0)
         assert lease.posted == lease.cost_of(min(report, lease.closed_at - lease.opened_at))
         assert account.available >= 0
         assert account.held == 0
     paid = dict.fromkeys((1, 2, 3, 4, 100), 0)
-    for entry in book.entries:
+    for entry in ledger.entries:
         paid[entry.debit] -= entry.amount
         paid[entry.credit] += entry.amount
     assert sum(paid.values()) == 0

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 import pytest
 from msgspec import structs
 
-from bursar.core.batch.unit_of_work import Sheet
-from bursar.core.nodes.bind_check import Placing, Target, bound_charge, place, unplace
-from bursar.core.nodes.node import EXCLUSIVE, WHOLE, NodeRoom, Placement, device_list
-from bursar.core.objects.allocation import Request
+from bursar.core.batch.unit_of_work import UnitOfWork
+from bursar.core.nodes.bind_check import BindCheck, Target, bound_charge, place, unplace
+from bursar.core.nodes.node import EXCLUSIVE, WHOLE, NodeCapacity, Placement, device_list
+from bursar.core.objects.allocation import ResourceRequest
 from bursar.core.objects.charge import Charge, Facts
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.quota.quota import Counters
@@ -16,44 +16,44 @@ from bursar.core.quota.tenant_tree import Tree
 from bursar.core.values.refusal import Code, Refusal
 
 GPU = "nvidia.com/gpu"
-ONE_GPU = Request({GPU: WHOLE})
+ONE_GPU = ResourceRequest({GPU: WHOLE})
 CHARGE = Charge(Facts(scoped=True), {GPU: WHOLE, "allocations": WHOLE})
 
 
-def room(name: str, gpus: int = 4, *, generation: int = 1, schedulable: bool = True) -> NodeRoom:
+def capacity(name: str, gpus: int = 4, *, generation: int = 1, schedulable: bool = True) -> NodeCapacity:
     amounts = {GPU: gpus * WHOLE}
-    return NodeRoom(name, generation, schedulable, amounts, {}, device_list(amounts, {}))
+    return NodeCapacity(name, generation, schedulable, amounts, {}, device_list(amounts, {}))
 
 
-def rooms(*those: NodeRoom) -> dict[str, NodeRoom]:
+def capacities(*those: NodeCapacity) -> dict[str, NodeCapacity]:
     return {one.name: one for one in those}
 
 
-def placed(answer: Placing | Refusal) -> Placing:
-    assert isinstance(answer, Placing), answer
+def placed(answer: BindCheck | Refusal) -> BindCheck:
+    assert isinstance(answer, BindCheck), answer
     return answer
 
 
 def test_shared_work_is_charged_its_part_of_the_node() -> None:
-    placing = placed(place(rooms(room("a")), ONE_GPU, [Target("a")], CHARGE))
+    placing = placed(place(capacities(capacity("a")), ONE_GPU, [Target("a")], CHARGE))
     assert placing.charge.bound == {GPU: WHOLE, "allocations": WHOLE, "nodes": 250}
     assert placing.charge.accepted == {GPU: WHOLE, "allocations": WHOLE, "nodes": 250}
-    assert placing.rooms[0].devices == {GPU: (WHOLE, 0, 0, 0)}
+    assert placing.capacities[0].devices == {GPU: (WHOLE, 0, 0, 0)}
 
 
 def test_each_node_of_several_gives_the_same_and_the_parts_add_up() -> None:
-    request = Request({GPU: WHOLE}, nodes=2)
-    placing = placed(place(rooms(room("a", 4), room("b", 2)), request, [Target("a"), Target("b")], CHARGE))
+    request = ResourceRequest({GPU: WHOLE}, nodes=2)
+    placing = placed(place(capacities(capacity("a", 4), capacity("b", 2)), request, [Target("a"), Target("b")], CHARGE))
     assert placing.charge.bound["nodes"] == 250 + 500
-    assert [one.name for one in placing.rooms] == ["a", "b"]
+    assert [one.name for one in placing.capacities] == ["a", "b"]
 
 
 def test_exclusive_work_is_charged_whole_nodes() -> None:
-    request = Request({GPU: WHOLE}, nodes=2, exclusive=True)
+    request = ResourceRequest({GPU: WHOLE}, nodes=2, exclusive=True)
     charge = Charge(Facts(scoped=True), {GPU: 2 * WHOLE, "nodes": 2 * WHOLE})
-    placing = placed(place(rooms(room("a"), room("b")), request, [Target("b"), Target("a")], charge))
+    placing = placed(place(capacities(capacity("a"), capacity("b")), request, [Target("b"), Target("a")], charge))
     assert placing.charge.bound == {GPU: 2 * WHOLE, "nodes": 2 * WHOLE}
-    assert all(one.allocated[EXCLUSIVE] == WHOLE for one in placing.rooms)
+    assert all(one.allocated[EXCLUSIVE] == WHOLE for one in placing.capacities)
 
 
 def test_what_was_accepted_is_never_lowered_by_placing() -> None:
@@ -75,18 +75,25 @@ def test_what_was_accepted_is_never_lowered_by_placing() -> None:
     ],
 )
 def test_a_plan_that_the_world_has_overtaken_is_stale(targets: list[Target], message: str) -> None:
-    there = rooms(room("a", generation=2), room("b"), room("closed", schedulable=False))
+    there = capacities(capacity("a", generation=2), capacity("b"), capacity("closed", schedulable=False))
     assert place(there, ONE_GPU, targets, CHARGE) == Refusal(Code.STALE, message)
 
 
 def test_two_nodes_means_two_different_nodes() -> None:
-    refusal = place(rooms(room("a")), Request({GPU: WHOLE}, nodes=2), [Target("a"), Target("a")], CHARGE)
+    refusal = place(
+        capacities(capacity("a")), ResourceRequest({GPU: WHOLE}, nodes=2), [Target("a"), Target("a")], CHARGE
+    )
     assert isinstance(refusal, Refusal)
     assert refusal.code is Code.STALE
 
 
 def test_a_node_without_room_is_told_with_its_numbers() -> None:
-    refusal = place(rooms(room("a", 4), room("b", 1)), Request({GPU: 2 * WHOLE}, 2), [Target("a"), Target("b")], CHARGE)
+    refusal = place(
+        capacities(capacity("a", 4), capacity("b", 1)),
+        ResourceRequest({GPU: 2 * WHOLE}, 2),
+        [Target("a"), Target("b")],
+        CHARGE,
+    )
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.message) == (Code.NO_CAPACITY, "node b has 1 nvidia.com/gpu free, 2 needed")
     (cause,) = refusal.causes
@@ -97,22 +104,22 @@ def test_a_node_without_room_is_told_with_its_numbers() -> None:
 
 def test_the_devices_that_a_plan_names_are_given_or_the_plan_fails() -> None:
     wanted = [Target("a", devices={GPU: (3,)})]
-    placing = placed(place(rooms(room("a")), ONE_GPU, wanted, CHARGE))
+    placing = placed(place(capacities(capacity("a")), ONE_GPU, wanted, CHARGE))
     assert placing.fits[0].devices == {GPU: (3,)}
-    assert isinstance(place(rooms(*placing.rooms), ONE_GPU, wanted, CHARGE), Refusal)
+    assert isinstance(place(capacities(*placing.capacities), ONE_GPU, wanted, CHARGE), Refusal)
 
 
 def test_unplacing_returns_all_nodes_and_skips_those_that_are_gone() -> None:
-    request = Request({GPU: 500}, nodes=2)
-    there = rooms(room("a"), room("b"))
+    request = ResourceRequest({GPU: 500}, nodes=2)
+    there = capacities(capacity("a"), capacity("b"))
     placing = placed(place(there, request, [Target("a"), Target("b")], CHARGE))
     placements = [
         Placement(node, "u", "n", "one", "t", 1, False, taken.resources, taken.devices)
         for node, taken in zip("ab", placing.fits, strict=True)
     ]
-    after = rooms(*placing.rooms)
+    after = capacities(*placing.capacities)
     there = {name: structs.replace(one, soiled=True) for name, one in there.items()}
-    assert rooms(*unplace(after, request, placements)) == there
+    assert capacities(*unplace(after, request, placements)) == there
     del after["b"]
     assert unplace(after, request, placements) == [there["a"]]
 
@@ -120,8 +127,8 @@ def test_unplacing_returns_all_nodes_and_skips_those_that_are_gone() -> None:
 # The sheet on which a batch is decided.
 
 
-def sheet() -> Sheet:
-    return Sheet(datetime(2031, 1, 1, tzinfo=UTC), Tree(), Counters(Tree(), {}))
+def batch() -> UnitOfWork:
+    return UnitOfWork(datetime(2031, 1, 1, tzinfo=UTC), Tree(), Counters(Tree(), {}))
 
 
 def placement(node: str) -> Placement:
@@ -129,7 +136,7 @@ def placement(node: str) -> Placement:
 
 
 def test_what_is_placed_again_in_one_batch_leaves_its_old_place() -> None:
-    page = sheet()
+    page = batch()
     page.placements["u1"] = (placement("a"),)
     assert page.lift("u1") == (placement("a"),)
     page.place([placement("b")])
@@ -138,7 +145,7 @@ def test_what_is_placed_again_in_one_batch_leaves_its_old_place() -> None:
 
 
 def test_what_is_placed_and_gone_in_one_batch_is_nowhere() -> None:
-    page = sheet()
+    page = batch()
     page.place([placement("a")])
     assert page.lift("u1") == (placement("a"),)
     assert page.placed == {}
@@ -146,7 +153,7 @@ def test_what_is_placed_and_gone_in_one_batch_is_nowhere() -> None:
 
 
 def test_recharging_what_was_written_in_the_batch_goes_with_its_write() -> None:
-    page = sheet()
+    page = batch()
     key = Key("Allocation", "n", "one")
     write = page.put(Stored(key, "u1", "t", {}, {}, b"{}", b"{}"), Origin("user", "create"))
     page.recharge(Stored(key, "u1", "t", {}, {}, b"{}", b"{}", CHARGE))

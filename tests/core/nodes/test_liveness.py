@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.core.nodes.liveness import (
-    Beat,
+    Liveness,
+    LivenessVerdict,
     OnLost,
     Patience,
+    SeenHeartbeat,
     Sighting,
-    Standing,
-    Verdict,
     gone_at,
     judge,
     requeues,
@@ -21,7 +21,7 @@ from bursar.core.nodes.liveness import (
 )
 
 NOW = datetime(2026, 1, 15, 10, 30, tzinfo=UTC)
-READY, NOT_READY, LOST, FENCED = Standing.READY, Standing.NOT_READY, Standing.LOST, Standing.FENCED
+READY, NOT_READY, LOST, FENCED = Liveness.READY, Liveness.NOT_READY, Liveness.LOST, Liveness.FENCED
 PATIENCE = Patience()
 AGES = st.floats(0, 500, allow_nan=False)
 
@@ -31,21 +31,21 @@ def ago(seconds: float) -> datetime:
 
 
 def seen(
-    node: str, silent: float, standing: Standing = READY, *, since: float | None = None, granted: float | None = None
+    node: str, silent: float, standing: Liveness = READY, *, since: float | None = None, granted: float | None = None
 ) -> Sighting:
     """A node that was heard so long ago. Said to be silent, it was not heard since, unless told otherwise."""
-    beat = Beat(ago(silent), NOW, None if granted is None else ago(granted))
+    heartbeat = SeenHeartbeat(ago(silent), NOW, None if granted is None else ago(granted))
     declared = None if standing is READY else ago(silent if since is None else since)
-    return Sighting(node, standing, beat, declared)
+    return Sighting(node, standing, heartbeat, declared)
 
 
-def judged(*nodes: Sighting, heard: int = 100, watched: float = 1e6, calm: float | None = None) -> Verdict:
+def judged(*nodes: Sighting, heard: int = 100, watched: float = 1e6, calm: float | None = None) -> LivenessVerdict:
     return judge(
         nodes, heard, watched_seconds=watched, calm_seconds=watched if calm is None else calm, patience=PATIENCE
     )
 
 
-def said(*nodes: Sighting, **more: float) -> dict[str, Standing]:
+def said(*nodes: Sighting, **more: float) -> dict[str, Liveness]:
     return dict(judged(*nodes, **more).transitions)  # type: ignore[arg-type]
 
 
@@ -63,13 +63,13 @@ def said(*nodes: Sighting, **more: float) -> dict[str, Standing]:
     ],
 )
 def test_silence_makes_a_node_not_ready_and_then_lost(
-    silent: float, standing: Standing, after: Standing | None
+    silent: float, standing: Liveness, after: Liveness | None
 ) -> None:
     assert said(seen("n", silent, standing)) == ({} if after is None else {"n": after})
 
 
 @pytest.mark.parametrize("standing", [NOT_READY, LOST, FENCED])
-def test_who_was_heard_since_is_ready_at_once(standing: Standing) -> None:
+def test_who_was_heard_since_is_ready_at_once(standing: Liveness) -> None:
     assert said(seen("n", 1, standing, since=80)) == {"n": READY}
     assert said(seen("n", 14, standing, since=80), watched=0) == {"n": READY}, "also by one who just began to watch"
 
@@ -77,17 +77,17 @@ def test_who_was_heard_since_is_ready_at_once(standing: Standing) -> None:
 def test_a_node_that_was_never_heard_is_left_alone() -> None:
     assert said(Sighting("n")) == {}
     assert said(Sighting("n", FENCED, None, ago(5))) == {}
-    assert said(Sighting("n", FENCED, Beat(ago(1), NOW), ago(5))) == {"n": READY}, "until it speaks"
+    assert said(Sighting("n", FENCED, SeenHeartbeat(ago(1), NOW), ago(5))) == {"n": READY}, "until it speaks"
 
 
 @pytest.mark.parametrize(("watched", "after"), [(0, None), (14, None), (15, NOT_READY), (59, NOT_READY), (60, LOST)])
-def test_silence_before_we_were_there_ourselves_does_not_count(watched: float, after: Standing | None) -> None:
+def test_silence_before_we_were_there_ourselves_does_not_count(watched: float, after: Liveness | None) -> None:
     assert said(seen("n", 1000), watched=watched) == ({} if after is None else {"n": after})
 
 
 def test_more_than_three_in_ten_at_once_are_an_alarm_and_nobody_is_lost() -> None:
     most = judged(*(seen(f"n{index}", 90, NOT_READY) for index in range(31)))
-    assert (most.alarm, most.silent, most.beating, most.transitions) == (True, 31, 100, ())
+    assert (most.alarm, most.silent, most.heartbeating, most.transitions) == (True, 31, 100, ())
     assert most.silent_fraction == 0.31
     fewer = judged(*(seen(f"n{index}", 90, NOT_READY) for index in range(30)))
     assert not fewer.alarm
@@ -104,7 +104,7 @@ def test_in_an_alarm_nodes_still_become_not_ready_and_ready_again() -> None:
 def test_those_lost_long_ago_are_no_part_of_an_alarm() -> None:
     lost = [seen(f"l{index}", 9000, LOST) for index in range(60)]
     verdict = judged(*lost, *(seen(f"n{index}", 90, NOT_READY) for index in range(12)))
-    assert (verdict.beating, verdict.silent, verdict.alarm) == (40, 12, False)
+    assert (verdict.heartbeating, verdict.silent, verdict.alarm) == (40, 12, False)
     assert judged(*lost, *(seen(f"n{index}", 90, NOT_READY) for index in range(13))).alarm
 
 
@@ -145,24 +145,24 @@ def test_after_an_alarm_nobody_is_lost_before_it_was_calm_for_a_while() -> None:
     ],
 )
 def test_work_is_left_alone_until_none_of_it_can_be_running(
-    standing: Standing, on_lost: OnLost, granted: float | None, calm: float, left: float
+    standing: Liveness, on_lost: OnLost, granted: float | None, calm: float, left: float
 ) -> None:
-    beat = seen("n", 100, standing, granted=granted).beat
-    assert seconds_to_wait(standing, on_lost, beat, PATIENCE, calm_seconds=calm) == left
+    heartbeat = seen("n", 100, standing, granted=granted).heartbeat
+    assert seconds_to_wait(standing, on_lost, heartbeat, PATIENCE, calm_seconds=calm) == left
 
 
 @pytest.mark.parametrize(("watched", "left"), [(0, 155), (100, 55), (154, 1), (155, 0), (math.inf, 0)])
 def test_a_clock_that_jumped_forward_gives_nothing_up_that_may_be_alive(watched: float, left: float) -> None:
     """It was heard a moment ago, and granted 150 s; then the clock jumped by an hour, and we listen since."""
-    beat = Beat(ago(3600), NOW, ago(3450))
-    assert seconds_to_wait(LOST, OnLost.REQUEUE, beat, PATIENCE, watched_seconds=watched) == left
-    assert seconds_to_wait(FENCED, OnLost.REQUEUE, beat, PATIENCE, watched_seconds=watched) == 0
+    heartbeat = SeenHeartbeat(ago(3600), NOW, ago(3450))
+    assert seconds_to_wait(LOST, OnLost.REQUEUE, heartbeat, PATIENCE, watched_seconds=watched) == left
+    assert seconds_to_wait(FENCED, OnLost.REQUEUE, heartbeat, PATIENCE, watched_seconds=watched) == 0
 
 
 def test_until_when_is_told_where_it_is_known() -> None:
-    beat = Beat(ago(70), NOW, ago(-50))
-    assert gone_at(OnLost.REQUEUE, beat, PATIENCE) == ago(-55)
-    assert gone_at(OnLost.KEEP, beat, PATIENCE) is None
+    heartbeat = SeenHeartbeat(ago(70), NOW, ago(-50))
+    assert gone_at(OnLost.REQUEUE, heartbeat, PATIENCE) == ago(-55)
+    assert gone_at(OnLost.KEEP, heartbeat, PATIENCE) is None
     assert gone_at(OnLost.REQUEUE, None, PATIENCE) is None
 
 
@@ -174,7 +174,7 @@ def test_what_is_given_up_waits_again_unless_it_asked_to_fail() -> None:
 def clusters(draw: st.DrawFn) -> tuple[list[Sighting], int]:
     nodes = []
     for index in range(draw(st.integers(0, 12))):
-        silent, standing = draw(AGES), draw(st.sampled_from(Standing))
+        silent, standing = draw(AGES), draw(st.sampled_from(Liveness))
         since = silent if draw(st.booleans()) else silent + draw(st.floats(0.001, 100))
         nodes.append(seen(f"n{index}", silent, standing, since=since, granted=draw(st.none() | AGES)))
     return nodes, len(nodes) + draw(st.integers(0, 30))
@@ -207,7 +207,7 @@ def test_what_was_said_once_is_not_said_again(cluster: tuple[list[Sighting], int
     verdict = judged(*nodes, heard=heard, watched=watched)
     after = dict(verdict.transitions)
     told = [
-        Sighting(one.node, now, one.beat, None if now is READY else one.since or ago(one.silent_seconds))
+        Sighting(one.node, now, one.heartbeat, None if now is READY else one.since or ago(one.silent_seconds))
         for one in nodes
         if (now := after.get(one.node, one.standing)) is not READY or one.standing is READY
     ]
@@ -219,8 +219,8 @@ def test_what_was_said_once_is_not_said_again(cluster: tuple[list[Sighting], int
 def test_nothing_is_given_up_before_its_lease_and_the_grace_are_over(
     on_lost: OnLost, granted: float | None, silent: float, calm: float, watched: float
 ) -> None:
-    beat = seen("n", silent, granted=granted).beat
-    left = seconds_to_wait(LOST, on_lost, beat, PATIENCE, calm_seconds=calm, watched_seconds=watched)
+    heartbeat = seen("n", silent, granted=granted).heartbeat
+    left = seconds_to_wait(LOST, on_lost, heartbeat, PATIENCE, calm_seconds=calm, watched_seconds=watched)
     if left == 0:
         assert on_lost is OnLost.REQUEUE
         assert granted is not None

@@ -9,8 +9,8 @@ from bursar.core.nodes.node import (
     EXCLUSIVE,
     WHOLE,
     Fit,
-    Gate,
-    NodeRoom,
+    NodeCapacity,
+    NodeGate,
     Shortage,
     choose_devices,
     device_list,
@@ -23,14 +23,14 @@ from bursar.core.nodes.node import (
 GPU = "nvidia.com/gpu"
 
 
-def unsoiled(node: NodeRoom) -> NodeRoom:
+def unsoiled(node: NodeCapacity) -> NodeCapacity:
     """A node without what work may have left behind: that is not given back."""
     return structs.replace(node, soiled=False)
 
 
-def room(**allocatable: int) -> NodeRoom:
+def capacity(**allocatable: int) -> NodeCapacity:
     amounts = {name.replace("gpu", GPU): value for name, value in allocatable.items()}
-    return NodeRoom("n1", 1, True, amounts, {}, device_list(amounts, {}))
+    return NodeCapacity("n1", 1, True, amounts, {}, device_list(amounts, {}))
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_which_devices_are_given(
 
 
 def test_the_first_resource_that_is_short_is_told_with_its_numbers() -> None:
-    node = room(cpu=4000, gpu=2000)
+    node = capacity(cpu=4000, gpu=2000)
     assert fit(node, {"cpu": 5000}, exclusive=False) == Shortage("cpu", 5000, 4000)
     assert fit(node, {GPU: 3000}, exclusive=False) == Shortage(GPU, 3000, 2000)
     assert fit(node, {"tpu": 1}, exclusive=False) == Shortage("tpu", 1, 0)
 
 
 def test_free_fractions_on_several_devices_are_no_whole_device() -> None:
-    node = room(gpu=2000)
+    node = capacity(gpu=2000)
     for device in (0, 1):
         half = fit(node, {GPU: 600}, exclusive=False, wanted={GPU: (device,)})
         assert isinstance(half, Fit)
@@ -78,14 +78,14 @@ def test_free_fractions_on_several_devices_are_no_whole_device() -> None:
 
 
 def test_pods_are_counted_where_the_node_counts_them() -> None:
-    node = room(cpu=4000, pods=1000)
+    node = capacity(cpu=4000, pods=1000)
     first = fit(node, {"cpu": 1}, exclusive=False)
     assert first == Fit({"cpu": 1, "pods": WHOLE}, {})
     assert fit(give(node, first, {"cpu": 1}), {"cpu": 1}, exclusive=False) == Shortage("pods", WHOLE, 0)
 
 
 def test_a_whole_node_is_given_only_when_empty_and_then_to_nobody_else() -> None:
-    node = room(cpu=4000, gpu=2000)
+    node = capacity(cpu=4000, gpu=2000)
     whole = fit(node, {GPU: 1000}, exclusive=True)
     assert whole == Fit({"cpu": 4000, GPU: 2000, EXCLUSIVE: WHOLE}, {GPU: (0, 1)})
     held = give(node, whole, {GPU: 1000})
@@ -102,12 +102,12 @@ def test_a_whole_node_is_given_only_when_empty_and_then_to_nobody_else() -> None
     ("gate", "soiled"),
     [
         pytest.param(None, True, id="an agent that isolates nothing, or none at all"),
-        pytest.param(Gate(isolated=True), True, id="a sandbox that shares directories"),
-        pytest.param(Gate(isolated=True, traceless=True), False, id="a sandbox that leaves nothing"),
+        pytest.param(NodeGate(isolated=True), True, id="a sandbox that shares directories"),
+        pytest.param(NodeGate(isolated=True, traceless=True), False, id="a sandbox that leaves nothing"),
     ],
 )
-def test_work_soils_a_node_unless_all_it_writes_goes_with_it(gate: Gate | None, soiled: bool) -> None:
-    node = structs.replace(room(cpu=4000), gate=gate)
+def test_work_soils_a_node_unless_all_it_writes_goes_with_it(gate: NodeGate | None, soiled: bool) -> None:
+    node = structs.replace(capacity(cpu=4000), gate=gate)
     taken = fit(node, {"cpu": 1}, exclusive=False)
     assert isinstance(taken, Fit)
     busy = give(node, taken, {"cpu": 1})
@@ -116,12 +116,12 @@ def test_work_soils_a_node_unless_all_it_writes_goes_with_it(gate: Gate | None, 
 
 
 def test_a_node_that_lost_a_gpu_keeps_what_it_gave_and_gives_no_more() -> None:
-    node = room(gpu=2000)
+    node = capacity(gpu=2000)
     both = fit(node, {GPU: 2000}, exclusive=False)
     assert isinstance(both, Fit)
     full = give(node, both, {GPU: 2000})
     less = {GPU: 1000}
-    lost = NodeRoom("n1", 2, True, less, full.allocated, device_list(less, full.devices))
+    lost = NodeCapacity("n1", 2, True, less, full.allocated, device_list(less, full.devices))
     assert lost.devices == {GPU: (1000, 1000)}
     assert fit(lost, {GPU: 1000}, exclusive=False) == Shortage(GPU, 1000, 0)
     empty = take_back(lost, both.resources, both.devices, {GPU: 2000})
@@ -161,7 +161,7 @@ def test_the_list_of_devices_follows_the_node(
     ],
 )
 def test_the_dominant_fraction_of_a_node(requests: dict[str, int], thousandths: int) -> None:
-    assert dominant_fraction(room(cpu=4000, gpu=2000), requests) == thousandths
+    assert dominant_fraction(capacity(cpu=4000, gpu=2000), requests) == thousandths
 
 
 REQUESTS = st.fixed_dictionaries(
@@ -182,7 +182,7 @@ def test_devices_are_never_given_twice_and_what_comes_back_is_exact(
 ) -> None:
     """Whatever is given and taken back: every device carries what runs on it, never more than a whole."""
     amounts = {"cpu": 8000, GPU: gpus * WHOLE, "amd.com/gpu": 2 * WHOLE, "pods": 8 * WHOLE}
-    empty = NodeRoom("n1", 1, True, amounts, {}, device_list(amounts, {}))
+    empty = NodeCapacity("n1", 1, True, amounts, {}, device_list(amounts, {}))
     node, running = empty, list[tuple[Fit, dict[str, int]]]()
     for come, requests, exclusive, which in steps:
         if come:
@@ -201,7 +201,7 @@ def test_devices_are_never_given_twice_and_what_comes_back_is_exact(
     assert unsoiled(node) == empty
 
 
-def _check(node: NodeRoom, running: list[tuple[Fit, dict[str, int]]]) -> None:
+def _check(node: NodeCapacity, running: list[tuple[Fit, dict[str, int]]]) -> None:
     for resource, amount in node.allocatable.items():
         assert node.allocated.get(resource, 0) == sum(taken.resources.get(resource, 0) for taken, _ in running)
         assert node.allocated.get(resource, 0) <= amount

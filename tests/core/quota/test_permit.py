@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.nodes.node import Gate
+from bursar.core.nodes.node import NodeGate
 from bursar.core.nodes.node_affinity import is_reserved, tolerates, untolerated
 from bursar.core.objects.ask import Effect, Shape, Taint, Toleration, Where
 from bursar.core.objects.charge import Charge, Facts
@@ -211,7 +211,7 @@ TOLERATIONS = st.builds(
 def test_scheduler_and_bind_agree_and_only_grants_open_reserved_taints(
     taint: Taint, asked: list[Toleration], name: str
 ) -> None:
-    permit, gate = permit_of(TREE, name), Gate(((taint.key, taint.value, taint.effect),))
+    permit, gate = permit_of(TREE, name), NodeGate(((taint.key, taint.value, taint.effect),))
     where = permitted(Shape((), where=Where(tolerations=tuple(asked))), permit, False).where
     placed = not untolerated(where.tolerations, [taint], where.reserved)
     bound = kept_out("n", gate, permit, asked, exempt=False, fractional=False) is None
@@ -227,15 +227,15 @@ def test_scheduler_and_bind_agree_and_only_grants_open_reserved_taints(
     ("tenant", "gate", "fractional", "fine"),
     [
         ("acme", None, True, True),
-        ("acme", Gate(tenants=("acme",)), False, True),
-        ("child", Gate(tenants=("acme",)), False, True),
-        ("acme", Gate(tenants=("child",)), False, False),
-        ("rival", Gate(tenants=("acme", "child")), False, False),
-        ("rival", Gate(whole_only=True), True, False),
-        ("rival", Gate(whole_only=True), False, True),
+        ("acme", NodeGate(tenants=("acme",)), False, True),
+        ("child", NodeGate(tenants=("acme",)), False, True),
+        ("acme", NodeGate(tenants=("child",)), False, False),
+        ("rival", NodeGate(tenants=("acme", "child")), False, False),
+        ("rival", NodeGate(whole_only=True), True, False),
+        ("rival", NodeGate(whole_only=True), False, True),
     ],
 )
-def test_whom_a_node_takes(tenant: str, gate: Gate | None, fractional: bool, fine: bool) -> None:
+def test_whom_a_node_takes(tenant: str, gate: NodeGate | None, fractional: bool, fine: bool) -> None:
     refusal = kept_out("n", gate, permit_of(TREE, tenant), (), exempt=True, fractional=fractional)
     assert (refusal is None) is fine
     assert refusal is None or "acme" not in refusal.message

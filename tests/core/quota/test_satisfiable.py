@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.nodes.node import WHOLE, Fit, NodeRoom, device_list, fit, give
+from bursar.core.nodes.node import WHOLE, Fit, NodeCapacity, device_list, fit, give
 from bursar.core.quota.satisfiable import Ceiling, Demand, ceiling_of, copies, refusal
 from bursar.core.values.quantity import amount
 from bursar.core.values.refusal import Code, Refusal
@@ -137,14 +137,14 @@ _requests = st.fixed_dictionaries(
 
 @given(_capacities, _requests, st.booleans())
 def test_copies_are_what_an_empty_node_takes_one_after_another(
-    capacity: Mapping[str, int], requests: Mapping[str, int], exclusive: bool
+    offered: Mapping[str, int], requests: Mapping[str, int], exclusive: bool
 ) -> None:
-    room = NodeRoom("n", 1, True, capacity, {}, device_list(capacity, {}))
+    capacity = NodeCapacity("n", 1, True, offered, {}, device_list(offered, {}))
     taken = 0
-    while taken < 50 and isinstance(found := fit(room, requests, exclusive=exclusive), Fit):
-        room = give(room, found, requests)
+    while taken < 50 and isinstance(found := fit(capacity, requests, exclusive=exclusive), Fit):
+        capacity = give(capacity, found, requests)
         taken += 1
-    assert min(copies(capacity, Demand(requests, exclusive=exclusive)), 50) == taken
+    assert min(copies(offered, Demand(requests, exclusive=exclusive)), 50) == taken
 
 
 def _can_seat(each: tuple[int, ...], members: int, nodes: int) -> bool:

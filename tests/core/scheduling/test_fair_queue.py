@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bursar.core.scheduling.cycle.fair_queue import (
     PROFILES,
     Factors,
-    Line,
+    FairQueue,
     backlog_factor,
     checkpoint_factor,
     conformance_factor,
@@ -165,14 +165,14 @@ def test_uniform_nodes_conform(nodes: int, alike: int, factor: float) -> None:
 # The walk.
 
 
-def line_of(shares: Shares, *waiting: tuple[str, float, str]) -> Line[str]:
-    line: Line[str] = Line(shares)
+def line_of(shares: Shares, *waiting: tuple[str, float, str]) -> FairQueue[str]:
+    line: FairQueue[str] = FairQueue(shares)
     for tenant, score_, tie in waiting:
         line.push(tenant, score_, tie, f"{tenant}/{tie}")
     return line
 
 
-def taken(line: Line[str]) -> list[str]:
+def taken(line: FairQueue[str]) -> list[str]:
     found: list[str] = []
     while (item := line.pop()) is not None:
         found.append(item)
@@ -397,7 +397,7 @@ def test_the_line_equals_a_slow_walk_that_works_everything_out_anew(
     wanting = data.draw(st.frozensets(names))
     slow = Slow(tenants, capacity, {name: dict(held) for name, held in used.items()}, wanting)
     shares = Shares(tenants, capacity, used, wanting)
-    line: Line[Waiting] = Line(shares)
+    line: FairQueue[Waiting] = FairQueue(shares)
     done: list[tuple[str, tuple[tuple[str, int], ...]]] = []
 
     def move(tenant: str, moved: tuple[tuple[str, int], ...], sign: int) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.core.scheduling.state.fair_share import (
-    Running,
+    RunningAmounts,
     Seat,
     ShareOf,
     Shares,
@@ -320,7 +320,7 @@ def test_a_target_is_not_missed_by_an_error_of_rounding() -> None:
     found = shares(ShareOf("x", target=0.3), ShareOf("a", weight=1), ShareOf("b", weight=9))
     assert found.target("a") < 0.07  # by the last bit
     assert found.within_target_after("a", [("gpu", 7)])
-    assert marks(found, {"a": works((1, "all of it", 7))}) == set()
+    assert fingerprints(found, {"a": works((1, "all of it", 7))}) == set()
 
 
 def test_burst_does_not_count_as_target() -> None:
@@ -342,11 +342,11 @@ def test_amounts_of_one_resource_add_up() -> None:
     assert not found.within_target_after("a", [("gpu", 20), ("gpu", 20)])
 
 
-def works(*found: tuple[float, str, int]) -> list[Running]:
+def works(*found: tuple[float, str, int]) -> list[RunningAmounts]:
     return [(started_at, uid, (("gpu", amount),)) for started_at, uid, amount in found]
 
 
-def marks(found: Shares, running: Mapping[str, list[Running]]) -> set[str]:
+def fingerprints(found: Shares, running: Mapping[str, list[RunningAmounts]]) -> set[str]:
     """What is burst, with the shares raised by what runs."""
     for tenant, running_of_it in running.items():
         for _, _, amounts in running_of_it:
@@ -355,31 +355,31 @@ def marks(found: Shares, running: Mapping[str, list[Running]]) -> set[str]:
 
 
 def test_nothing_is_burst_within_the_target() -> None:
-    assert marks(shares(ShareOf("a", target=0.3)), {"a": works((1, "x", 20), (2, "y", 10))}) == set()
+    assert fingerprints(shares(ShareOf("a", target=0.3)), {"a": works((1, "x", 20), (2, "y", 10))}) == set()
 
 
 def test_the_newest_beyond_the_target_are_burst() -> None:
     running = {"a": works((3, "third", 10), (1, "first", 10), (2, "second", 10), (4, "fourth", 10))}
-    assert marks(shares(ShareOf("a", target=0.2)), running) == {"third", "fourth"}
+    assert fingerprints(shares(ShareOf("a", target=0.2)), running) == {"third", "fourth"}
 
 
 def test_of_two_that_began_together_the_later_name_is_burst() -> None:
-    assert marks(shares(ShareOf("a", target=0.1)), {"a": works((1, "y", 10), (1, "x", 10))}) == {"y"}
+    assert fingerprints(shares(ShareOf("a", target=0.1)), {"a": works((1, "y", 10), (1, "x", 10))}) == {"y"}
 
 
 def test_a_large_one_is_burst_as_a_whole() -> None:
-    assert marks(shares(ShareOf("a", target=0.3)), {"a": works((1, "old", 10), (2, "new", 21))}) == {"new"}
+    assert fingerprints(shares(ShareOf("a", target=0.3)), {"a": works((1, "old", 10), (2, "new", 21))}) == {"new"}
 
 
 def test_what_uses_nothing_that_is_over_is_passed_by() -> None:
     found = Shares(tenants(ShareOf("a", target=0.3)), {"gpu": 10, "cpu": 10}, {}, ["a"])
-    running: list[Running] = [(1, "gpu", [("gpu", 4)]), (2, "cpu", [("cpu", 3)])]
-    assert marks(found, {"a": running}) == {"gpu"}
+    running: list[RunningAmounts] = [(1, "gpu", [("gpu", 4)]), (2, "cpu", [("cpu", 3)])]
+    assert fingerprints(found, {"a": running}) == {"gpu"}
 
 
 def test_another_s_burst_is_no_business_of_ours() -> None:
     found = shares(ShareOf("a", target=0.2), ShareOf("b", target=0.5))
-    assert marks(found, {"a": works((1, "x", 30)), "b": works((2, "y", 30))}) == {"x"}
+    assert fingerprints(found, {"a": works((1, "x", 30)), "b": works((2, "y", 30))}) == {"x"}
 
 
 def test_what_the_parent_may_hold_beyond_its_target_makes_nothing_of_its_children_less_burst() -> None:
@@ -391,13 +391,13 @@ def test_what_the_parent_may_hold_beyond_its_target_makes_nothing_of_its_childre
         wanting=["a", "b"],
     )
     running = {"a": works((1, "a1", 10), (4, "a2", 10)), "b": works((2, "b1", 10), (3, "b2", 10))}
-    assert marks(found, running) == {"a2", "b2"}
+    assert fingerprints(found, running) == {"a2", "b2"}
 
 
 def test_burst_of_the_children_is_counted_before_the_parent_s() -> None:
     found = shares(ShareOf("top", target=0.3), ShareOf("a", "top", target=0.1), ShareOf("b", "top"), wanting=["a", "b"])
     running = {"a": works((1, "a1", 10), (2, "a2", 10)), "b": works((3, "b1", 20))}
-    assert marks(found, running) == {"a2"}
+    assert fingerprints(found, running) == {"a2"}
 
 
 JOBS = st.lists(
@@ -412,10 +412,10 @@ def test_without_its_burst_everybody_is_back_at_its_target(
     parents = {"a": "top", "b": "top", "top": "", "else": ""}
     tree = [ShareOf(name, parent, target=wish) for (name, parent), wish in zip(parents.items(), explicit, strict=True)]
     found = shares(*tree)
-    running: dict[str, list[Running]] = {}
+    running: dict[str, list[RunningAmounts]] = {}
     for number, (tenant, started_at, amount) in enumerate(jobs):
         running.setdefault(tenant, []).extend(works((started_at, f"u{number}", amount)))
-    burst = marks(found, running)
+    burst = fingerprints(found, running)
     for tenant, running_of_it in running.items():
         for _, uid, amounts in running_of_it:
             if uid in burst:

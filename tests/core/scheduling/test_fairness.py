@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from bursar.core.scheduling.cycle.fair_queue import PROFILES, Factors, Line, score, waiting_factor
+from bursar.core.scheduling.cycle.fair_queue import PROFILES, Factors, FairQueue, score, waiting_factor
 from bursar.core.scheduling.state.fair_share import ShareOf, Shares
 
 DAY = 86_400
@@ -34,7 +34,7 @@ class Pool:
         free = self.size - sum(held.values())
         used = {tenant: {"gpu": gpus} for tenant, gpus in held.items()}
         shares = Shares(self.tenants, {"gpu": self.size}, used, list(self.waits))
-        line: Line[tuple[str, int]] = Line(shares)
+        line: FairQueue[tuple[str, int]] = FairQueue(shares)
         for tenant, wait in self.waits.items():
             for number in range(free):
                 factors = Factors(0.5, waiting_factor(wait), shares.deficit(tenant), 0.5, 0.5, 0.5, 0.5, 0.5, 1.0)

@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bursar.core.nodes.node import WHOLE, NodeRoom, Shortage, device_list, dominant_fraction, fit, give, take_back
+from bursar.core.nodes.node import WHOLE, NodeCapacity, Shortage, device_list, dominant_fraction, fit, give, take_back
 from bursar.core.objects.ask import Operator as Is
 from bursar.core.objects.ask import Requirement, Shape, Taint, Where
 from bursar.core.scheduling.cycle.node_reservation import free_devices
 from bursar.core.scheduling.cycle.placer import room_for
 from bursar.core.scheduling.state.fleet import NOWHERE, Fleet
-from bursar.core.scheduling.state.node_filter import Terrains
+from bursar.core.scheduling.state.node_filter import NodeFilters
 from bursar.core.scheduling.state.placed_columns import DeviceSets
 from support.scheduling.cluster_states import FPGA, GPU, shape
 
@@ -39,8 +39,8 @@ def shapes(draw: st.DrawFn) -> Shape:
     )
 
 
-def room_of(name: str, amounts: dict[str, int]) -> NodeRoom:
-    return NodeRoom(name, 1, True, amounts, {}, device_list(amounts, {}))
+def room_of(name: str, amounts: dict[str, int]) -> NodeCapacity:
+    return NodeCapacity(name, 1, True, amounts, {}, device_list(amounts, {}))
 
 
 @settings(max_examples=200)
@@ -51,40 +51,40 @@ def test_columns_say_what_the_rules_of_a_node_say(
     nodes: list[dict[str, int]], wanted: list[tuple[Shape, int]], data: st.DataObject
 ) -> None:
     fleet = Fleet()
-    rooms = [room_of(f"n{number}", amounts) for number, amounts in enumerate(nodes)]
-    for room in rooms:
-        fleet.put(room.name, room.allocatable, labels={})
+    capacities = [room_of(f"n{number}", amounts) for number, amounts in enumerate(nodes)]
+    for capacity in capacities:
+        fleet.put(capacity.name, capacity.allocatable, labels={})
     given_away: list[tuple[Shape, int, DeviceSets]] = []
     for form, number in wanted:
         need, row = fleet.need(form), number % len(nodes)
         requests = dict(form.requests)
         fits = fleet.now.fits(need, fleet.allocatable)
-        for other, room in enumerate(rooms):
-            expected = not isinstance(fit(room, requests, exclusive=form.exclusive), Shortage)
+        for other, capacity in enumerate(capacities):
+            expected = not isinstance(fit(capacity, requests, exclusive=form.exclusive), Shortage)
             assert fits[other] == expected == fleet.now.fits_at(need, fleet.allocatable, other)
         assert not fits[len(nodes) :].any()
-        assert room_for(fleet, fleet.now, need)[row] == how_many(rooms[row], form)
-        assert fleet.node_part(row, form) == (WHOLE if form.exclusive else dominant_fraction(rooms[row], requests))
+        assert room_for(fleet, fleet.now, need)[row] == how_many(capacities[row], form)
+        assert fleet.node_part(row, form) == (WHOLE if form.exclusive else dominant_fraction(capacities[row], requests))
         if fits[row]:
             devices = free_devices(fleet.now, row, need)
             fleet.now.take(row, need, devices)
-            rooms[row] = taken_from(rooms[row], form, devices, fleet)
+            capacities[row] = taken_from(capacities[row], form, devices, fleet)
             given_away.append((form, row, devices))
         elif len(given_away) > 0 and data.draw(st.booleans()):
             old, row, devices = given_away.pop(data.draw(st.integers(0, len(given_away) - 1)))
             fleet.now.give_back(row, fleet.need(old), devices)
-            rooms[row] = back(rooms[row], old, devices, fleet)
-        agree(fleet, rooms)
+            capacities[row] = back(capacities[row], old, devices, fleet)
+        agree(fleet, capacities)
 
 
-def how_many(room: NodeRoom, form: Shape) -> int:
+def how_many(capacity: NodeCapacity, form: Shape) -> int:
     """By giving one after another until there is no more room."""
     count = 0
     while count < 100:
-        taken = fit(room, dict(form.requests), exclusive=form.exclusive)
+        taken = fit(capacity, dict(form.requests), exclusive=form.exclusive)
         if isinstance(taken, Shortage):
             return count
-        room = give(room, taken, dict(form.requests))
+        capacity = give(capacity, taken, dict(form.requests))
         count += 1
     return 1 << 40  # nothing limits it
 
@@ -94,29 +94,29 @@ def names_of(fleet: Fleet, devices: DeviceSets) -> dict[str, tuple[int, ...]]:
     return {names[column]: tuple(indices) for column, indices in devices}
 
 
-def taken_from(room: NodeRoom, form: Shape, devices: DeviceSets, fleet: Fleet) -> NodeRoom:
+def taken_from(capacity: NodeCapacity, form: Shape, devices: DeviceSets, fleet: Fleet) -> NodeCapacity:
     wanted = names_of(fleet, devices)
-    taken = fit(room, dict(form.requests), exclusive=form.exclusive, wanted=wanted)
+    taken = fit(capacity, dict(form.requests), exclusive=form.exclusive, wanted=wanted)
     assert not isinstance(taken, Shortage)
-    return give(room, taken, dict(form.requests))
+    return give(capacity, taken, dict(form.requests))
 
 
-def back(room: NodeRoom, form: Shape, devices: DeviceSets, fleet: Fleet) -> NodeRoom:
+def back(capacity: NodeCapacity, form: Shape, devices: DeviceSets, fleet: Fleet) -> NodeCapacity:
     if form.exclusive:
-        return room_of(room.name, dict(room.allocatable))
+        return room_of(capacity.name, dict(capacity.allocatable))
     requests = dict(form.requests)
-    return take_back(room, {**requests, "pods": WHOLE}, names_of(fleet, devices), requests)
+    return take_back(capacity, {**requests, "pods": WHOLE}, names_of(fleet, devices), requests)
 
 
-def agree(fleet: Fleet, rooms: Sequence[NodeRoom]) -> None:
-    for row, room in enumerate(rooms):
+def agree(fleet: Fleet, capacities: Sequence[NodeCapacity]) -> None:
+    for row, capacity in enumerate(capacities):
         if fleet.now.exclusive[row]:
             continue
         for name, column in fleet.column_of.items():
-            if name in room.allocatable:
-                assert fleet.now.free[column, row] == room.allocatable[name] - room.allocated.get(name, 0)
+            if name in capacity.allocatable:
+                assert fleet.now.free[column, row] == capacity.allocatable[name] - capacity.allocated.get(name, 0)
         for name, column in fleet.device_column_of.items():
-            used = room.devices.get(name, ())
+            used = capacity.devices.get(name, ())
             left = [WHOLE - part for part in used]
             assert fleet.now.devices[column][row].tolist()[: len(used)] == left
             assert fleet.now.whole[column, row] == left.count(WHOLE)
@@ -162,28 +162,28 @@ def test_columns_grow_and_keep_what_is_in_them() -> None:
     assert fleet.now.free[fleet.column_of["cpu"], :150].tolist() == list(range(150))
     assert (fleet.now.devices[0][0] == WHOLE).sum() == 10
     assert len(fleet.label("zone").values) == 150
-    assert not Terrains(fleet).of(Where()).allowed.any()
+    assert not NodeFilters(fleet).of(Where()).allowed.any()
 
 
 def test_a_copy_is_not_changed_by_what_comes_after() -> None:
     fleet = Fleet()
     fleet.put("a", {"cpu": 2 * WHOLE, GPU: WHOLE}, labels={})
-    twin = fleet.now.copy()
+    trial = fleet.now.copy()
     fleet.now.take(0, fleet.need(shape(cpu=1, gpus=1)), ((0, (0,)),))
-    assert twin.free[fleet.column_of["cpu"], 0] == 2 * WHOLE
-    assert twin.devices[0][0, 0] == WHOLE
-    assert twin.placed[0] == 0
+    assert trial.free[fleet.column_of["cpu"], 0] == 2 * WHOLE
+    assert trial.devices[0][0, 0] == WHOLE
+    assert trial.placed[0] == 0
 
 
 def test_terrain_is_surveyed_anew_when_a_node_changes() -> None:
     fleet = Fleet()
-    terrains = Terrains(fleet)
+    terrains = NodeFilters(fleet)
     where = Where(required=((Requirement("gen", Is.AT_LEAST, ("3",)),),))
     fleet.put("a", {}, labels={"gen": "2"})
     assert not terrains.of(where).allowed.any()
     fleet.put("a", {}, labels={"gen": "3"})
     assert np.flatnonzero(terrains.of(where).allowed).tolist() == [0]
     fleet.put("a", {}, labels={"gen": "3"}, taints=(Taint("k"),))
-    terrain = terrains.of(where)
-    assert terrain.selected[0]
-    assert not terrain.allowed[0]
+    node_filter = terrains.of(where)
+    assert node_filter.selected[0]
+    assert not node_filter.allowed[0]

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.ask import Shape
 from bursar.core.scheduling.state.arrival_history import Typical
-from bursar.core.scheduling.state.fleet import ROWS_START, Columns, Fleet
-from bursar.core.scheduling.state.node_filter import Terrains
-from bursar.core.scheduling.state.node_fingerprint import Marks, marks_of
-from bursar.core.scheduling.state.node_scores import NO, Views
-from bursar.core.scheduling.state.packing import Habits, Taken, choose_devices, rate
+from bursar.core.scheduling.state.fleet import ROWS_START, Fleet, NodeColumns
+from bursar.core.scheduling.state.node_filter import NodeFilters
+from bursar.core.scheduling.state.node_fingerprint import NodeFingerprints, fingerprints_of
+from bursar.core.scheduling.state.node_scores import NO, NodeScoreCache
+from bursar.core.scheduling.state.packing import ArrivalMix, TakenCapacity, choose_devices, rate
 
 GPU = "nvidia.com/gpu"
-Resident = tuple[int, Shape, Taken]
+Resident = tuple[int, Shape, TakenCapacity]
 SHAPES = (
     Shape((("cpu", WHOLE), (GPU, WHOLE))),
     Shape((("cpu", WHOLE), (GPU, WHOLE // 2))),
@@ -22,7 +22,7 @@ SHAPES = (
 )
 
 
-def room(columns: Columns, row: int) -> tuple[object, ...]:
+def capacity(columns: NodeColumns, row: int) -> tuple[object, ...]:
     devices = [tuple(sorted(lines[row].tolist())) for lines in columns.devices]
     return (*columns.free[:, row].tolist(), *devices)
 
@@ -43,7 +43,7 @@ def happen(data: st.DataObject, fleet: Fleet, placed: list[Resident]) -> None:
             rows = np.flatnonzero(fleet.now.fits(fleet.need(shape), fleet.allocatable))
             if rows.size:
                 row = int(data.draw(st.sampled_from(rows.tolist())))
-                devices = choose_devices(fleet, fleet.now, row, shape, Habits())
+                devices = choose_devices(fleet, fleet.now, row, shape, ArrivalMix())
                 fleet.now.take(row, fleet.need(shape), devices)
                 placed.append((row, shape, devices))
         case "end" if placed:
@@ -67,16 +67,20 @@ def test_marks_that_are_kept_are_those_that_would_be_made_anew(data: st.DataObje
     fleet = Fleet()
     for number in range(ROWS_START - 2):  # Some more, and the columns grow.
         put(fleet, number, 4)
-    kept = Marks(fleet)
+    kept = NodeFingerprints(fleet)
     placed: list[Resident] = []
     for _ in range(data.draw(st.integers(1, 20))):
         happen(data, fleet, placed)
         if data.draw(st.booleans()):
             rows = np.arange(fleet.size)
-            marks = kept.of(rows)
-            assert marks.tolist() == marks_of(fleet.now, rows).tolist()
-            rooms = [room(fleet.now, row) for row in range(fleet.size)]
-            assert len(set(rooms)) == len(set(zip(rooms, marks.tolist(), strict=True))) == len(set(marks.tolist()))
+            fingerprints = kept.of(rows)
+            assert fingerprints.tolist() == fingerprints_of(fleet.now, rows).tolist()
+            capacities = [capacity(fleet.now, row) for row in range(fleet.size)]
+            assert (
+                len(set(capacities))
+                == len(set(zip(capacities, fingerprints.tolist(), strict=True)))
+                == len(set(fingerprints.tolist()))
+            )
         if data.draw(st.integers(0, 4)) == 0:
             kept.forget_log()
             fleet.now.touched.clear()
@@ -89,7 +93,7 @@ def test_the_order_in_which_devices_lie_makes_no_difference() -> None:
     whole = fleet.need(SHAPES[0])
     fleet.now.take(0, whole, [(0, (0,))])
     fleet.now.take(1, whole, [(0, (3,))])
-    first, second = Marks(fleet).of(np.arange(2)).tolist()
+    first, second = NodeFingerprints(fleet).of(np.arange(2)).tolist()
     assert first == second
 
 
@@ -99,17 +103,17 @@ def test_a_device_that_is_used_up_is_not_one_that_is_not_there() -> None:
     put(fleet, 1, 1)
     fleet.now.take(0, fleet.need(SHAPES[0]), [(0, (0,))])
     fleet.now.free[:, 1] = fleet.now.free[:, 0]
-    first, second = Marks(fleet).of(np.arange(2)).tolist()
+    first, second = NodeFingerprints(fleet).of(np.arange(2)).tolist()
     assert first != second
 
 
 @given(st.data())
 def test_a_view_of_all_nodes_is_what_each_would_be_rated_by_itself(data: st.DataObject) -> None:
-    fleet, habits = Fleet(), Habits()
-    habits.typical, habits.version = (Typical(SHAPES[0], 0.7), Typical(SHAPES[1], 0.3)), 1
+    fleet, arrival_mix = Fleet(), ArrivalMix()
+    arrival_mix.typical, arrival_mix.version = (Typical(SHAPES[0], 0.7), Typical(SHAPES[1], 0.3)), 1
     for number in range(40):
         put(fleet, number, number % 5)
-    seen = Views(fleet, habits, Terrains(fleet))
+    seen = NodeScoreCache(fleet, arrival_mix, NodeFilters(fleet))
     placed: list[Resident] = []
     for _ in range(data.draw(st.integers(1, 3))):
         for _ in range(data.draw(st.sampled_from([3, 40]))):
@@ -118,5 +122,5 @@ def test_a_view_of_all_nodes_is_what_each_would_be_rated_by_itself(data: st.Data
         score = seen.of(shape).score
         for row in range(fleet.size):
             fits = fleet.now.fits_at(fleet.need(shape), fleet.allocatable, row)
-            alone = float(rate(fleet, fleet.now, shape, np.array([row]), habits)[0]) if fits else NO
+            alone = float(rate(fleet, fleet.now, shape, np.array([row]), arrival_mix)[0]) if fits else NO
             assert score[row] == alone

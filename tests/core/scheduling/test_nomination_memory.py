@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bursar.core.scheduling.cycle.plan import Plan
-from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from support.scheduling.cluster_states import (
     NOW,
     ask,
     bound,
+    cluster_of,
     cycle,
     end,
     evicted,
@@ -19,7 +20,6 @@ from support.scheduling.cluster_states import (
     put,
     run,
     submit,
-    world_of,
 )
 
 Step = tuple[str, Any]
@@ -43,39 +43,39 @@ def steps() -> st.SearchStrategy[list[Step]]:
     )
 
 
-def build() -> World:
-    world = world_of(*(machine(name, gpus=2) for name in NODES))
+def build() -> ClusterState:
+    cluster = cluster_of(*(machine(name, gpus=2) for name in NODES))
     for name in NODES:
-        run(world, ask(f"{name}0", gpus=1), name)
-        run(world, ask(f"{name}1", gpus=1, priority=1), name)
-    return world
+        run(cluster, ask(f"{name}0", gpus=1), name)
+        run(cluster, ask(f"{name}1", gpus=1, priority=1), name)
+    return cluster
 
 
-def take(world: World, number: int, step: Step, now: float) -> float:
+def take(cluster: ClusterState, number: int, step: Step, now: float) -> float:
     match step:
         case "submit", (gpus, priority, ttl):
-            submit(world, ask(f"s{number}", gpus=gpus, priority=priority, ttl=ttl, at=now))
+            submit(cluster, ask(f"s{number}", gpus=gpus, priority=priority, ttl=ttl, at=now))
         case "gang", (count, priority):
-            submit(world, *members(f"g{number}", count, priority=priority, gpus=2, at=now))
+            submit(cluster, *members(f"g{number}", count, priority=priority, gpus=2, at=now))
         case "end", which:
-            placed = sorted(world.placed)
-            end(world, *placed[which : which + 1])
+            placed = sorted(cluster.placed)
+            end(cluster, *placed[which : which + 1])
         case "withdraw", which:
-            for uid in sorted(world.waiting)[which : which + 1]:
-                world.forget(uid)
+            for uid in sorted(cluster.waiting)[which : which + 1]:
+                cluster.forget(uid)
         case "wait", seconds:
             return now + float(seconds)
         case "cordon", (name, cordoned):
-            put(world, machine(name, gpus=2, cordoned=cordoned))
+            put(cluster, machine(name, gpus=2, cordoned=cordoned))
         case "grow", (name, gpus):
-            put(world, machine(name, gpus=gpus))
+            put(cluster, machine(name, gpus=gpus))
         case "add", which:
-            put(world, machine(f"new{which}", gpus=1))
+            put(cluster, machine(f"new{which}", gpus=1))
     return now
 
 
-def told(world: World, plan: Plan) -> tuple[Any, ...]:
-    return bound(world, plan), evicted(plan), plan.reasons, plan.failed, dict(world.nominated)
+def told(cluster: ClusterState, plan: Plan) -> tuple[Any, ...]:
+    return bound(cluster, plan), evicted(plan), plan.reasons, plan.failed, dict(cluster.nominated)
 
 
 @settings(max_examples=400)
@@ -86,17 +86,17 @@ def test_what_is_kept_between_cycles_decides_as_a_fresh_look_does(history: list[
     for number, step in enumerate(history):
         take(kept, number, step, now)
         now = take(fresh, number, step, now)
-        fresh.promises = None
-        ours, theirs = (cycle(world, now, placements_max=3) for world in (kept, fresh))
+        fresh.nominations = None
+        ours, theirs = (cycle(cluster, now, placements_max=3) for cluster in (kept, fresh))
         assert told(kept, ours) == told(fresh, theirs)
 
 
 def test_a_promise_that_nothing_happened_to_is_not_worked_out_again() -> None:
-    world = build()
-    submit(world, ask("asker", gpus=2, priority=5))
-    assert len(evicted(cycle(world))) == 2
-    cycle(world, NOW + 1)
-    assert world.promises is not None
-    promise = world.promises.standing["asker"]
-    cycle(world, NOW + 2)
-    assert world.promises.standing["asker"] is promise
+    cluster = build()
+    submit(cluster, ask("asker", gpus=2, priority=5))
+    assert len(evicted(cycle(cluster))) == 2
+    cycle(cluster, NOW + 1)
+    assert cluster.nominations is not None
+    nominated = cluster.nominations.standing["asker"]
+    cycle(cluster, NOW + 2)
+    assert cluster.nominations.standing["asker"] is nominated

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from bursar.core.objects.allocation import Gang
-from bursar.core.objects.ask import Ask, Company, Spread, Taint, Toleration, Where
+from bursar.core.objects.ask import Ask, InterPodTerm, Spread, Taint, Toleration, Where
 from bursar.core.scheduling.cycle.cycle import decide
-from bursar.core.scheduling.cycle.plan import Policy
-from bursar.core.scheduling.state.cluster_state import World
-from support.scheduling.cluster_states import HOST, NOW, RACK, Machine, ask, labelled, machine, run, submit, world_of
+from bursar.core.scheduling.cycle.plan import SchedulingPolicy
+from bursar.core.scheduling.state.cluster_state import ClusterState
+from support.scheduling.cluster_states import HOST, NOW, RACK, Machine, ask, cluster_of, labelled, machine, run, submit
 from support.scheduling.oracle import PARTS, Box, Slot, fits, occupy
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
 SEEDS = 8
 CASES = 1500 if SOAK else 80  # of each seed
 
-POLICY = Policy(preemption=False, backfill=False)
+POLICY = SchedulingPolicy(preemption=False, backfill=False)
 
 
 class Case:
@@ -31,7 +31,7 @@ class Case:
         self.boxes: list[Box] = []
         for name in "abcd"[: random.randint(1, boxes_max)]:
             self._box(name)
-        self.world: World = world_of(*self.machines)
+        self.cluster: ClusterState = cluster_of(*self.machines)
         self.asks: list[Ask] = []
         self.slots: list[Slot] = []
         for number in range(random.randint(0, 3)):
@@ -62,7 +62,7 @@ class Case:
             return
         devices = (random.choice(free),) if gpu else ()
         occupy(box, slot, devices)
-        run(self.world, self._ask(uid, [slot]), box.name, devices=devices or None)
+        run(self.cluster, self._ask(uid, [slot]), box.name, devices=devices or None)
 
     def slot(self, uid: str, gpu: int, cpu: int, *, whole: bool = False, constrained: bool = False) -> Slot:
         random = self.random
@@ -94,8 +94,10 @@ class Case:
         where = Where(
             node_labels=tuple(slot.get("select", {}).items()),
             tolerations=tuple(Toleration(key, exists=True) for key in slot.get("tolerates", ())),
-            near=tuple(Company(key, labelled(app=app)) for key, app in [slot["near"]]) if "near" in slot else (),
-            apart=tuple(Company(key, labelled(app=app)) for key, app in [slot["apart"]]) if "apart" in slot else (),
+            near=tuple(InterPodTerm(key, labelled(app=app)) for key, app in [slot["near"]]) if "near" in slot else (),
+            apart=tuple(InterPodTerm(key, labelled(app=app)) for key, app in [slot["apart"]])
+            if "apart" in slot
+            else (),
             spreads=tuple(Spread(key, skew, selector=labelled(app=app)) for key, app, skew in [slot["spread"]])
             if "spread" in slot
             else (),
@@ -115,9 +117,9 @@ class Case:
 
     def agrees(self) -> bool:
         """Whether the scheduler and the oracle come to the same answer."""
-        submit(self.world, *self.asks)
+        submit(self.cluster, *self.asks)
         expected = fits(self.boxes, self.slots)
-        self.placed = len(decide(self.world, POLICY, NOW).bindings) == 1
+        self.placed = len(decide(self.cluster, POLICY, NOW).bindings) == 1
         return expected == self.placed
 
     def told(self) -> str:

@@ -7,12 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bursar.core.nodes.node import WHOLE, Fit, NodeRoom, fit
+from bursar.core.nodes.node import WHOLE, Fit, NodeCapacity, fit
 from bursar.core.objects.ask import ANYWHERE, Operator, Requirement, Shape, Taint, Toleration, Where
 from bursar.core.scheduling.state import arrival_history as learned
 from bursar.core.scheduling.state.arrival_history import Typical, typical_of
-from bursar.core.scheduling.state.fleet import Columns, Fleet
-from bursar.core.scheduling.state.packing import ALIKE_MIN, REPEATED, Habits, Outlook, choose_devices, rate, state_key
+from bursar.core.scheduling.state.fleet import Fleet, NodeColumns
+from bursar.core.scheduling.state.packing import (
+    ALIKE_MIN,
+    REPEATED,
+    ArrivalMix,
+    PackingOutlook,
+    choose_devices,
+    rate,
+    state_key,
+)
 
 GPU = "nvidia.com/gpu"
 GIB = 1 << 30
@@ -33,52 +41,52 @@ def fleet_of(*nodes: tuple[int, int], memory: int = 512, model: Sequence[str] = 
     return fleet
 
 
-def habits_of(*shapes: Shape | tuple[Shape, int]) -> Habits:
-    habits = Habits()
+def habits_of(*shapes: Shape | tuple[Shape, int]) -> ArrivalMix:
+    arrival_mix = ArrivalMix()
     for one in shapes:
         shape, count = one if isinstance(one, tuple) else (one, 1)
         for _ in range(count):
-            habits.learn(shape)
-    return habits
+            arrival_mix.learn(shape)
+    return arrival_mix
 
 
-def place(fleet: Fleet, habits: Habits, row: int, shape: Shape) -> None:
-    fleet.now.take(row, fleet.need(shape), choose_devices(fleet, fleet.now, row, shape, habits))
+def place(fleet: Fleet, arrival_mix: ArrivalMix, row: int, shape: Shape) -> None:
+    fleet.now.take(row, fleet.need(shape), choose_devices(fleet, fleet.now, row, shape, arrival_mix))
 
 
 def fitting(fleet: Fleet, shape: Shape) -> np.ndarray:
     return np.flatnonzero(fleet.now.fits(fleet.need(shape), fleet.allocatable)[: fleet.size])
 
 
-def best(fleet: Fleet, habits: Habits, shape: Shape) -> str:
+def best(fleet: Fleet, arrival_mix: ArrivalMix, shape: Shape) -> str:
     rows = fitting(fleet, shape)
-    return fleet.names[int(rows[rate(fleet, fleet.now, shape, rows, habits).argmax()])]
+    return fleet.names[int(rows[rate(fleet, fleet.now, shape, rows, arrival_mix).argmax()])]
 
 
 # Nodes.
 
 
 def test_before_anything_is_learned_the_tightest_node_is_taken() -> None:
-    assert best(fleet_of((8, 96), (2, 16), (4, 32)), Habits(), asks(1, cpu=4)) == "n1"
+    assert best(fleet_of((8, 96), (2, 16), (4, 32)), ArrivalMix(), asks(1, cpu=4)) == "n1"
 
 
 def test_without_devices_the_tightest_node_is_taken() -> None:
-    habits = habits_of((asks(0, cpu=4), 50))
-    assert habits.typical == ()
-    assert best(fleet_of((0, 96), (0, 8), (0, 32)), habits, asks(0, cpu=4)) == "n1"
+    arrival_mix = habits_of((asks(0, cpu=4), 50))
+    assert arrival_mix.typical == ()
+    assert best(fleet_of((0, 96), (0, 8), (0, 32)), arrival_mix, asks(0, cpu=4)) == "n1"
 
 
 def test_work_without_devices_goes_where_cpu_is_left_over() -> None:
     """The first node has just the cpu that its devices will need."""
-    habits = habits_of((asks(1, cpu=8), 20))
-    assert best(fleet_of((4, 32), (2, 64)), habits, asks(0, cpu=8)) == "n1"
+    arrival_mix = habits_of((asks(1, cpu=8), 20))
+    assert best(fleet_of((4, 32), (2, 64)), arrival_mix, asks(0, cpu=8)) == "n1"
 
 
 def test_whole_nodes_are_kept_for_those_that_need_whole_nodes() -> None:
-    habits = habits_of((asks(8, cpu=64), 5), (asks(1, cpu=8), 5))
+    arrival_mix = habits_of((asks(8, cpu=64), 5), (asks(1, cpu=8), 5))
     fleet = fleet_of((8, 64), (8, 64))
-    place(fleet, habits, 1, asks(1, cpu=8))
-    assert best(fleet, habits, asks(1, cpu=8)) == "n1"
+    place(fleet, arrival_mix, 1, asks(1, cpu=8))
+    assert best(fleet, arrival_mix, asks(1, cpu=8)) == "n1"
 
 
 def test_nodes_that_only_some_may_use_are_taken_by_these() -> None:
@@ -88,15 +96,15 @@ def test_nodes_that_only_some_may_use_are_taken_by_these() -> None:
     for name, taints in (("plain", ()), ("dear", (Taint("dedicated"),))):
         fleet.put(name, {"cpu": 32 * WHOLE, GPU: 4 * WHOLE}, labels={}, taints=taints)
     tolerant = Shape((("cpu", 8 * WHOLE), (GPU, WHOLE)), where=dear)
-    habits = habits_of((Shape((("cpu", 8 * WHOLE), (GPU, WHOLE))), 20), (tolerant, 2))
-    assert best(fleet, habits, tolerant) == "dear"
+    arrival_mix = habits_of((Shape((("cpu", 8 * WHOLE), (GPU, WHOLE))), 20), (tolerant, 2))
+    assert best(fleet, arrival_mix, tolerant) == "dear"
 
 
 def test_a_model_that_is_asked_for_is_kept_from_those_who_do_not_care() -> None:
     scarce = Where(required=((Requirement("model", Operator.IN, ("A100",)),),))
-    habits = habits_of((asks(1, cpu=8), 20), (asks(1, cpu=8, where=scarce), 10))
+    arrival_mix = habits_of((asks(1, cpu=8), 20), (asks(1, cpu=8, where=scarce), 10))
     fleet = fleet_of((4, 32), (4, 32), model=("A100", "T4"))
-    assert best(fleet, habits, asks(1, cpu=8)) == "n1"
+    assert best(fleet, arrival_mix, asks(1, cpu=8)) == "n1"
     assert (
         best(fleet, habits_of((asks(1, cpu=8), 20)), asks(1, cpu=8)) == "n0"
     )  # Nobody asks for it: the first of equals.
@@ -105,120 +113,122 @@ def test_a_model_that_is_asked_for_is_kept_from_those_who_do_not_care() -> None:
 def test_a_scarce_model_is_kept_even_when_its_cpu_is_left_over() -> None:
     """A fifth of the work insists on a ninth of the devices: they are kept for it, though cpu is scarcer elsewhere."""
     scarce = Where(node_labels=(("model", "A100"),))
-    habits = habits_of((asks(1, cpu=8), 40), (asks(1, cpu=8, where=scarce), 10))
+    arrival_mix = habits_of((asks(1, cpu=8), 40), (asks(1, cpu=8, where=scarce), 10))
     fleet = fleet_of((2, 64), (8, 64), (8, 64), model=("A100", "T4", "T4"))
     hungry = asks(1, cpu=24)
-    assert best(fleet, habits, hungry) == "n1"
-    careless = Outlook(fleet, habits.typical, pressing=False)
+    assert best(fleet, arrival_mix, hungry) == "n1"
+    careless = PackingOutlook(fleet, arrival_mix.typical, pressing=False)
     careless_loss = careless.loss(fleet.now, fleet.need(hungry), np.arange(fleet.size))
     assert careless_loss.argmin() == 0
 
 
 def test_exclusive_work_takes_the_node_that_is_worth_least() -> None:
-    habits = habits_of((asks(1, cpu=8), 20))
-    assert best(fleet_of((8, 64), (4, 64), (8, 64)), habits, asks(1, exclusive=True)) == "n1"
+    arrival_mix = habits_of((asks(1, cpu=8), 20))
+    assert best(fleet_of((8, 64), (4, 64), (8, 64)), arrival_mix, asks(1, exclusive=True)) == "n1"
 
 
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_the_rating_is_between_zero_and_one_and_depends_on_the_state_only(data: st.DataObject) -> None:
-    fleet, habits = data.draw(worlds(nodes=ALIKE_MIN + 8))
+    fleet, arrival_mix = data.draw(cluster_states(nodes=ALIKE_MIN + 8))
     shape = data.draw(st.sampled_from(SHAPES))
     rows = fitting(fleet, shape)
-    together = rate(fleet, fleet.now, shape, rows, habits) if rows.size else np.zeros(0)
+    together = rate(fleet, fleet.now, shape, rows, arrival_mix) if rows.size else np.zeros(0)
     assert ((together > 0) & (together <= 1)).all()
     by_state: dict[object, float] = {}
     for row, score in zip(rows.tolist(), together.tolist(), strict=True):
-        alone = float(rate(fleet, fleet.now, shape, np.array([row]), habits)[0])
+        alone = float(rate(fleet, fleet.now, shape, np.array([row]), arrival_mix)[0])
         assert alone == pytest.approx(score, abs=1e-12)
-        assert by_state.setdefault(state_key(fleet, fleet.now, row, habits), alone) == pytest.approx(alone, abs=1e-12)
+        assert by_state.setdefault(state_key(fleet, fleet.now, row, arrival_mix), alone) == pytest.approx(
+            alone, abs=1e-12
+        )
 
 
 def test_nodes_with_as_much_left_in_other_parts_are_told_apart() -> None:
     """Half of the nodes have one device left, half have two halves; whole devices are what comes."""
-    habits = habits_of((asks(1), 20))
+    arrival_mix = habits_of((asks(1), 20))
     fleet = fleet_of(*[(2, 64)] * (2 * ALIKE_MIN))
     for row in range(fleet.size):
         for device in (0, 0) if row % 2 else (0, 1):
             fleet.now.take(row, fleet.need(asks(0.5)), [(0, (device,))])
-    scores = rate(fleet, fleet.now, asks(0.5), np.arange(fleet.size), habits)
+    scores = rate(fleet, fleet.now, asks(0.5), np.arange(fleet.size), arrival_mix)
     assert set(scores[::2].tolist()).isdisjoint(scores[1::2].tolist())
-    assert best(fleet, habits, asks(0.5)) == "n0"
+    assert best(fleet, arrival_mix, asks(0.5)) == "n0"
 
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_worth_is_lost_as_a_slow_reckoning_says(data: st.DataObject) -> None:
-    fleet, habits = data.draw(worlds(nodes=3))
+    fleet, arrival_mix = data.draw(cluster_states(nodes=3))
     shape = data.draw(st.sampled_from(SHAPES))
     for row in fitting(fleet, shape).tolist():
-        before = slow_worth(fleet, fleet.now, row, habits.typical)
+        before = slow_worth(fleet, fleet.now, row, arrival_mix.typical)
         after = []
         for devices in ways(fleet, row, shape):
             columns = fleet.now.copy()
             columns.take(row, fleet.need(shape), devices)
-            after.append(0.0 if shape.exclusive else slow_worth(fleet, columns, row, habits.typical))
-        lost = Outlook(fleet, habits.typical).loss(fleet.now, fleet.need(shape), np.array([row]))[0]
+            after.append(0.0 if shape.exclusive else slow_worth(fleet, columns, row, arrival_mix.typical))
+        lost = PackingOutlook(fleet, arrival_mix.typical).loss(fleet.now, fleet.need(shape), np.array([row]))[0]
         assert lost == pytest.approx(before - max(after), abs=1e-9)
         assert lost >= -1e-9
         if not shape.exclusive:
             columns = fleet.now.copy()
-            columns.take(row, fleet.need(shape), choose_devices(fleet, fleet.now, row, shape, habits))
-            assert slow_worth(fleet, columns, row, habits.typical) == pytest.approx(max(after), abs=1e-8)
+            columns.take(row, fleet.need(shape), choose_devices(fleet, fleet.now, row, shape, arrival_mix))
+            assert slow_worth(fleet, columns, row, arrival_mix.typical) == pytest.approx(max(after), abs=1e-8)
 
 
 def test_what_is_known_of_nodes_follows_their_description() -> None:
     scarce = Where(node_labels=(("model", "A100"),))
-    habits = habits_of((asks(1, cpu=8), 20), (asks(1, cpu=8, where=scarce), 10))
+    arrival_mix = habits_of((asks(1, cpu=8), 20), (asks(1, cpu=8, where=scarce), 10))
     fleet = fleet_of((4, 32), (4, 32), model=("T4", "A100"))
-    assert best(fleet, habits, asks(1, cpu=8)) == "n0"
+    assert best(fleet, arrival_mix, asks(1, cpu=8)) == "n0"
     amounts = {"cpu": 32 * WHOLE, "memory": 512 * GIB, GPU: 4 * WHOLE}
     fleet.put("n0", amounts, labels={"model": "A100"})
     fleet.put("n1", amounts, labels={"model": "T4"})
-    assert best(fleet, habits, asks(1, cpu=8)) == "n1"
+    assert best(fleet, arrival_mix, asks(1, cpu=8)) == "n1"
 
 
 # Devices.
 
 
 def test_a_share_goes_where_it_fills_a_device_up() -> None:
-    habits = habits_of((asks(0.5), 20), (asks(1), 5))
+    arrival_mix = habits_of((asks(0.5), 20), (asks(1), 5))
     fleet = fleet_of((3, 64))
-    place(fleet, habits, 0, asks(0.3))
-    place(fleet, habits, 0, asks(0.5))
+    place(fleet, arrival_mix, 0, asks(0.3))
+    place(fleet, arrival_mix, 0, asks(0.5))
     assert fleet.now.devices[0][0, :3].tolist() == [200, WHOLE, WHOLE]
 
 
 def test_a_share_leaves_a_remainder_that_others_can_use() -> None:
     """Beside 0.5, where 0.2 would be left, or beside 0.2, where 0.5 would be: halves are what comes."""
-    habits = habits_of((asks(0.5), 20))
+    arrival_mix = habits_of((asks(0.5), 20))
     fleet = fleet_of((2, 64))
     need = fleet.need
     fleet.now.take(0, need(asks(0.5)), [(0, (0,))])
     fleet.now.take(0, need(asks(0.2)), [(0, (1,))])
-    assert choose_devices(fleet, fleet.now, 0, asks(0.3), habits) == [(0, (1,))]
+    assert choose_devices(fleet, fleet.now, 0, asks(0.3), arrival_mix) == [(0, (1,))]
 
 
 def test_before_anything_is_learned_a_share_goes_on_the_fullest_device() -> None:
     fleet = fleet_of((3, 64))
     fleet.now.take(0, fleet.need(asks(0.2)), [(0, (1,))])
     fleet.now.take(0, fleet.need(asks(0.6)), [(0, (2,))])
-    assert choose_devices(fleet, fleet.now, 0, asks(0.3), Habits()) == [(0, (2,))]
+    assert choose_devices(fleet, fleet.now, 0, asks(0.3), ArrivalMix()) == [(0, (2,))]
 
 
 def test_whole_devices_are_taken_from_the_left() -> None:
     fleet = fleet_of((4, 64))
     fleet.now.take(0, fleet.need(asks(0.2)), [(0, (1,))])
-    assert choose_devices(fleet, fleet.now, 0, asks(2), Habits()) == [(0, (0, 2))]
+    assert choose_devices(fleet, fleet.now, 0, asks(2), ArrivalMix()) == [(0, (0, 2))]
 
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_the_chosen_devices_are_such_as_a_node_gives(data: st.DataObject) -> None:
-    fleet, habits = data.draw(worlds(nodes=2))
+    fleet, arrival_mix = data.draw(cluster_states(nodes=2))
     shape = data.draw(st.sampled_from([one for one in SHAPES if not one.exclusive]))
     for row in fitting(fleet, shape).tolist():
-        chosen = choose_devices(fleet, fleet.now, row, shape, habits)
+        chosen = choose_devices(fleet, fleet.now, row, shape, arrival_mix)
         wanted = {GPU: indices} if (indices := chosen[0][1] if chosen else ()) else {}
         assert isinstance(fit(room_of(fleet, row), dict(shape.requests), exclusive=False, wanted=wanted), Fit)
 
@@ -244,20 +254,20 @@ def test_large_work_is_typical_even_when_it_is_rare() -> None:
 
 
 def test_more_of_the_same_changes_nothing() -> None:
-    habits = habits_of((asks(1), 10))
-    version = habits.version
+    arrival_mix = habits_of((asks(1), 10))
+    version = arrival_mix.version
     for _ in range(1000):
-        habits.learn(asks(1))
-    assert habits.version == version
+        arrival_mix.learn(asks(1))
+    assert arrival_mix.version == version
 
 
 def test_what_is_new_is_noticed_once_it_is_a_good_part() -> None:
-    habits = habits_of((asks(1), 100))
-    version = habits.version
+    arrival_mix = habits_of((asks(1), 100))
+    version = arrival_mix.version
     for _ in range(100):
-        habits.learn(asks(2))
-    assert habits.version > version
-    assert {one.shape for one in habits.typical} == {asks(1), asks(2)}
+        arrival_mix.learn(asks(2))
+    assert arrival_mix.version > version
+    assert {one.shape for one in arrival_mix.typical} == {asks(1), asks(2)}
 
 
 def test_an_allocation_of_several_nodes_counts_for_each() -> None:
@@ -266,21 +276,21 @@ def test_an_allocation_of_several_nodes_counts_for_each() -> None:
 
 
 def test_old_habits_fade() -> None:
-    habits = Habits()
-    habits.learn(asks(1), learned.SEEN_MAX - 1)
+    arrival_mix = ArrivalMix()
+    arrival_mix.learn(asks(1), learned.SEEN_MAX - 1)
     for _ in range(4):
-        habits.learn(asks(2), learned.SEEN_MAX // 2)
-    weights = {one.shape: one.weight for one in habits.typical}
+        arrival_mix.learn(asks(2), learned.SEEN_MAX // 2)
+    weights = {one.shape: one.weight for one in arrival_mix.typical}
     assert weights[asks(1)] < 0.2 < weights[asks(2)]
 
 
 def test_the_number_of_shapes_that_are_counted_is_bounded() -> None:
-    habits = Habits()
+    arrival_mix = ArrivalMix()
     for index in range(3 * learned.COUNTED_MAX):
-        habits.learn(asks(1, cpu=1 + index))
-        habits.learn(asks(2))
-    assert len(habits.counts) <= learned.COUNTED_MAX + 1
-    assert asks(2) in habits.counts
+        arrival_mix.learn(asks(1, cpu=1 + index))
+        arrival_mix.learn(asks(2))
+    assert len(arrival_mix.counts) <= learned.COUNTED_MAX + 1
+    assert asks(2) in arrival_mix.counts
 
 
 # Worlds, and the slow reckoning.
@@ -300,17 +310,17 @@ SHAPES = [
 
 
 @st.composite
-def worlds(draw: st.DrawFn, nodes: int) -> tuple[Fleet, Habits]:
+def cluster_states(draw: st.DrawFn, nodes: int) -> tuple[Fleet, ArrivalMix]:
     """A few kinds of nodes with something on them, and habits."""
     kinds = st.tuples(st.sampled_from((0, 1, 2, 4)), st.sampled_from((8, 16, 40)))
     models = [MODELS[index % 2] for index in range(nodes)]
     fleet = fleet_of(*draw(st.lists(kinds, min_size=nodes, max_size=nodes)), memory=128, model=models)
     arrived = draw(st.lists(st.sampled_from(SHAPES), max_size=12))
-    habits = habits_of(*arrived)
+    arrival_mix = habits_of(*arrived)
     for shape in draw(st.lists(st.sampled_from(SHAPES[:-1]), max_size=3 * nodes)):
         if (rows := fitting(fleet, shape)).size:
-            place(fleet, habits, int(draw(st.sampled_from(rows.tolist()))), shape)
-    return fleet, habits
+            place(fleet, arrival_mix, int(draw(st.sampled_from(rows.tolist()))), shape)
+    return fleet, arrival_mix
 
 
 def ways(fleet: Fleet, row: int, shape: Shape) -> list[list[tuple[int, tuple[int, ...]]]]:
@@ -323,7 +333,7 @@ def ways(fleet: Fleet, row: int, shape: Shape) -> list[list[tuple[int, tuple[int
     return [[(0, tuple(index for index, left in enumerate(line) if left == WHOLE)[:count])] if count else []]
 
 
-def slow_worth(fleet: Fleet, columns: Columns, row: int, typical: Sequence[Typical]) -> float:
+def slow_worth(fleet: Fleet, columns: NodeColumns, row: int, typical: Sequence[Typical]) -> float:
     parts = [left / WHOLE for left in columns.devices[0][row].tolist() if left > 0]
     total = 0.0
     for one in typical:
@@ -345,11 +355,11 @@ def slow_worth(fleet: Fleet, columns: Columns, row: int, typical: Sequence[Typic
     return total
 
 
-def room_of(fleet: Fleet, row: int) -> NodeRoom:
+def room_of(fleet: Fleet, row: int) -> NodeCapacity:
     amounts = {name: int(fleet.allocatable[column, row]) for name, column in fleet.column_of.items()}
     taken = {
         name: amount - int(fleet.now.free[column, row])
         for (name, column), amount in zip(fleet.column_of.items(), amounts.values(), strict=True)
     }
     used = tuple(WHOLE - left for left in fleet.now.devices[0][row].tolist() if left >= 0)
-    return NodeRoom(fleet.names[row], 1, True, amounts, taken, {GPU: used})
+    return NodeCapacity(fleet.names[row], 1, True, amounts, taken, {GPU: used})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bursar.core.objects.allocation import Gang
 from bursar.core.scheduling.cycle.plan import Plan
-from bursar.core.scheduling.state.cluster_state import Boost, World
+from bursar.core.scheduling.state.cluster_state import ActiveBoost, ClusterState
 from bursar.core.scheduling.state.fair_share import ShareOf
 from support.scheduling.cluster_states import (
     GPU,
@@ -20,6 +20,7 @@ from support.scheduling.cluster_states import (
     apart,
     ask,
     bound,
+    cluster_of,
     cycle,
     end,
     evicted,
@@ -31,7 +32,6 @@ from support.scheduling.cluster_states import (
     stop_victims,
     submit,
     victims_for,
-    world_of,
 )
 
 # Priority.
@@ -47,63 +47,63 @@ from support.scheduling.cluster_states import (
     ],
 )
 def test_only_strictly_lower_priority_is_evicted(old: int, new: int, expected: bool) -> None:
-    world = full_of(old={"priority": old})
-    assert victims_for(world, priority=new) == ({"old": "LowerPriority"} if expected else {})
+    cluster = full_of(old={"priority": old})
+    assert victims_for(cluster, priority=new) == ({"old": "LowerPriority"} if expected else {})
 
 
 def test_who_never_preempts_waits() -> None:
-    world = full_of(old={})
-    assert victims_for(world, priority=10, preempts=False) == {}
+    cluster = full_of(old={})
+    assert victims_for(cluster, priority=10, preempts=False) == {}
 
 
 def test_without_preemption_nobody_is_evicted() -> None:
-    world = full_of(old={})
-    submit(world, ask("asker", gpus=1, priority=10))
-    assert cycle(world, preemption=False).preemptions == []
+    cluster = full_of(old={})
+    submit(cluster, ask("asker", gpus=1, priority=10))
+    assert cycle(cluster, preemption=False).preemptions == []
 
 
 @pytest.mark.parametrize(("ran", "expected"), [(299, False), (300, True)])
 def test_nothing_is_evicted_within_its_minimum_runtime(ran: float, expected: bool) -> None:
-    world = full_of(old={"since": NOW - ran})
-    assert bool(victims_for(world, priority=10)) is expected
+    cluster = full_of(old={"since": NOW - ran})
+    assert bool(victims_for(cluster, priority=10)) is expected
 
 
 def test_who_comes_of_age_is_evicted_without_anything_else_changing() -> None:
-    world = full_of(old={"since": NOW - 290})
-    assert victims_for(world, priority=10) == {}
-    assert evicted(cycle(world, NOW + 10)) == {"old": "LowerPriority"}
+    cluster = full_of(old={"since": NOW - 290})
+    assert victims_for(cluster, priority=10) == {}
+    assert evicted(cycle(cluster, NOW + 10)) == {"old": "LowerPriority"}
 
 
 def test_what_is_placed_by_a_plan_is_not_evicted_by_the_same_plan() -> None:
     tenants = [ShareOf("t", target=0.5), ShareOf("u", target=0.5, penalty=0.1)]
-    world = world_of(machine("a", gpus=1), tenants=tenants)
-    world.capacity[GPU] = 4000
-    submit(world, ask("first", gpus=1), ask("asker", gpus=1, tenant="u", namespace="m", priority=100, crosses=True))
-    plan = cycle(world, min_runtime_seconds=0)
-    assert bound(world, plan) == {"first": ("a",)}
+    cluster = cluster_of(machine("a", gpus=1), tenants=tenants)
+    cluster.capacity[GPU] = 4000
+    submit(cluster, ask("first", gpus=1), ask("asker", gpus=1, tenant="u", namespace="m", priority=100, crosses=True))
+    plan = cycle(cluster, min_runtime_seconds=0)
+    assert bound(cluster, plan) == {"first": ("a",)}
     assert plan.preemptions == []
-    assert set(evicted(cycle(world, NOW + 6, min_runtime_seconds=0))) == {"first"}, "but by the next one it may be"
+    assert set(evicted(cycle(cluster, NOW + 6, min_runtime_seconds=0))) == {"first"}, "but by the next one it may be"
 
 
 def test_what_is_told_to_stop_already_is_nobody_s_victim() -> None:
-    world = world_of(machine("a", gpus=1))
-    run(world, ask("old", gpus=1), "a", ending=True, ends_in=20)
-    assert victims_for(world, priority=10) == {}
+    cluster = cluster_of(machine("a", gpus=1))
+    run(cluster, ask("old", gpus=1), "a", ending=True, ends_in=20)
+    assert victims_for(cluster, priority=10) == {}
 
 
 def test_a_boost_decides_for_the_asker_and_for_the_victim() -> None:
-    world = full_of(old={"priority": 5, "job": "j"})
-    world.boosts["n", "j"] = Boost(50, NOW + 60)
-    assert victims_for(world, priority=10) == {}
-    world.boosts["n", "j"] = Boost(1, NOW + 60)
-    end(world, "asker")
-    assert victims_for(world, priority=3) == {"old": "LowerPriority"}, "a boost may lower as well"
+    cluster = full_of(old={"priority": 5, "job": "j"})
+    cluster.boosts["n", "j"] = ActiveBoost(50, NOW + 60)
+    assert victims_for(cluster, priority=10) == {}
+    cluster.boosts["n", "j"] = ActiveBoost(1, NOW + 60)
+    end(cluster, "asker")
+    assert victims_for(cluster, priority=3) == {"old": "LowerPriority"}, "a boost may lower as well"
 
 
 def test_a_boosted_job_evicts_what_it_otherwise_could_not() -> None:
-    world = full_of(old={"priority": 5})
-    world.boosts["n", "j"] = Boost(50, NOW + 60)
-    assert victims_for(world, job="j") == {"old": "LowerPriority"}
+    cluster = full_of(old={"priority": 5})
+    cluster.boosts["n", "j"] = ActiveBoost(50, NOW + 60)
+    assert victims_for(cluster, job="j") == {"old": "LowerPriority"}
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,9 @@ def test_a_boosted_job_evicts_what_it_otherwise_could_not() -> None:
     ],
 )
 def test_a_boost_is_for_what_the_job_made(owner: str, expected: dict[str, str]) -> None:
-    world = full_of(old={"priority": 5})
-    world.boosts["n", "j"] = Boost(50, NOW + 60, "job-1")
-    assert victims_for(world, job="j", owner=owner) == expected
+    cluster = full_of(old={"priority": 5})
+    cluster.boosts["n", "j"] = ActiveBoost(50, NOW + 60, "job-1")
+    assert victims_for(cluster, job="j", owner=owner) == expected
 
 
 # Between tenants.
@@ -132,20 +132,20 @@ def test_a_boost_is_for_what_the_job_made(owner: str, expected: dict[str, str]) 
     ],
 )
 def test_between_tenants_priority_alone_evicts_nobody(tenant: str, crosses: bool, expected: dict[str, str]) -> None:
-    world = full_of(old={})
-    world.capacity[GPU] = 4000
-    world.tenants |= {name: ShareOf(name, target=0.5) for name in ("t", "u")}
-    assert victims_for(world, tenant=tenant, namespace=tenant, priority=1000, crosses=crosses) == expected
+    cluster = full_of(old={})
+    cluster.capacity[GPU] = 4000
+    cluster.tenants |= {name: ShareOf(name, target=0.5) for name in ("t", "u")}
+    assert victims_for(cluster, tenant=tenant, namespace=tenant, priority=1000, crosses=crosses) == expected
 
 
 def test_other_tenants_work_that_must_stay_does_not_hide_where_there_is_room_to_be_made() -> None:
     """More nodes are full of others' less urgent work than are tried before looking further is given up."""
-    world = world_of(*(machine(f"a{number:02}", gpus=1) for number in range(40)))
+    cluster = cluster_of(*(machine(f"a{number:02}", gpus=1) for number in range(40)))
     for number in range(39):
-        run(world, ask(f"other-{number}", gpus=1, tenant="u", namespace="u", priority=-10), f"a{number:02}")
-    run(world, ask("own", gpus=1, priority=0), "a39")
-    world.tenants["u"] = ShareOf("u", target=1.0)
-    assert victims_for(world, priority=10) == {"own": "LowerPriority"}
+        run(cluster, ask(f"other-{number}", gpus=1, tenant="u", namespace="u", priority=-10), f"a{number:02}")
+    run(cluster, ask("own", gpus=1, priority=0), "a39")
+    cluster.tenants["u"] = ShareOf("u", target=1.0)
+    assert victims_for(cluster, priority=10) == {"own": "LowerPriority"}
 
 
 # Who is chosen.
@@ -166,98 +166,100 @@ def test_the_cheapest_go(residents: dict[str, dict[str, Any]], gpus: int, expect
 
 def test_nobody_goes_who_need_not() -> None:
     """The cheap one is too small to help, and stays when the large one has to go."""
-    world = world_of(machine("a", gpus=5))
-    run(world, ask("small", gpus=1), "a", since=NOW - 301)
-    run(world, ask("large", gpus=4), "a")
-    assert set(victims_for(world, gpus=4, priority=10)) == {"large"}
+    cluster = cluster_of(machine("a", gpus=5))
+    run(cluster, ask("small", gpus=1), "a", since=NOW - 301)
+    run(cluster, ask("large", gpus=4), "a")
+    assert set(victims_for(cluster, gpus=4, priority=10)) == {"large"}
 
 
 def test_the_node_where_the_least_is_lost() -> None:
-    world = world_of(machine("a", gpus=1), machine("b", gpus=1), machine("c", gpus=1))
-    run(world, ask("x", gpus=1), "a", since=NOW - 9000)
-    run(world, ask("y", gpus=1), "b", since=NOW - 400)
-    run(world, ask("z", gpus=1, priority=3), "c", since=NOW - 301)
-    assert set(victims_for(world, priority=10)) == {"y"}
+    cluster = cluster_of(machine("a", gpus=1), machine("b", gpus=1), machine("c", gpus=1))
+    run(cluster, ask("x", gpus=1), "a", since=NOW - 9000)
+    run(cluster, ask("y", gpus=1), "b", since=NOW - 400)
+    run(cluster, ask("z", gpus=1, priority=3), "c", since=NOW - 301)
+    assert set(victims_for(cluster, priority=10)) == {"y"}
 
 
 def test_who_is_nearly_done_is_spared() -> None:
-    world = world_of(machine("a", gpus=2))
-    run(world, ask("soon", gpus=1), "a", since=NOW - 1000, ends_in=10)
-    run(world, ask("later", gpus=1), "a", since=NOW - 1000, ends_in=100_000)
-    assert set(victims_for(world, priority=10)) == {"later"}
+    cluster = cluster_of(machine("a", gpus=2))
+    run(cluster, ask("soon", gpus=1), "a", since=NOW - 1000, ends_in=10)
+    run(cluster, ask("later", gpus=1), "a", since=NOW - 1000, ends_in=100_000)
+    assert set(victims_for(cluster, priority=10)) == {"later"}
 
 
 def test_a_gang_goes_as_a_whole() -> None:
-    world = world_of(machine("a", gpus=1), machine("b", gpus=1))
+    cluster = cluster_of(machine("a", gpus=1), machine("b", gpus=1))
     first, second = members("g", 2, gpus=1)
-    run(world, first, "a")
-    run(world, second, "b")
-    assert set(victims_for(world, priority=10)) == {"g-0", "g-1"}
+    run(cluster, first, "a")
+    run(cluster, second, "b")
+    assert set(victims_for(cluster, priority=10)) == {"g-0", "g-1"}
 
 
 def test_a_gang_of_which_one_may_not_go_stays() -> None:
-    world = world_of(machine("a", gpus=1), machine("b", gpus=1))
+    cluster = cluster_of(machine("a", gpus=1), machine("b", gpus=1))
     gang = Gang("g", 2)
-    run(world, ask("x", gpus=1, gang=gang), "a")
-    run(world, ask("y", gpus=1, gang=gang, priority=99), "b")
-    assert victims_for(world, priority=10) == {}
+    run(cluster, ask("x", gpus=1, gang=gang), "a")
+    run(cluster, ask("y", gpus=1, gang=gang, priority=99), "b")
+    assert victims_for(cluster, priority=10) == {}
 
 
 def test_gang_members_on_one_node_are_counted_once() -> None:
-    world = world_of(machine("a", gpus=2), machine("b", gpus=2))
+    cluster = cluster_of(machine("a", gpus=2), machine("b", gpus=2))
     for one in members("g", 2, gpus=1):
-        run(world, one, "a", since=NOW - 1000)
-    run(world, ask("single", gpus=2), "b", since=NOW - 1500)
-    assert set(victims_for(world, gpus=2, priority=10)) == {"g-0", "g-1"}
+        run(cluster, one, "a", since=NOW - 1000)
+    run(cluster, ask("single", gpus=2), "b", since=NOW - 1500)
+    assert set(victims_for(cluster, gpus=2, priority=10)) == {"g-0", "g-1"}
 
 
 def test_only_nodes_that_are_right_are_cleared() -> None:
-    world = world_of(machine("a", gpus=1), machine("b", gpus=1, cordoned=True), machine("c", gpus=1))
+    cluster = cluster_of(machine("a", gpus=1), machine("b", gpus=1, cordoned=True), machine("c", gpus=1))
     for name in "abc":
-        run(world, ask(f"on-{name}", gpus=1, labels={"app": name}), name)
+        run(cluster, ask(f"on-{name}", gpus=1, labels={"app": name}), name)
     where = apart(HOST, app="unknown")
-    submit(world, ask("asker", gpus=1, priority=10, where=where))
-    assert set(evicted(cycle(world))) <= {"on-a", "on-c"}
+    submit(cluster, ask("asker", gpus=1, priority=10, where=where))
+    assert set(evicted(cycle(cluster))) <= {"on-a", "on-c"}
 
 
 def test_room_that_company_denies_is_made_by_sending_the_company_away() -> None:
-    world = world_of(machine("a", gpus=4))
-    run(world, ask("x", gpus=1, labels={"app": "x"}), "a")
-    run(world, ask("y", gpus=1), "a")
-    assert set(victims_for(world, priority=10, where=apart(HOST, app="x"))) == {"x"}
+    cluster = cluster_of(machine("a", gpus=4))
+    run(cluster, ask("x", gpus=1, labels={"app": "x"}), "a")
+    run(cluster, ask("y", gpus=1), "a")
+    assert set(victims_for(cluster, priority=10, where=apart(HOST, app="x"))) == {"x"}
 
 
 def test_room_cleared_for_one_of_a_gang_keeps_the_others_apart_from_it() -> None:
-    world = world_of(machine("a", gpus=1, zone="z1"), machine("b", gpus=1, zone="z1"), machine("c", gpus=1, zone="z2"))
+    cluster = cluster_of(
+        machine("a", gpus=1, zone="z1"), machine("b", gpus=1, zone="z1"), machine("c", gpus=1, zone="z2")
+    )
     for name, ran in (("a", 400), ("b", 500), ("c", 9000)):
-        run(world, ask(f"on-{name}", gpus=1), name, since=NOW - ran)
-    submit(world, *members("g", 2, gpus=1, priority=10, where=apart(ZONE, app="g"), labels={"app": "g"}))
-    assert set(evicted(cycle(world))) == {"on-a", "on-c"}
+        run(cluster, ask(f"on-{name}", gpus=1), name, since=NOW - ran)
+    submit(cluster, *members("g", 2, gpus=1, priority=10, where=apart(ZONE, app="g"), labels={"app": "g"}))
+    assert set(evicted(cycle(cluster))) == {"on-a", "on-c"}
 
 
 def test_a_whole_node_is_cleared_of_everybody() -> None:
-    world = world_of(machine("a", gpus=2))
-    run(world, ask("x", gpus=1), "a")
-    run(world, ask("y", gpus=0.1), "a")
-    assert set(victims_for(world, priority=10, exclusive=True)) == {"x", "y"}
+    cluster = cluster_of(machine("a", gpus=2))
+    run(cluster, ask("x", gpus=1), "a")
+    run(cluster, ask("y", gpus=0.1), "a")
+    assert set(victims_for(cluster, priority=10, exclusive=True)) == {"x", "y"}
 
 
 def test_a_node_beyond_the_first_few_is_found() -> None:
     """Many nodes seem to have victims enough and have not: there the gang cannot go."""
-    world = world_of(*(machine(f"n{number:02}", gpus=1) for number in range(20)))
+    cluster = cluster_of(*(machine(f"n{number:02}", gpus=1) for number in range(20)))
     gang = Gang("g", 2)
     for number in range(19):
-        run(world, ask(f"x{number:02}", gpus=1, priority=-9, gang=gang), f"n{number:02}", since=NOW - 4000)
-    world.place(ask("held", gpus=0, gang=gang, priority=99), (), since=LONG_AGO)
-    run(world, ask("lonely", gpus=1), "n19")
-    assert set(victims_for(world, priority=10)) == {"lonely"}
+        run(cluster, ask(f"x{number:02}", gpus=1, priority=-9, gang=gang), f"n{number:02}", since=NOW - 4000)
+    cluster.place(ask("held", gpus=0, gang=gang, priority=99), (), since=LONG_AGO)
+    run(cluster, ask("lonely", gpus=1), "n19")
+    assert set(victims_for(cluster, priority=10)) == {"lonely"}
 
 
 # Whoever is evicted cannot evict its evictor.
 
 
 @st.composite
-def rivals(draw: st.DrawFn) -> Callable[[], World]:
+def rivals(draw: st.DrawFn) -> Callable[[], ClusterState]:
     """Two tenants, perhaps below others, who fill a node or two; and one that asks."""
     below = draw(st.booleans())
     burst = draw(st.sampled_from([1.0, 1.0, 2.0]))
@@ -290,42 +292,42 @@ def rivals(draw: st.DrawFn) -> Callable[[], World]:
         exclusive=draw(st.integers(0, 5)) == 0,
     )
 
-    def build() -> World:
+    def build() -> ClusterState:
         # What is idle elsewhere lets tenants go beyond their targets.
-        world = world_of(*nodes, machine("idle", gpus=idle, cordoned=True), tenants=shares)
+        cluster = cluster_of(*nodes, machine("idle", gpus=idle, cordoned=True), tenants=shares)
         for uid, node, gpus, tenant, priority, gang, since in residents:
             one = ask(uid, gpus=gpus, tenant=tenant, namespace=tenant, priority=priority, gang=gang)
-            run(world, one, node, since=since)
-        submit(world, asker)
-        return world
+            run(cluster, one, node, since=since)
+        submit(cluster, asker)
+        return cluster
 
     return build
 
 
-def victims_of_the(world: World, plan: Plan) -> set[str]:
-    assert set(evicted(plan)) <= set(world.placed)
+def victims_of_the(cluster: ClusterState, plan: Plan) -> set[str]:
+    assert set(evicted(plan)) <= set(cluster.placed)
     return set(evicted(plan))
 
 
 @settings(max_examples=400)
 @given(rivals())
-def test_whoever_is_evicted_cannot_evict_its_evictor(build: Callable[[], World]) -> None:
-    world = build()
-    plan = cycle(world)
-    gone = victims_of_the(world, plan)
+def test_whoever_is_evicted_cannot_evict_its_evictor(build: Callable[[], ClusterState]) -> None:
+    cluster = build()
+    plan = cycle(cluster)
+    gone = victims_of_the(cluster, plan)
     if not gone:
         return
-    stop_victims(world, plan)
+    stop_victims(cluster, plan)
     for uid in gone:
-        assert uid in world.waiting
-    assert "asker" in bound(world, cycle(world, NOW + 31, preemption=False))
+        assert uid in cluster.waiting
+    assert "asker" in bound(cluster, cycle(cluster, NOW + 31, preemption=False))
     # All of them are of age by then, and nothing else has changed.
     for hour in range(1, 4):
-        plan = cycle(world, NOW + 3600 * hour)
+        plan = cycle(cluster, NOW + 3600 * hour)
         for preempting in plan.preemptions:
             askers = {one.uid for one in preempting.asks}
             chosen = {victim.uid for victim in preempting.victims}
             assert not (askers & gone and "asker" in chosen), f"{askers} evict their evictor"
-        if "asker" not in running(world):
+        if "asker" not in running(cluster):
             break
-        stop_victims(world, plan)
+        stop_victims(cluster, plan)

@@ -5,67 +5,67 @@ import pytest
 from bursar.core.objects.allocation import Gang
 from bursar.core.objects.ask import Where
 from bursar.core.scheduling.explain.explain import glimpse
-from bursar.core.scheduling.explain.queue_position import Lineup, Lineups, line_up, line_up_boosted
-from bursar.core.scheduling.state.cluster_state import World
-from support.scheduling.questions import GPU, NOW, POLICY, ask, placed, snapshot, told, waiting, world_of
+from bursar.core.scheduling.explain.queue_position import QueueOrder, QueueOrders, order_boosted, order_queue
+from bursar.core.scheduling.state.cluster_state import ClusterState
+from support.scheduling.questions import GPU, NOW, POLICY, ask, cluster_of, placed, snapshot, told, waiting
 
 # The line.
 
 
-def place(world: World, line: Lineup, uid: str) -> int:
-    group = world.waiting[uid]
+def place(cluster: ClusterState, line: QueueOrder, uid: str) -> int:
+    group = cluster.waiting[uid]
     found = line.position(group.members[uid], group)
     assert found is not None
     return found.overall
 
 
-def in_order(world: World, line: Lineup) -> list[str]:
-    return sorted(world.waiting, key=lambda uid: place(world, line, uid))
+def in_order(cluster: ClusterState, line: QueueOrder) -> list[str]:
+    return sorted(cluster.waiting, key=lambda uid: place(cluster, line, uid))
 
 
 def test_positions_count_within_the_queue_and_overall() -> None:
-    world = waiting(
-        world_of(1),
+    cluster = waiting(
+        cluster_of(1),
         ask("first", queue="a", submitted_at=NOW - 900),
         ask("second", queue="b", submitted_at=NOW - 800),
         ask("third", 2, queue="a", submitted_at=NOW - 700),
     )
-    found = told(world, "third")
+    found = told(cluster, "third")
     assert (found.queue, found.position, found.position_overall) == ("a", 2, 3)
     assert (found.ahead.allocations, found.ahead.amounts) == (2, {"cpu": 2000, GPU: 2000})
 
 
 def test_tenants_take_turns_in_the_line() -> None:
-    world = world_of(*[8] * 10)
+    cluster = cluster_of(*[8] * 10)
     many = [ask(f"p{index:02}", 8, submitted_at=NOW - 9000 + index) for index in range(20)]
-    waiting(world, *many, ask("one", 8, tenant="biology"))
-    line = line_up(world, POLICY, NOW)
-    order = in_order(world, line)
+    waiting(cluster, *many, ask("one", 8, tenant="biology"))
+    line = order_queue(cluster, POLICY, NOW)
+    order = in_order(cluster, line)
     assert order.index("one") <= 1, "a long backlog takes nothing from others"
     assert [uid for uid in order if uid != "one"] == [one.uid for one in many]
 
 
 def test_members_of_a_gang_stand_together() -> None:
     gang = Gang("g", 2)
-    world = waiting(
-        world_of(8),
+    cluster = waiting(
+        cluster_of(8),
         ask("alone", submitted_at=NOW - 500),
         ask("g1", gang=gang, submitted_at=NOW - 900),
         ask("g2", gang=gang, submitted_at=NOW - 100),
     )
-    order = in_order(world, line_up(world, POLICY, NOW))
+    order = in_order(cluster, order_queue(cluster, POLICY, NOW))
     assert abs(order.index("g1") - order.index("g2")) == 1
 
 
 def test_far_behind_the_front_the_order_of_submission_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bursar.core.scheduling.explain.queue_position.WALK_MAX", 5)
     asks = [ask(f"a{index:03}", 1 + index % 3, submitted_at=NOW - 9000 + index) for index in range(50)]
-    world = waiting(world_of(1), *asks, ask("gone", submitted_at=NOW - 9999))
-    world.forget("gone")
-    line = line_up(world, POLICY, NOW)
-    assert in_order(world, line) == [one.uid for one in asks]
-    assert [place(world, line, one.uid) for one in asks] == list(range(1, 51))
-    last = line.position(asks[-1], world.waiting[asks[-1].uid])
+    cluster = waiting(cluster_of(1), *asks, ask("gone", submitted_at=NOW - 9999))
+    cluster.forget("gone")
+    line = order_queue(cluster, POLICY, NOW)
+    assert in_order(cluster, line) == [one.uid for one in asks]
+    assert [place(cluster, line, one.uid) for one in asks] == list(range(1, 51))
+    last = line.position(asks[-1], cluster.waiting[asks[-1].uid])
     assert last is not None
     assert (last.ahead.allocations, last.ahead.amounts["cpu"], len(line)) == (49, 49_000, 50)
 
@@ -73,59 +73,59 @@ def test_far_behind_the_front_the_order_of_submission_holds(monkeypatch: pytest.
 def test_of_very_many_groups_the_oldest_and_the_most_urgent_come_to_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bursar.core.scheduling.explain.queue_position.GROUPS_MAX", 3)
     asks = [ask(f"a{index:03}", job=f"j{index}", submitted_at=NOW - 900 + index) for index in range(40)]
-    world = waiting(world_of(1), *asks, ask("urgent", priority=100_000, submitted_at=NOW))
-    assert in_order(world, line_up(world, POLICY, NOW)) == ["urgent", *(one.uid for one in asks)]
+    cluster = waiting(cluster_of(1), *asks, ask("urgent", priority=100_000, submitted_at=NOW))
+    assert in_order(cluster, order_queue(cluster, POLICY, NOW)) == ["urgent", *(one.uid for one in asks)]
 
 
 def test_a_boost_moves_a_job_to_the_front_and_the_question_changes_nothing() -> None:
-    world = waiting(world_of(1), ask("other", submitted_at=NOW - 90), ask("mine", job="train"))
-    before = snapshot(world)
-    assert place(world, line_up(world, POLICY, NOW), "mine") == 2
-    assert place(world, line_up_boosted(world, POLICY, NOW, ("team", "train"), 100_000), "mine") == 1
-    assert snapshot(world) == before
+    cluster = waiting(cluster_of(1), ask("other", submitted_at=NOW - 90), ask("mine", job="train"))
+    before = snapshot(cluster)
+    assert place(cluster, order_queue(cluster, POLICY, NOW), "mine") == 2
+    assert place(cluster, order_boosted(cluster, POLICY, NOW, ("team", "train"), 100_000), "mine") == 1
+    assert snapshot(cluster) == before
 
 
 def test_a_line_is_kept_for_a_second_and_made_anew_for_a_newcomer() -> None:
-    world, lines = waiting(world_of(1), ask("a")), Lineups()
-    first = lines.of(world, POLICY, NOW)
-    assert lines.of(world, POLICY, NOW + 0.9, "a") is first
-    waiting(world, ask("b"))
-    assert place(world, lines.of(world, POLICY, NOW + 0.9, "b"), "b") == 2
-    assert lines.of(world, POLICY, NOW + 5) is not first
+    cluster, lines = waiting(cluster_of(1), ask("a")), QueueOrders()
+    first = lines.of(cluster, POLICY, NOW)
+    assert lines.of(cluster, POLICY, NOW + 0.9, "a") is first
+    waiting(cluster, ask("b"))
+    assert place(cluster, lines.of(cluster, POLICY, NOW + 0.9, "b"), "b") == 2
+    assert lines.of(cluster, POLICY, NOW + 5) is not first
 
 
 # Estimates.
 
 
 def test_the_start_is_estimated_from_the_ends_of_what_runs() -> None:
-    world = world_of(4)
-    placed(world, ask("r1", 2), "n0", (0, 1), ends_in=600)
-    placed(world, ask("r2", 2), "n0", (2, 3), ends_in=1200)
-    waiting(world, ask("two", 2, submitted_at=NOW - 900))
-    assert told(world, "two").starts_at == NOW + 600
-    waiting(world, ask("next", 2))
-    assert told(world, "next").starts_at == NOW + 1200, "what stands before it takes the first room"
+    cluster = cluster_of(4)
+    placed(cluster, ask("r1", 2), "n0", (0, 1), ends_in=600)
+    placed(cluster, ask("r2", 2), "n0", (2, 3), ends_in=1200)
+    waiting(cluster, ask("two", 2, submitted_at=NOW - 900))
+    assert told(cluster, "two").starts_at == NOW + 600
+    waiting(cluster, ask("next", 2))
+    assert told(cluster, "next").starts_at == NOW + 1200, "what stands before it takes the first room"
 
 
 def test_what_has_no_known_end_gives_no_estimate() -> None:
-    world = world_of(4)
-    placed(world, ask("r", 4), "n0", (0, 1, 2, 3))
-    assert told(waiting(world, ask("a")), "a").starts_at is None
+    cluster = cluster_of(4)
+    placed(cluster, ask("r", 4), "n0", (0, 1, 2, 3))
+    assert told(waiting(cluster, ask("a")), "a").starts_at is None
 
 
 def test_those_ahead_that_want_other_nodes_do_not_count() -> None:
-    world = world_of(4, labels={"zone": "a"})
-    world.put_node("b0", {"cpu": 64_000, GPU: 4000}, labels={"zone": "b"})
-    placed(world, ask("r", 4), "n0", (0, 1, 2, 3), ends_in=600)
+    cluster = cluster_of(4, labels={"zone": "a"})
+    cluster.put_node("b0", {"cpu": 64_000, GPU: 4000}, labels={"zone": "b"})
+    placed(cluster, ask("r", 4), "n0", (0, 1, 2, 3), ends_in=600)
     there, here = (Where(node_labels=(("zone", zone),)) for zone in "ab")
-    waiting(world, ask("far", 4, where=there, submitted_at=NOW - 900), ask("near", 4, where=here))
-    assert told(world, "near").starts_at == NOW
+    waiting(cluster, ask("far", 4, where=there, submitted_at=NOW - 900), ask("near", 4, where=here))
+    assert told(cluster, "near").starts_at == NOW
 
 
 def test_a_glimpse_is_the_position_and_the_estimate() -> None:
-    world = world_of(4)
-    placed(world, ask("r", 4), "n0", (0, 1, 2, 3), ends_in=600)
-    waiting(world, one := ask("a", 4))
-    position = line_up(world, POLICY, NOW).position(one, world.waiting["a"])
-    found = glimpse(world, "a", POLICY, NOW, position)
+    cluster = cluster_of(4)
+    placed(cluster, ask("r", 4), "n0", (0, 1, 2, 3), ends_in=600)
+    waiting(cluster, one := ask("a", 4))
+    position = order_queue(cluster, POLICY, NOW).position(one, cluster.waiting["a"])
+    found = glimpse(cluster, "a", POLICY, NOW, position)
     assert (found.position, found.starts_at) == (1, NOW + 600)

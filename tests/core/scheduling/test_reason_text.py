@@ -2,7 +2,7 @@
 
 import pytest
 
-from bursar.core.objects.pending_reason import Reason, Short, Why
+from bursar.core.objects.pending_reason import PendingReason, ReasonCode, Short
 from bursar.core.scheduling.explain.reason_text import help, sentence  # noqa: A004
 
 GPU = "nvidia.com/gpu"
@@ -12,18 +12,18 @@ GPU = "nvidia.com/gpu"
     ("reason", "said", "helps"),
     [
         (
-            Reason(Why.NO_CAPACITY, GPU, 15, short=(Short(GPU, 4000, 2000, 12, 3),), matching=12),
+            PendingReason(ReasonCode.NO_CAPACITY, GPU, 15, short=(Short(GPU, 4000, 2000, 12, 3),), matching=12),
             "no node has 4 nvidia.com/gpu free: the most is 2, on 3 of 12 matching nodes",
             "Wait for 2 more nvidia.com/gpu to come free on one node, or add a node; 2 nvidia.com/gpu would fit now.",
         ),
         (
-            Reason(Why.NO_CAPACITY, GPU, 1, short=(Short(GPU, 4000, 0, 1, 1),), matching=1),
+            PendingReason(ReasonCode.NO_CAPACITY, GPU, 1, short=(Short(GPU, 4000, 0, 1, 1),), matching=1),
             "no node has 4 nvidia.com/gpu free: the only matching node has none",
             "Wait for 4 more nvidia.com/gpu to come free on one node, or add a node.",
         ),
         (
-            Reason(
-                Why.NO_CAPACITY,
+            PendingReason(
+                ReasonCode.NO_CAPACITY,
                 GPU,
                 12,
                 short=(Short(GPU, 4000, 8000, 9, 3), Short("memory", 64 << 30, 96 << 30, 3, 1)),
@@ -33,8 +33,13 @@ GPU = "nvidia.com/gpu"
             "Wait for something to end, add a node, or ask for less.",
         ),
         (
-            Reason(
-                Why.NO_CAPACITY, GPU, 12, (("pod_anti_affinity", 10),), (Short(GPU, 4000, 1000, 2, 1),), matching=12
+            PendingReason(
+                ReasonCode.NO_CAPACITY,
+                GPU,
+                12,
+                (("pod_anti_affinity", 10),),
+                (Short(GPU, 4000, 1000, 2, 1),),
+                matching=12,
             ),
             (
                 "no node has 4 nvidia.com/gpu free: the most is 1, on 1 of 2 matching nodes; "
@@ -46,8 +51,8 @@ GPU = "nvidia.com/gpu"
             ),
         ),
         (
-            Reason(
-                Why.NO_CAPACITY,
+            PendingReason(
+                ReasonCode.NO_CAPACITY,
                 GPU,
                 4,
                 (("together", 3),),
@@ -62,38 +67,38 @@ GPU = "nvidia.com/gpu"
             ),
         ),
         (
-            Reason(Why.NO_CAPACITY, "nodes", 4, short=(Short("nodes", 3, 1, 3),), matching=4),
+            PendingReason(ReasonCode.NO_CAPACITY, "nodes", 4, short=(Short("nodes", 3, 1, 3),), matching=4),
             "3 whole nodes asked: 1 of 4 matching nodes are empty",
             "Wait for something to end, add a node, or ask for less.",
         ),
         (
-            Reason(Why.NO_CAPACITY, GPU, 4, (("together", 2),), (Short("members", 8, 5, 2),), matching=4),
+            PendingReason(ReasonCode.NO_CAPACITY, GPU, 4, (("together", 2),), (Short("members", 8, 5, 2),), matching=4),
             "there is no room for all 8 members at once: 5 would fit now, on 2 nodes of 4",
             "Wait for something to end, add a node, or ask for less.",
         ),
         (
-            Reason(Why.NO_CAPACITY, GPU, 9, (("together", 2),), (Short("nodes", 4, 2, 7),), matching=9),
+            PendingReason(ReasonCode.NO_CAPACITY, GPU, 9, (("together", 2),), (Short("nodes", 4, 2, 7),), matching=9),
             "there is no room for all 4 nodes at once: 2 would fit now, on 2 nodes of 9",
             "Wait for something to end, add a node, or ask for less.",
         ),
         (
-            Reason(Why.AFFINITY, nodes=3, excluded=(("pod_affinity", 3),), matching=3),
+            PendingReason(ReasonCode.AFFINITY, nodes=3, excluded=(("pod_affinity", 3),), matching=3),
             "no node with room is near those it must be near; kept out by pod affinity (3)",
             "Free room where those are that it must be near, or make the affinity a preference.",
         ),
         (
-            Reason(Why.AFFINITY, nodes=3, excluded=(("pod_affinity", 3),), matching=3, absent="rack"),
+            PendingReason(ReasonCode.AFFINITY, nodes=3, excluded=(("pod_affinity", 3),), matching=3, absent="rack"),
             "none of those it must be near runs on a node with the label rack",
             "Start those that it must be near first, correct the labelSelector, or make it a preference.",
         ),
         (
-            Reason(Why.QUOTA_EXCEEDED, limits=(("tenant:physics", GPU, 100_000, 98_000, 4000),)),
+            PendingReason(ReasonCode.QUOTA_EXCEEDED, limits=(("tenant:physics", GPU, 100_000, 98_000, 4000),)),
             "waiting for quota headroom: tenant physics has 98 of 100 nvidia.com/gpu bound, 4 asked",
             "Wait for work under the same limit to end, or raise nvidia.com/gpu of tenant physics by 2.",
         ),
         (
-            Reason(
-                Why.QUOTA_EXCEEDED,
+            PendingReason(
+                ReasonCode.QUOTA_EXCEEDED,
                 limits=(
                     ("quota:team/small", "memory", 1 << 30, 1 << 30, 1 << 29),
                     ("system", "nodes", 2000, 2000, 500),
@@ -109,7 +114,11 @@ GPU = "nvidia.com/gpu"
             ),
         ),
         (
-            Reason(Why.NO_MATCHING_NODES, nodes=3, excluded=(("nodeSelector zone=b", 2), ("not_ready_or_cordoned", 1))),
+            PendingReason(
+                ReasonCode.NO_MATCHING_NODES,
+                nodes=3,
+                excluded=(("nodeSelector zone=b", 2), ("not_ready_or_cordoned", 1)),
+            ),
             (
                 "none of 3 nodes is of the kind that is asked for; kept out by nodeSelector zone=b (2), "
                 "not ready or cordoned (1)"
@@ -117,40 +126,40 @@ GPU = "nvidia.com/gpu"
             "Change nodeSelector zone=b, or label, untaint or add a node so that one matches.",
         ),
         (
-            Reason(Why.NO_MATCHING_NODES, nodes=3, excluded=(("labels", 3),)),
+            PendingReason(ReasonCode.NO_MATCHING_NODES, nodes=3, excluded=(("labels", 3),)),
             "none of 3 nodes is of the kind that is asked for; kept out by node selector or affinity (3)",
             "Change the node selector, affinity or tolerations, or label, untaint or add a node so that one matches.",
         ),
         (
-            Reason(Why.GANG_INCOMPLETE, members=2, members_min=4),
+            PendingReason(ReasonCode.GANG_INCOMPLETE, members=2, members_min=4),
             "waiting for gang members: 2 of 4 are there",
             "Submit 2 more with the same groupId, or ask for a smaller minMembers.",
         ),
         (
-            Reason(Why.NO_NODES_ACTIVE),
+            PendingReason(ReasonCode.NO_NODES_ACTIVE),
             "there are no nodes",
             "Add a node, uncordon one, or bring one back that is not ready.",
         ),
         (
-            Reason(Why.NO_NODES_ACTIVE, nodes=2),
+            PendingReason(ReasonCode.NO_NODES_ACTIVE, nodes=2),
             "none of 2 nodes takes work: all are cordoned or not ready",
             "Add a node, uncordon one, or bring one back that is not ready.",
         ),
         (
-            Reason(Why.SPREAD, nodes=9, excluded=(("topology_spread", 9),), matching=9),
+            PendingReason(ReasonCode.SPREAD, nodes=9, excluded=(("topology_spread", 9),), matching=9),
             "every node with room is where too many of its kind are already; kept out by topology spread (9)",
             "Free room in the emptier domains, raise maxSkew, or use whenUnsatisfiable: ScheduleAnyway.",
         ),
     ],
 )
-def test_the_words(reason: Reason, said: str, helps: str) -> None:
+def test_the_words(reason: PendingReason, said: str, helps: str) -> None:
     assert sentence(reason) == said
     assert help(reason) == helps
 
 
-@pytest.mark.parametrize("why", list(Why))
-def test_every_reason_has_its_words_and_says_what_would_help(why: Why) -> None:
-    said, helps = sentence(Reason(why)), help(Reason(why))
+@pytest.mark.parametrize("why", list(ReasonCode))
+def test_every_reason_has_its_words_and_says_what_would_help(why: ReasonCode) -> None:
+    said, helps = sentence(PendingReason(why)), help(PendingReason(why))
     assert said[0].islower()
     assert not said.endswith(".")
     assert helps[0].isupper()
@@ -158,6 +167,9 @@ def test_every_reason_has_its_words_and_says_what_would_help(why: Why) -> None:
 
 
 def test_the_words_of_quota_and_of_capacity_differ() -> None:
-    quota, capacity = sentence(Reason(Why.QUOTA_EXCEEDED)), sentence(Reason(Why.NO_CAPACITY, GPU))
+    quota, capacity = (
+        sentence(PendingReason(ReasonCode.QUOTA_EXCEEDED)),
+        sentence(PendingReason(ReasonCode.NO_CAPACITY, GPU)),
+    )
     assert "quota" in quota
     assert "quota" not in capacity

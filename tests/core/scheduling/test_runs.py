@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.core.objects.ask import Ask
-from bursar.core.scheduling.cycle.node_reservation import Holds
-from bursar.core.scheduling.cycle.placer import Choice, Chooser
-from bursar.core.scheduling.state.cluster_state import World
-from bursar.core.scheduling.state.fleet import Columns
+from bursar.core.scheduling.cycle.node_reservation import NodeReservations
+from bursar.core.scheduling.cycle.placer import Choice, Placer
+from bursar.core.scheduling.state.cluster_state import ClusterState
+from bursar.core.scheduling.state.fleet import NodeColumns
 from bursar.core.scheduling.state.placed_columns import Spot
 from support.scheduling.cluster_states import (
     NOW,
     ZONE,
     ask,
+    cluster_of,
     cycle,
     machine,
     members,
@@ -25,22 +26,21 @@ from support.scheduling.cluster_states import (
     run,
     spread,
     submit,
-    world_of,
 )
 
 
-def columns(now: Columns) -> list[object]:
+def columns(now: NodeColumns) -> list[object]:
     arrays: list[np.ndarray[Any, Any]] = [now.free, now.whole, now.widest, now.placed, *now.devices]
     return [one.tolist() for one in arrays]
 
 
-def chooser(world: World) -> Chooser:
-    return Chooser(world, Holds(world.fleet, world.placed, world.running), NOW)
+def chooser(cluster: ClusterState) -> Placer:
+    return Placer(cluster, NodeReservations(cluster.fleet, cluster.placed, cluster.running), NOW)
 
 
-def one_by_one(world: World, asks: Sequence[Ask]) -> Choice | None:
+def one_by_one(cluster: ClusterState, asks: Sequence[Ask]) -> Choice | None:
     """The best node for each, as it is when those before it are there."""
-    found = chooser(world)
+    found = chooser(cluster)
     taken: Choice = []
     for slot in found.slots(asks):
         row = found.free_row(slot, ())
@@ -55,66 +55,70 @@ def one_by_one(world: World, asks: Sequence[Ask]) -> Choice | None:
 @given(st.data())
 def test_a_gang_goes_where_its_members_would_go_one_by_one(data: st.DataObject) -> None:
     gpus = data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=5))
-    worlds = [world_of(*(machine(f"n{row}", gpus=count, cpu=16) for row, count in enumerate(gpus))) for _ in "ab"]
+    cluster_states = [
+        cluster_of(*(machine(f"n{row}", gpus=count, cpu=16) for row, count in enumerate(gpus))) for _ in "ab"
+    ]
     for number in range(data.draw(st.integers(0, 4))):
         resident = ask(f"old{number}", gpus=data.draw(st.sampled_from([0.5, 1, 2])), cpu=1)
-        for world in worlds:
-            place(world, resident)
+        for cluster in cluster_states:
+            place(cluster, resident)
     size, each, cpu = (data.draw(st.integers(*span)) for span in ((2, 10), (0, 3), (1, 4)))
     gang = members("g", size, gpus=each, cpu=cpu)
-    for world in worlds:
-        submit(world, *gang)
-    together = chooser(worlds[0])
-    before = columns(worlds[0].fleet.now)
-    assert together.choose(gang) == one_by_one(worlds[1], gang)
-    assert columns(worlds[0].fleet.now) == before
+    for cluster in cluster_states:
+        submit(cluster, *gang)
+    together = chooser(cluster_states[0])
+    before = columns(cluster_states[0].fleet.now)
+    assert together.choose(gang) == one_by_one(cluster_states[1], gang)
+    assert columns(cluster_states[0].fleet.now) == before
 
 
 def test_what_is_taken_at_once_is_given_back_at_once() -> None:
-    world = world_of(machine("a", gpus=4, cpu=8, pods=10))
-    run(world, ask("resident", gpus=0.5, cpu=1), "a")
-    now, need = world.fleet.now, world.fleet.need(ask("x", gpus=1, cpu=2).shape)
+    cluster = cluster_of(machine("a", gpus=4, cpu=8, pods=10))
+    run(cluster, ask("resident", gpus=0.5, cpu=1), "a")
+    now, need = cluster.fleet.now, cluster.fleet.need(ask("x", gpus=1, cpu=2).shape)
     before = columns(now)
     now.take_many(0, need, [(0, (1, 3))], 2)
     assert now.devices[0][0].tolist()[:4] == [500, 0, 1000, 0]
-    assert now.free[world.fleet.column_of["cpu"], 0] == 3000
+    assert now.free[cluster.fleet.column_of["cpu"], 0] == 3000
     now.give_back_many(0, need, [(0, (1, 3))], 2)
     assert columns(now) == before
 
 
 def test_a_gang_that_is_entered_at_once_is_entered_as_one_by_one() -> None:
-    worlds = [world_of(machine("a", gpus=8, cpu=16, pods=20)) for _ in "ab"]
+    cluster_states = [cluster_of(machine("a", gpus=8, cpu=16, pods=20)) for _ in "ab"]
     gang = members("g", 3, gpus=2, cpu=1, ttl=60)
     spots = [(Spot(0, ((0, (2 * number, 2 * number + 1)),)),) for number in range(3)]
-    for world in worlds:
-        submit(world, *gang)
-    worlds[0].assume_many(gang, spots, NOW)
+    for cluster in cluster_states:
+        submit(cluster, *gang)
+    cluster_states[0].assume_many(gang, spots, NOW)
     for one, at in zip(gang, spots, strict=True):
-        worlds[1].assume(one, at, NOW)
+        cluster_states[1].assume(one, at, NOW)
     for name in ("placed", "waiting", "groups", "bands", "used", "nominated"):
-        assert getattr(worlds[0], name) == getattr(worlds[1], name), name
-    assert columns(worlds[0].fleet.now) == columns(worlds[1].fleet.now)
-    assert worlds[0].running.on_row == worlds[1].running.on_row
+        assert getattr(cluster_states[0], name) == getattr(cluster_states[1], name), name
+    assert columns(cluster_states[0].fleet.now) == columns(cluster_states[1].fleet.now)
+    assert cluster_states[0].running.on_row == cluster_states[1].running.on_row
     for name in ("row", "ends_at", "since"):
-        lines = [getattr(world.running.lines, name) for world in worlds]
+        lines = [getattr(cluster.running.lines, name) for cluster in cluster_states]
         assert np.array_equal(*lines), name
-    assert worlds[0].has_begun(("n", "g"))
+    assert cluster_states[0].has_begun(("n", "g"))
 
 
 def test_a_gang_fills_the_best_node_before_the_next() -> None:
-    world = world_of(machine("a", gpus=8, cpu=64), machine("b", gpus=4, cpu=64))
-    submit(world, *members("g", 6, gpus=1, cpu=1))
-    binding = cycle(world).bindings[0]
-    where = [(world.fleet.names[spots[0].row], spots[0].devices[0][1]) for _, spots in binding.members]
+    cluster = cluster_of(machine("a", gpus=8, cpu=64), machine("b", gpus=4, cpu=64))
+    submit(cluster, *members("g", 6, gpus=1, cpu=1))
+    binding = cycle(cluster).bindings[0]
+    where = [(cluster.fleet.names[spots[0].row], spots[0].devices[0][1]) for _, spots in binding.members]
     assert where == [*(("b", (device,)) for device in range(4)), ("a", (0,)), ("a", (1,))]
 
 
 def test_a_node_that_moves_to_another_zone_is_found_there_by_the_next_decision() -> None:
     """What a spread says of the zones is kept for when it says it again, but not beyond a change of what they hold."""
-    world = world_of(machine("a", gpus=4, zone="z1"), machine("b", gpus=1, zone="z2"), machine("c", gpus=1, zone="z1"))
+    cluster = cluster_of(
+        machine("a", gpus=4, zone="z1"), machine("b", gpus=1, zone="z2"), machine("c", gpus=1, zone="z1")
+    )
     web: dict[str, Any] = {"labels": {"app": "web"}, "where": spread(ZONE, 1, app="web"), "gpus": 1}
-    run(world, ask("one", **web), "a")
-    assert place(world, ask("two", **web)) == {"two": ("b",)}  # only z2 will do
-    put(world, machine("c", gpus=1, zone="z2"))
-    run(world, ask("three", **web), "a")
-    assert place(world, ask("four", **web)) == {"four": ("c",)}  # again only z2, and there is another node in it now
+    run(cluster, ask("one", **web), "a")
+    assert place(cluster, ask("two", **web)) == {"two": ("b",)}  # only z2 will do
+    put(cluster, machine("c", gpus=1, zone="z2"))
+    run(cluster, ask("three", **web), "a")
+    assert place(cluster, ask("four", **web)) == {"four": ("c",)}  # again only z2, and there is another node in it now

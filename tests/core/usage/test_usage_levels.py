@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bursar.core.batch.unit_of_work import Sheet, begin_usage, end_usage
+from bursar.core.batch.unit_of_work import UnitOfWork, begin_usage, end_usage
 from bursar.core.credit.price import Price, PriceList
-from bursar.core.nodes.node import NodeRoom, Placement
+from bursar.core.nodes.node import NodeCapacity, Placement
 from bursar.core.quota.quota import Counters
 from bursar.core.quota.tenant_tree import Tree
 from bursar.core.usage.usage_levels import (
@@ -18,11 +18,11 @@ from bursar.core.usage.usage_levels import (
     FREE,
     HOUR,
     Bucket,
-    Ended,
     Level,
+    LevelStep,
     Meter,
-    Step,
     Tariff,
+    UsageEnded,
     amounts_on,
     fold,
     hours,
@@ -42,7 +42,7 @@ class Kept:
         self.size, self.level = size, Level()
         self.buckets: dict[int, Bucket] = {}
 
-    def roll(self, steps: list[Step], until: int, tariff: Tariff = FREE) -> None:
+    def roll(self, steps: list[LevelStep], until: int, tariff: Tariff = FREE) -> None:
         self.level, news = fold(self.level, steps, until, self.size, tariff)
         for at, new in news.items():
             bucket = self.buckets.setdefault(at, Bucket())
@@ -51,7 +51,7 @@ class Kept:
             bucket.peak = max(bucket.peak, new.peak)
             bucket.rise += new.rise
 
-    def used(self, begin: int, end: int, steps: list[Step]) -> int:
+    def used(self, begin: int, end: int, steps: list[LevelStep]) -> int:
         """In a window that ends when everything is entered."""
         cut = min(begin - begin % self.size + self.size, end)
         whole = sum(one.total for at, one in self.buckets.items() if at >= cut)
@@ -70,9 +70,9 @@ intervals = st.lists(
 )  # fmt: skip
 
 
-def _steps(history: list[Interval]) -> list[Step]:
-    ups = [Step(ONE, one.begin, one.amount) for one in history]
-    return ups + [Step(ONE, one.end, -one.amount) for one in history if one.end is not None]
+def _steps(history: list[Interval]) -> list[LevelStep]:
+    ups = [LevelStep(ONE, one.begin, one.amount) for one in history]
+    return ups + [LevelStep(ONE, one.end, -one.amount) for one in history if one.end is not None]
 
 
 @given(intervals, st.sampled_from((HOUR, DAY)), st.integers(0, 6 * DAY), st.randoms(), st.integers(1, 6))
@@ -114,14 +114,14 @@ def test_what_hours_cost_is_the_same_in_any_order(history: list[Interval], price
 
 def test_the_peak_of_an_hour_is_its_highest_level() -> None:
     kept = Kept(HOUR)
-    kept.roll([Step(ONE, 10, 3000), Step(ONE, 20, 4000), Step(ONE, 30, -3000)], 2 * HOUR)
+    kept.roll([LevelStep(ONE, 10, 3000), LevelStep(ONE, 20, 4000), LevelStep(ONE, 30, -3000)], 2 * HOUR)
     assert [kept.buckets[at].peak for at in (0, HOUR)] == [7000, 4000]
 
 
 def test_a_year_of_one_job_is_two_steps_whoever_asks() -> None:
     kept = Kept(DAY)
-    kept.roll([Step(ONE, 0, 1000)], 365 * DAY)
-    kept.roll([Step(ONE, 365 * DAY, -1000)], 366 * DAY)
+    kept.roll([LevelStep(ONE, 0, 1000)], 365 * DAY)
+    kept.roll([LevelStep(ONE, 365 * DAY, -1000)], 366 * DAY)
     assert len(kept.buckets) == 366
     assert kept.used(0, 366 * DAY, []) == 365 * DAY * 1000
 
@@ -168,24 +168,24 @@ def test_what_is_counted_is_told_in_hours() -> None:
 
 
 def test_a_placement_counts_what_it_has_and_its_largest_part_of_the_node() -> None:
-    room = NodeRoom("a", 1, True, {"cpu": 64000, "nvidia.com/gpu": 8000, "pods": 110000})
+    capacity = NodeCapacity("a", 1, True, {"cpu": 64000, "nvidia.com/gpu": 8000, "pods": 110000})
     shared = Placement("a", "u", "ns", "x", "t", 1, False, {"cpu": 8000, "nvidia.com/gpu": 4000, "pods": 1000}, {})
-    assert amounts_on(room, shared) == {"cpu": 8000, "nvidia.com/gpu": 4000, "nodes": 500}
+    assert amounts_on(capacity, shared) == {"cpu": 8000, "nvidia.com/gpu": 4000, "nodes": 500}
     whole = Placement("a", "u", "ns", "x", "t", 1, True, {"cpu": 64000, "exclusive": 1000}, {})
-    assert amounts_on(room, whole) == {"cpu": 64000, "nvidia.com/gpu": 8000, "nodes": 1000}
+    assert amounts_on(capacity, whole) == {"cpu": 64000, "nvidia.com/gpu": 8000, "nodes": 1000}
     assert amounts_on(None, shared) == {"nvidia.com/gpu": 1000, "nodes": 1000}
 
 
 def test_what_begins_and_ends_in_one_batch_is_kept_apart_from_what_ran_before() -> None:
     now = datetime(2026, 3, 1, 10, 0, 7, 900_000, tzinfo=UTC)
-    sheet = Sheet(now, Tree(), Counters(Tree(), {}))
+    batch = UnitOfWork(now, Tree(), Counters(Tree(), {}))
     one = Placement("a", "u", "ns", "x", "t", 2, False, {"cpu": 1000}, {})
-    end_usage(sheet, "u", "a", "Pending", "Preempted")
-    begin_usage(sheet, one, "t/ada", seconds_ago=3)
-    assert sheet.begun["a", "u"].at == int(now.timestamp()) - 3
-    end_usage(sheet, "u", "a", "Failed")
-    begin_usage(sheet, one)
+    end_usage(batch, "u", "a", "Pending", "Preempted")
+    begin_usage(batch, one, "t/ada", seconds_ago=3)
+    assert batch.begun["a", "u"].at == int(now.timestamp()) - 3
+    end_usage(batch, "u", "a", "Failed")
+    begin_usage(batch, one)
     second = int(now.timestamp())
-    assert sheet.ended == {("a", "u"): Ended("u", "a", second, "Pending", "Preempted")}
-    assert [(began.user, ended) for began, ended in sheet.spent] == [("t/ada", Ended("u", "a", second, "Failed"))]
-    assert [(began.user, began.at) for began in sheet.begun.values()] == [("-", second)]
+    assert batch.ended == {("a", "u"): UsageEnded("u", "a", second, "Pending", "Preempted")}
+    assert [(began.user, ended) for began, ended in batch.spent] == [("t/ada", UsageEnded("u", "a", second, "Failed"))]
+    assert [(began.user, began.at) for began in batch.begun.values()] == [("-", second)]

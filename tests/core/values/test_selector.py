@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.core.values import selector
-from bursar.core.values.selector import EVERYTHING, Op, Selector, SelectorError, Term
+from bursar.core.values.selector import EVERYTHING, Op, Selector, SelectorError, SelectorTerm
 
 FIELDS = ("metadata.name", "spec.nodeName", "status.phase")
 
@@ -15,8 +15,8 @@ KEYS = st.from_regex(r"([a-z][a-z.]{0,8}[a-z]/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,8}[
 VALUES = st.one_of(st.just(""), st.from_regex(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,8}[A-Za-z0-9])?", fullmatch=True))
 VALUE_SETS = st.sets(VALUES, min_size=1, max_size=4).map(lambda values: tuple(sorted(values)))
 TERMS = st.one_of(
-    st.builds(Term, KEYS, st.sampled_from([Op.IN, Op.NOT_IN]), VALUE_SETS),
-    st.builds(Term, KEYS, st.sampled_from([Op.EXISTS, Op.ABSENT])),
+    st.builds(SelectorTerm, KEYS, st.sampled_from([Op.IN, Op.NOT_IN]), VALUE_SETS),
+    st.builds(SelectorTerm, KEYS, st.sampled_from([Op.EXISTS, Op.ABSENT])),
 )
 SELECTORS = st.lists(TERMS, max_size=6).map(lambda terms: Selector(tuple(terms)))
 
@@ -26,28 +26,32 @@ SELECTORS = st.lists(TERMS, max_size=6).map(lambda terms: Selector(tuple(terms))
     [
         pytest.param("", [], id="nothing selects everything"),
         pytest.param("  ", [], id="so does blank space"),
-        pytest.param("a=b", [Term("a", Op.IN, ("b",))], id="equality"),
-        pytest.param("a==b", [Term("a", Op.IN, ("b",))], id="double equality"),
-        pytest.param("a!=b", [Term("a", Op.NOT_IN, ("b",))], id="inequality"),
-        pytest.param("a=", [Term("a", Op.IN, ("",))], id="an empty value"),
-        pytest.param("a in (x,y)", [Term("a", Op.IN, ("x", "y"))], id="a set"),
-        pytest.param("a in (y, x,y)", [Term("a", Op.IN, ("x", "y"))], id="a set is sorted and distinct"),
-        pytest.param("a in(x)", [Term("a", Op.IN, ("x",))], id="no space before the parenthesis"),
-        pytest.param("a in (,x)", [Term("a", Op.IN, ("", "x"))], id="an empty value in a set"),
-        pytest.param("a notin (x)", [Term("a", Op.NOT_IN, ("x",))], id="outside a set"),
-        pytest.param("a", [Term("a", Op.EXISTS)], id="existence"),
-        pytest.param("!a", [Term("a", Op.ABSENT)], id="absence"),
-        pytest.param("in in (in)", [Term("in", Op.IN, ("in",))], id="words of the grammar can be keys and values"),
-        pytest.param("notin", [Term("notin", Op.EXISTS)], id="a key called notin"),
-        pytest.param(" a = b , ! c ", [Term("a", Op.IN, ("b",)), Term("c", Op.ABSENT)], id="spaces anywhere"),
+        pytest.param("a=b", [SelectorTerm("a", Op.IN, ("b",))], id="equality"),
+        pytest.param("a==b", [SelectorTerm("a", Op.IN, ("b",))], id="double equality"),
+        pytest.param("a!=b", [SelectorTerm("a", Op.NOT_IN, ("b",))], id="inequality"),
+        pytest.param("a=", [SelectorTerm("a", Op.IN, ("",))], id="an empty value"),
+        pytest.param("a in (x,y)", [SelectorTerm("a", Op.IN, ("x", "y"))], id="a set"),
+        pytest.param("a in (y, x,y)", [SelectorTerm("a", Op.IN, ("x", "y"))], id="a set is sorted and distinct"),
+        pytest.param("a in(x)", [SelectorTerm("a", Op.IN, ("x",))], id="no space before the parenthesis"),
+        pytest.param("a in (,x)", [SelectorTerm("a", Op.IN, ("", "x"))], id="an empty value in a set"),
+        pytest.param("a notin (x)", [SelectorTerm("a", Op.NOT_IN, ("x",))], id="outside a set"),
+        pytest.param("a", [SelectorTerm("a", Op.EXISTS)], id="existence"),
+        pytest.param("!a", [SelectorTerm("a", Op.ABSENT)], id="absence"),
+        pytest.param(
+            "in in (in)", [SelectorTerm("in", Op.IN, ("in",))], id="words of the grammar can be keys and values"
+        ),
+        pytest.param("notin", [SelectorTerm("notin", Op.EXISTS)], id="a key called notin"),
+        pytest.param(
+            " a = b , ! c ", [SelectorTerm("a", Op.IN, ("b",)), SelectorTerm("c", Op.ABSENT)], id="spaces anywhere"
+        ),
         pytest.param(
             "bursar.io/tenant in (a,b),x!=y",
-            [Term("bursar.io/tenant", Op.IN, ("a", "b")), Term("x", Op.NOT_IN, ("y",))],
+            [SelectorTerm("bursar.io/tenant", Op.IN, ("a", "b")), SelectorTerm("x", Op.NOT_IN, ("y",))],
             id="a comma inside a set does not end the term",
         ),
     ],
 )
-def test_reads_the_string_form(text: str, terms: list[Term]) -> None:
+def test_reads_the_string_form(text: str, terms: list[SelectorTerm]) -> None:
     assert selector.parse(text) == Selector(tuple(terms))
 
 
@@ -196,7 +200,7 @@ def test_matches_fields_and_takes_an_absent_one_for_empty(text: str, selected: b
     ],
 )
 def test_fields_can_be_escaped(text: str, value: str) -> None:
-    assert selector.parse_fields(text, FIELDS).terms == (Term("status.phase", Op.IN, (value,)),)
+    assert selector.parse_fields(text, FIELDS).terms == (SelectorTerm("status.phase", Op.IN, (value,)),)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +231,7 @@ def test_the_string_form_reads_back(written: Selector) -> None:
     st.lists(st.tuples(st.sampled_from(FIELDS), st.sampled_from([Op.IN, Op.NOT_IN]), st.text(max_size=12)), max_size=6)
 )
 def test_the_field_form_reads_back(parts: list[tuple[str, Op, str]]) -> None:
-    written = Selector(tuple(Term(key, op, (value,)) for key, op, value in parts))
+    written = Selector(tuple(SelectorTerm(key, op, (value,)) for key, op, value in parts))
     assert selector.parse_fields(selector.to_text(written), FIELDS) == written
 
 
@@ -237,8 +241,8 @@ def test_an_operator_and_its_opposite_divide_all_objects(
 ) -> None:
     for op, opposite in ((Op.IN, Op.NOT_IN), (Op.EXISTS, Op.ABSENT)):
         given_values = values if op is Op.IN else ()
-        one = selector.matches(Selector((Term(key, op, given_values),)), labels)
-        other = selector.matches(Selector((Term(key, opposite, given_values),)), labels)
+        one = selector.matches(Selector((SelectorTerm(key, op, given_values),)), labels)
+        other = selector.matches(Selector((SelectorTerm(key, opposite, given_values),)), labels)
         assert one is not other
 
 

@@ -11,7 +11,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.ops.credit.agentless_billing import pay_on
 from bursar.ops.credit.lease_expiry import lapse
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.sim import local
 from bursar.sim.local import LocalNodes
 from support.credit.ledgers import assert_books_balance, funded, pass_time, stop_clock
@@ -23,48 +23,48 @@ SECOND = nanocredits("0.01")
 
 
 @pytest.fixture
-async def lab(office: Office) -> Office:
-    await stop_clock(office)
-    await paid_nodes(office, "n1")
-    return office
+async def lab(runtime: Runtime) -> Runtime:
+    await stop_clock(runtime)
+    await paid_nodes(runtime, "n1")
+    return runtime
 
 
-async def begun(office: Office, **spec: Any) -> None:
-    await allocation(office, "default", "train", spec=spec or None, gpu=1)
-    await bind(office, "default", "train", "n1")
-    await ends(office, "n1", "train", Phase.RUNNING)
+async def begun(runtime: Runtime, **spec: Any) -> None:
+    await allocation(runtime, "default", "train", spec=spec or None, gpu=1)
+    await bind(runtime, "default", "train", "n1")
+    await ends(runtime, "n1", "train", Phase.RUNNING)
 
 
-async def beat(office: Office, seconds: float) -> None:
-    await pass_time(office, round(seconds * MICROS))
-    await pay_on(office, ["n1"])
+async def heartbeat(runtime: Runtime, seconds: float) -> None:
+    await pass_time(runtime, round(seconds * MICROS))
+    await pay_on(runtime, ["n1"])
 
 
-async def test_a_heartbeat_pays_for_what_runs_there(lab: Office) -> None:
+async def test_a_heartbeat_pays_for_what_runs_there(lab: Runtime) -> None:
     await funded(lab, "1")
     await begun(lab)
-    await beat(lab, 0)
-    await beat(lab, 5)
+    await heartbeat(lab, 0)
+    await heartbeat(lab, 5)
     held = await account(lab)
     assert (held["posted"], held["held"]) == (nanocredits("1") - 5 * SECOND, WINDOW * SECOND)
     await assert_books_balance(lab)
 
 
-async def test_what_did_not_begin_costs_nothing(lab: Office) -> None:
+async def test_what_did_not_begin_costs_nothing(lab: Runtime) -> None:
     await funded(lab, "1")
     await allocation(lab, "default", "train", gpu=1)
     await bind(lab, "default", "train", "n1")
-    await beat(lab, 60)
+    await heartbeat(lab, 60)
     assert (await account(lab))["posted"] == nanocredits("1")
 
 
-async def test_without_credit_it_is_told_to_end_when_paid_time_is_over(lab: Office) -> None:
+async def test_without_credit_it_is_told_to_end_when_paid_time_is_over(lab: Runtime) -> None:
     await funded(lab, "0.15")
     await begun(lab)
-    await beat(lab, 0)
-    await beat(lab, 14)
+    await heartbeat(lab, 0)
+    await heartbeat(lab, 14)
     assert (await status(lab, "train"))["phase"] == "Running"
-    await beat(lab, 1)
+    await heartbeat(lab, 1)
     told = await status(lab, "train")
     assert (told["phase"], told["reason"]) == ("Terminating", "CreditExhausted")
     assert "insufficient_credit" in told["message"]
@@ -76,21 +76,21 @@ async def test_without_credit_it_is_told_to_end_when_paid_time_is_over(lab: Offi
     await assert_books_balance(lab)
 
 
-async def test_what_lost_its_lease_while_its_node_was_away_waits_again(lab: Office) -> None:
+async def test_what_lost_its_lease_while_its_node_was_away_waits_again(lab: Runtime) -> None:
     await funded(lab, "1")
     await begun(lab)
-    await beat(lab, 0)
+    await heartbeat(lab, 0)
     (lease,) = await leases(lab)
     assert await lapse(lab, {lease["id"]: lease["paid_until"]})
-    await beat(lab, 0)
+    await heartbeat(lab, 0)
     told = await status(lab, "train")
     assert (told["phase"], told["reason"]) == ("Terminating", "LeaseExpired")
     await ends(lab, "n1", "train", Phase.FAILED)
     assert (await status(lab, "train"))["phase"] == "Pending"
 
 
-async def test_simulated_nodes_pay_and_end_as_others_do(lab: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "BEAT_SECONDS", 0.02)
+async def test_simulated_nodes_pay_and_end_as_others_do(lab: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "HEARTBEAT_SECONDS", 0.02)
     await funded(lab, "0.2")
     nodes = asyncio.create_task(LocalNodes(lab, ["n1"]).run())
     try:
@@ -110,8 +110,8 @@ async def test_simulated_nodes_pay_and_end_as_others_do(lab: Office, monkeypatch
         await asyncio.gather(nodes, return_exceptions=True)
 
 
-async def until(office: Office, condition: Any) -> Any:
+async def until(runtime: Runtime, condition: Any) -> Any:
     async with asyncio.timeout(30):
-        while not condition(told := await status(office, "train")):  # noqa: ASYNC110 - other tasks change it
+        while not condition(told := await status(runtime, "train")):  # noqa: ASYNC110 - other tasks change it
             await asyncio.sleep(0.01)
         return told

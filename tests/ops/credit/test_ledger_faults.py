@@ -18,9 +18,9 @@ from bursar.core.credit.lease import Grant
 from bursar.core.values.money import MICROS, NANO, nanocredits
 from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit, ledger
-from bursar.ops.credit.credit import CloseLease, PutAccount
+from bursar.ops.credit.credit import CloseLeaseCommand, PutAccount
 from bursar.ops.credit.ledger import Extend, ledger_claim
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import connect
 from support.credit.ledgers import (
     LAB,
@@ -52,7 +52,7 @@ async def proxy(database_url: str) -> AsyncIterator[Proxy]:
 
 
 @pytest.fixture
-async def office(proxy: Proxy) -> AsyncIterator[Office]:
+async def runtime(proxy: Proxy) -> AsyncIterator[Runtime]:
     async with opened(proxy.url) as one:
         await stop_clock(one)
         await priced(one)
@@ -61,49 +61,49 @@ async def office(proxy: Proxy) -> AsyncIterator[Office]:
 
 
 @pytest.mark.parametrize("deed", ["before", "after", "during"])
-async def test_a_top_up_whose_connection_is_cut_comes_once(office: Office, proxy: Proxy, deed: str) -> None:
+async def test_a_top_up_whose_connection_is_cut_comes_once(runtime: Runtime, proxy: Proxy, deed: str) -> None:
     proxy.plan = chain([deed], repeat("pass"))
     claim = ledger_claim("default", "topup", "r-1", "5")
-    first = await credit.top_up(office, LAB, 5 * NANO, actor="user:test", claim=claim)
+    first = await credit.top_up(runtime, LAB, 5 * NANO, actor="user:test", claim=claim)
     assert proxy.cuts == [deed]
     proxy.plan = repeat("pass")
     # Whoever did not hear the answer asks again, and is told the same.
-    assert once(await credit.top_up(office, LAB, 5 * NANO, actor="user:test", claim=claim)) == once(first)
-    assert (await account_of(office)).posted == 55 * NANO
-    await assert_books_balance(office)
+    assert once(await credit.top_up(runtime, LAB, 5 * NANO, actor="user:test", claim=claim)) == once(first)
+    assert (await account_of(runtime)).posted == 55 * NANO
+    await assert_books_balance(runtime)
 
 
 @pytest.mark.parametrize("deed", ["before", "after", "during"])
-async def test_an_extension_whose_connection_is_cut_is_paid_once(office: Office, proxy: Proxy, deed: str) -> None:
-    lease = await leased(office, gpus=4, seconds=15)
-    async with office.database.reader() as db:
+async def test_an_extension_whose_connection_is_cut_is_paid_once(runtime: Runtime, proxy: Proxy, deed: str) -> None:
+    lease = await leased(runtime, gpus=4, seconds=15)
+    async with runtime.database.reader() as db:
         await db.execute("UPDATE test_clock SET now = now + 5000000")
     proxy.plan = chain([deed], repeat("pass"))
-    answers = await ledger.extend(office, [Extend(lease, 1)] * 2)
+    answers = await ledger.extend(runtime, [Extend(lease, 1)] * 2)
     proxy.plan = repeat("pass")
-    answers += await ledger.extend(office, [Extend(lease, 1)])
+    answers += await ledger.extend(runtime, [Extend(lease, 1)])
     assert len({(one.paid_until, one.micros) for one in answers if isinstance(one, Grant)}) == 1
-    account = await account_of(office)
+    account = await account_of(runtime)
     assert (account.posted, account.held) == (50 * NANO - nanocredits("0.2"), nanocredits("0.6"))
-    await assert_books_balance(office)
+    await assert_books_balance(runtime)
 
 
-async def test_everything_under_cuts_of_every_sort_happens_once(office: Office, proxy: Proxy) -> None:
+async def test_everything_under_cuts_of_every_sort_happens_once(runtime: Runtime, proxy: Proxy) -> None:
     proxy.plan = cycle(["before", "after", "pass", "during"])
     asked = [
-        credit.top_up(office, LAB, NANO, actor="user:test", claim=ledger_claim("default", "topup", f"r{n}", "1"))
+        credit.top_up(runtime, LAB, NANO, actor="user:test", claim=ledger_claim("default", "topup", f"r{n}", "1"))
         for n in range(20)
     ]
-    opened_ = [credit.open_lease(office, asking()) for _ in range(20)]
+    opened_ = [credit.open_lease(runtime, asking()) for _ in range(20)]
     replies = await asyncio.gather(*asked, *opened_)
     leases = [one.lease.id for one in map(receipt, replies) if one.lease is not None]
-    await asyncio.gather(*(ledger.extend(office, [Extend(one, 1)]) for one in leases))
-    await asyncio.gather(*(credit.close_lease(office, CloseLease(number=one)) for one in leases[:10]))
+    await asyncio.gather(*(ledger.extend(runtime, [Extend(one, 1)]) for one in leases))
+    await asyncio.gather(*(credit.close_lease(runtime, CloseLeaseCommand(number=one)) for one in leases[:10]))
     proxy.plan = repeat("pass")
     assert set(Counter(proxy.cuts)) == {"before", "after", "during"}
-    account = await account_of(office)
+    account = await account_of(runtime)
     assert (account.posted, account.gpus) == (70 * NANO, 10_000)
-    await assert_books_balance(office)
+    await assert_books_balance(runtime)
 
 
 # Processes.
@@ -125,44 +125,45 @@ async def in_processes(
 
 def _run(work: Callable[..., Awaitable[Any]], url: str, which: int, more: tuple[Any, ...]) -> Any:
     async def main() -> Any:
-        async with opened(url) as office:
-            return await work(office, which, *more)
+        async with opened(url) as runtime:
+            return await work(runtime, which, *more)
 
     return asyncio.run(main())
 
 
 async def prepare(url: str, amount: str) -> None:
-    async with opened(url) as office:
-        await priced(office)
+    async with opened(url) as runtime:
+        await priced(runtime)
         for owner in OWNERS:
-            receipt(await credit.put_account(office, PutAccount(whose=owner, changes={})))
-            await funded(office, amount, owner)
+            receipt(await credit.put_account(runtime, PutAccount(whose=owner, changes={})))
+            await funded(runtime, amount, owner)
 
 
-async def spend(office: Office, which: int, rounds: int) -> dict[str, int]:
+async def spend(runtime: Runtime, which: int, rounds: int) -> dict[str, int]:
     """Open, extend and close leases of all accounts at random, many at once; what was answered how often."""
     chance = random.Random(which)
     said: Counter[str] = Counter()
 
     async def one(number: int) -> None:
-        reply = await credit.open_lease(office, asking(chance.choice([1, 2]), 15, chance.choice(OWNERS), f"j{number}"))
+        reply = await credit.open_lease(runtime, asking(chance.choice([1, 2]), 15, chance.choice(OWNERS), f"j{number}"))
         said[code(reply)] += 1
         if isinstance(reply, Refusal):
             return
         assert reply.lease is not None
         for seq in range(1, 6):
             # Twice, as when an agent did not hear its answer.
-            answers = await ledger.extend(office, [Extend(reply.lease.id, seq)] * 2)
+            answers = await ledger.extend(runtime, [Extend(reply.lease.id, seq)] * 2)
             said.update("granted" if isinstance(answer, Grant) else str(answer.code) for answer in answers)
         if chance.random() < 0.8:
             measured = chance.choice([None, 0, MICROS, 60 * MICROS])
             said["closed"] += (
-                code(await credit.close_lease(office, CloseLease(number=reply.lease.id, measured=measured))) == "ok"
+                code(await credit.close_lease(runtime, CloseLeaseCommand(number=reply.lease.id, measured=measured)))
+                == "ok"
             )
 
     for start in range(rounds):
         await asyncio.gather(*(one(start * 100 + number) for number in range(40)))
-        await credit.top_up(office, chance.choice(OWNERS), NANO // 100, actor="user:test")
+        await credit.top_up(runtime, chance.choice(OWNERS), NANO // 100, actor="user:test")
     return dict(said)
 
 
@@ -183,24 +184,24 @@ async def test_many_processes_on_few_accounts_never_spend_too_much(
     assert total["ok"] > 0
     assert total["insufficient_credit"] > 0
     assert set(total) <= {"ok", "insufficient_credit", "granted", "closed"}
-    async with opened(database_url) as office:
-        await assert_books_balance(office)
-        async with office.database.reader() as db:
+    async with opened(database_url) as runtime:
+        await assert_books_balance(runtime)
+        async with runtime.database.reader() as db:
             assert await db.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
 
 
 async def watch(url: str) -> None:
     """At every moment that anybody can see, balances are those of the entries, and numbers have no gaps."""
-    async with opened(url) as office:
+    async with opened(url) as runtime:
         while True:
-            await assert_books_balance(office)
+            await assert_books_balance(runtime)
             await asyncio.sleep(0.05)
 
 
-async def repeat_one(office: Office, which: int, request: str) -> Any:
+async def repeat_one(runtime: Runtime, which: int, request: str) -> Any:
     claim = ledger_claim("default", "topup", request, "1")
     replies = await asyncio.gather(
-        *(credit.top_up(office, LAB, NANO, actor="user:test", claim=claim) for _ in range(10))
+        *(credit.top_up(runtime, LAB, NANO, actor="user:test", claim=claim) for _ in range(10))
     )
     assert all(once(one) == once(replies[0]) for one in replies)
     return receipt(replies[0]).account.posted  # type: ignore[union-attr]
@@ -213,8 +214,8 @@ async def test_the_same_request_through_many_processes_is_one(pool: ProcessPoolE
         assert posted == [(2 + number) * NANO] * PROCESSES
 
 
-async def beat_one(office: Office, which: int, lease: int) -> list[int]:
-    answers = await asyncio.gather(*(ledger.extend(office, [Extend(lease, seq)]) for seq in range(1, 40)))
+async def beat_one(runtime: Runtime, which: int, lease: int) -> list[int]:
+    answers = await asyncio.gather(*(ledger.extend(runtime, [Extend(lease, seq)]) for seq in range(1, 40)))
     return [one.paid_until for (one,) in answers if isinstance(one, Grant)]
 
 
@@ -222,20 +223,20 @@ async def test_the_same_beats_through_many_processes_are_paid_once(
     pool: ProcessPoolExecutor, database_url: str
 ) -> None:
     await prepare(database_url, "50")
-    async with opened(database_url) as office:
-        lease = await leased(office, gpus=4, seconds=15)
-        await stop_clock(office)
+    async with opened(database_url) as runtime:
+        lease = await leased(runtime, gpus=4, seconds=15)
+        await stop_clock(runtime)
         db = await connect(database_url)
         await db.execute("UPDATE test_clock SET now = (SELECT opened_at FROM lease) + 10000000")
         await db.close()
         await in_processes(pool, database_url, beat_one, lease)
-        account = await account_of(office)
+        account = await account_of(runtime)
         assert (account.posted, account.held) == (50 * NANO - nanocredits("0.4"), nanocredits("0.6"))
-        await assert_books_balance(office)
+        await assert_books_balance(runtime)
 
 
-async def open_account(office: Office, which: int) -> str:
-    return code(await credit.put_account(office, PutAccount(whose=Owner("default", "new"), changes={}, only_new=True)))
+async def open_account(runtime: Runtime, which: int) -> str:
+    return code(await credit.put_account(runtime, PutAccount(whose=Owner("default", "new"), changes={}, only_new=True)))
 
 
 async def test_an_account_is_opened_once(pool: ProcessPoolExecutor, database_url: str) -> None:

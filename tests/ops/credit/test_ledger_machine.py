@@ -16,7 +16,7 @@ from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Grant, Mode
 from bursar.core.values.money import MICROS, NANO
 from bursar.ops.credit import credit, ledger
-from bursar.ops.credit.credit import CloseLease, ExtendLease, OpenLease, PutAccount, PutPrice
+from bursar.ops.credit.credit import CloseLeaseCommand, ExtendLeaseCommand, OpenLease, PutAccount, PutPrice
 from bursar.ops.credit.ledger import Extend, Receipt, ledger_claim
 from bursar.store.credit import ledger as store
 from bursar.store.embedded import Embedded
@@ -139,10 +139,10 @@ class Ledger(OfficeMachine):
 
     @initialize()
     def build(self) -> None:
-        self.run(stop_clock(self.office))
+        self.run(stop_clock(self.runtime))
         self.price(NANO // 100, 0)
         self.top_up(POOL, 50 * NANO, repeats=0)
-        assert code(self.run(credit.put_account(self.office, PutAccount(whose=ANN, changes={})))) == "ok"
+        assert code(self.run(credit.put_account(self.runtime, PutAccount(whose=ANN, changes={})))) == "ok"
         self.pots[ANN] = Pot()
         self.top_up(ANN, 3 * NANO, repeats=1)
 
@@ -154,7 +154,7 @@ class Ledger(OfficeMachine):
         self.requests += 1
         claim = ledger_claim("default", "topup", f"r{self.requests}", str(amount))
         replies = [
-            self.run(credit.top_up(self.office, owner, amount, actor="user:test", claim=claim))
+            self.run(credit.top_up(self.runtime, owner, amount, actor="user:test", claim=claim))
             for _ in range(1 + repeats)
         ]
         assert [reply.replayed for reply in replies] == [False] + [True] * repeats
@@ -162,18 +162,18 @@ class Ledger(OfficeMachine):
         self.pots.setdefault(owner, Pot()).posted += amount
         assert replies[0].account.posted == self.pots[owner].posted
         other = ledger_claim("default", "topup", f"r{self.requests}", "another body")
-        reused = self.run(credit.top_up(self.office, owner, amount + 1, actor="user:test", claim=other))
+        reused = self.run(credit.top_up(self.runtime, owner, amount + 1, actor="user:test", claim=other))
         assert code(reused) == "request_id_reused"
 
     @rule(owner=st.sampled_from([POOL, ANN]), amount=AMOUNTS)
     def refund(self, owner: Owner, amount: int) -> None:
-        reply = self.run(credit.refund(self.office, owner, amount, actor="user:test", reason="goodwill"))
+        reply = self.run(credit.refund(self.runtime, owner, amount, actor="user:test", reason="goodwill"))
         assert code(reply) == "ok"
         self.pots[owner].posted += amount
 
     @rule(owner=st.sampled_from([POOL, ANN]), amount=AMOUNTS, sign=st.sampled_from([1, -1]))
     def adjust(self, owner: Owner, amount: int, sign: int) -> None:
-        reply = self.run(credit.adjust(self.office, owner, sign * amount, actor="user:test", reason="mistake"))
+        reply = self.run(credit.adjust(self.runtime, owner, sign * amount, actor="user:test", reason="mistake"))
         pot = self.pots[owner]
         if sign > 0:
             assert code(reply) == "ok"
@@ -188,7 +188,7 @@ class Ledger(OfficeMachine):
 
     @rule(micros=TIMES | BACK)
     def pass_time(self, micros: int) -> None:
-        self.run(pass_time(self.office, micros))
+        self.run(pass_time(self.runtime, micros))
         self.now += micros
 
     @rule(per_second=PRICES, later=st.sampled_from([0, 10 * MICROS]))
@@ -196,7 +196,7 @@ class Ledger(OfficeMachine):
         begin = self.now + later
         command = PutPrice(resource=GPU, klass="h100", per_second=per_second, effective_from=begin, actor="user:test")
         known, begin = dict(self.prices), max(begin, self.now)
-        reply = self.run(credit.put_price(self.office, command))
+        reply = self.run(credit.put_price(self.runtime, command))
         if known.get(begin, per_second) != per_second:
             assert code(reply) == "already_exists"
         else:
@@ -212,7 +212,7 @@ class Ledger(OfficeMachine):
     def price_of_yesterday(self) -> None:
         begin = self.now - 60 * MICROS - 1
         command = PutPrice(resource=GPU, klass="h100", per_second=1, effective_from=begin, actor="user:test")
-        assert code(self.run(credit.put_price(self.office, command))) == "unprocessable"
+        assert code(self.run(credit.put_price(self.runtime, command))) == "unprocessable"
 
     @rule(
         owner=st.sampled_from([POOL, ANN]),
@@ -230,7 +230,7 @@ class Ledger(OfficeMachine):
         ),
     )
     def limit(self, owner: Owner, changes: dict[str, Any]) -> None:
-        reply = self.run(credit.put_account(self.office, PutAccount(whose=owner, changes=changes)))
+        reply = self.run(credit.put_account(self.runtime, PutAccount(whose=owner, changes=changes)))
         pot = self.pots[owner]
         if pot.posted - self.held(owner) + changes.get("credit_limit", pot.credit_limit) < 0:
             assert code(reply) == "insufficient_credit"
@@ -253,7 +253,7 @@ class Ledger(OfficeMachine):
     )
     def open(self, owner: Owner, gpus: int, window: int, mode: Mode) -> None:
         command = OpenLease(whose=owner, job="job", amounts={GPU: 1000 * gpus}, klass="h100", window=window, mode=mode)
-        reply = self.run(credit.open_lease(self.office, command))
+        reply = self.run(credit.open_lease(self.runtime, command))
         pot, rate = self.pots[owner], self.rate(gpus)
         if rate is None:
             assert code(reply) == "unpriced"
@@ -268,11 +268,11 @@ class Ledger(OfficeMachine):
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), step=st.sampled_from([1, 1, 1, 1, 5, 0, -1]), repeats=st.integers(0, 1))
-    def beat(self, data: st.DataObject, step: int, repeats: int) -> None:
+    def heartbeat(self, data: st.DataObject, step: int, repeats: int) -> None:
         number = data.draw(st.sampled_from(sorted(self.leases)))
         one = self.leases[number]
         before, seq = one.seq, one.seq + step
-        answers = self.run(ledger.extend(self.office, [Extend(number, seq)] * (1 + repeats)))
+        answers = self.run(ledger.extend(self.runtime, [Extend(number, seq)] * (1 + repeats)))
         if seq < before:
             assert {code(answer) for answer in answers} == {"stale"}
             return
@@ -289,8 +289,8 @@ class Ledger(OfficeMachine):
     def extend(self, data: st.DataObject, delta: int) -> None:
         number = data.draw(st.sampled_from(sorted(self.leases)))
         one = self.leases[number]
-        command = ExtendLease(number=number, delta=delta, ahead_max=AHEAD)
-        reply = self.run(credit.extend_lease(self.office, command))
+        command = ExtendLeaseCommand(number=number, delta=delta, ahead_max=AHEAD)
+        reply = self.run(credit.extend_lease(self.runtime, command))
         one.set_back(self.now)
         latest, final = max(self.now + AHEAD, one.paid_to), one.final
         refused = self.extended(one, min(max(self.now, one.paid_to) + delta, latest))
@@ -306,7 +306,7 @@ class Ledger(OfficeMachine):
         number = data.draw(st.sampled_from(sorted(self.leases)))
         one = self.leases.pop(number)
         pot = self.pots[one.owner]
-        reply = self.run(credit.close_lease(self.office, CloseLease(number=number, measured=measured)))
+        reply = self.run(credit.close_lease(self.runtime, CloseLeaseCommand(number=number, measured=measured)))
         assert code(reply) == "ok"
         if measured is None:
             one.post(pot, self.now)
@@ -327,11 +327,11 @@ class Ledger(OfficeMachine):
     @rule(data=st.data())
     def use_closed(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(self.closed))
-        (answer,) = self.run(ledger.extend(self.office, [Extend(number, 10**6)]))
+        (answer,) = self.run(ledger.extend(self.runtime, [Extend(number, 10**6)]))
         assert code(answer) == "fenced"
-        more = ExtendLease(number=number, delta=MICROS, ahead_max=AHEAD)
-        assert code(self.run(credit.extend_lease(self.office, more))) == "fenced"
-        assert code(self.run(credit.close_lease(self.office, CloseLease(number=number)))) == "ok"
+        more = ExtendLeaseCommand(number=number, delta=MICROS, ahead_max=AHEAD)
+        assert code(self.run(credit.extend_lease(self.runtime, more))) == "fenced"
+        assert code(self.run(credit.close_lease(self.runtime, CloseLeaseCommand(number=number)))) == "ok"
 
     # How the model decides.
 
@@ -383,7 +383,7 @@ class Ledger(OfficeMachine):
     def the_books_are_what_the_model_says(self) -> None:
         if not self.pots:
             return
-        self.run(assert_books_balance(self.office))
+        self.run(assert_books_balance(self.runtime))
         accounts = {Owner(one.tenant, one.user): one for one in self.run(self.accounts())}
         for owner, pot in self.pots.items():
             found = accounts[owner]
@@ -394,11 +394,11 @@ class Ledger(OfficeMachine):
         assert self.run(self.sum_written_off()) == self.written_off
 
     async def accounts(self) -> Any:
-        async with self.office.database.reader() as db:
+        async with self.runtime.database.reader() as db:
             return await store.list_accounts(db)
 
     async def sum_written_off(self) -> int:
-        async with self.office.database.reader() as db:
+        async with self.runtime.database.reader() as db:
             return int(await db.fetchval("SELECT coalesce(sum(amount), 0) FROM entry WHERE debit = 3"))
 
 

@@ -7,11 +7,11 @@ from bursar.core.credit.hash_chain import Anchor
 from bursar.ops.credit import ledger_verify as ops
 from bursar.ops.credit.ledger_verify import review, verify
 from bursar.ops.credit.seal import load_standing, seal
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger_verify as store
 from bursar.store.credit import seal as seal_store
 from support.credit.ledgers import funded, pass_time
-from support.credit.sealings import Heard, beat, found, hearing, history, unguarded
+from support.credit.sealings import Heard, found, hearing, heartbeat, history, unguarded
 
 LAST = "(SELECT max(number) FROM entry_block)"
 UNSEALED = "(SELECT last FROM ledger)"
@@ -74,14 +74,14 @@ UNSEALED = "(SELECT last FROM ledger)"
         ("DELETE FROM lease WHERE id = 4", [("held", "account 101")]),
     ],
 )
-async def test_one_changed_row_is_found_and_named(office: Office, done: str, named: list[tuple[str, str]]) -> None:
-    ledger = await history(office)
+async def test_one_changed_row_is_found_and_named(runtime: Runtime, done: str, named: list[tuple[str, str]]) -> None:
+    ledger = await history(runtime)
     assert (ledger["lab"], ledger["anna"], ledger["first"], ledger["third"]) == (100, 101, 1, 3)
-    await seal(office)
-    assert await found(office) == []
-    async with unguarded(office) as db:
+    await seal(runtime)
+    assert await found(runtime) == []
+    async with unguarded(runtime) as db:
         assert await db.execute(done) not in ("UPDATE 0", "DELETE 0", "INSERT 0 0")
-    wrong = await found(office)
+    wrong = await found(runtime)
     assert set(named) <= set(wrong)
     assert wrong[0] in named, "what is told first is where it began"
 
@@ -96,40 +96,42 @@ async def test_one_changed_row_is_found_and_named(office: Office, done: str, nam
         ("UPDATE ledger SET last = last - 1", ("entry", "entry 41")),
     ],
 )
-async def test_also_what_is_not_sealed_yet(office: Office, done: str, named: tuple[str, str]) -> None:
-    await history(office)
-    assert (await load_standing(office)).unsealed == 3
-    async with unguarded(office) as db:
+async def test_also_what_is_not_sealed_yet(runtime: Runtime, done: str, named: tuple[str, str]) -> None:
+    await history(runtime)
+    assert (await load_standing(runtime)).unsealed == 3
+    async with unguarded(runtime) as db:
         await db.execute(done)
-    assert named in await found(office)
+    assert named in await found(runtime)
 
 
-async def test_whoever_seals_anew_what_was_changed_is_found_out_by_a_hash_that_was_written_down(office: Office) -> None:
-    await history(office)
-    await seal(office)
-    written_down = (await verify(office)).head
+async def test_whoever_seals_anew_what_was_changed_is_found_out_by_a_hash_that_was_written_down(
+    runtime: Runtime,
+) -> None:
+    await history(runtime)
+    await seal(runtime)
+    written_down = (await verify(runtime)).head
     assert written_down is not None
-    assert (await verify(office, anchor=written_down)).sound
-    async with unguarded(office) as db:
+    assert (await verify(runtime, anchor=written_down)).sound
+    async with unguarded(runtime) as db:
         await db.execute("UPDATE entry SET actor = 'bob' WHERE number = 1")
         for table in ("entry_kept", "entry_rollup", "account_balance", "entry_block", "entry_page"):
             await db.execute(f"DELETE FROM {table}")
-    await seal(office)
-    assert (await verify(office)).sound, "everything was made to fit"
-    (one,) = (await verify(office, anchor=written_down)).findings
+    await seal(runtime)
+    assert (await verify(runtime)).sound, "everything was made to fit"
+    (one,) = (await verify(runtime, anchor=written_down)).findings
     assert (one.check, one.where) == ("chain", f"block {written_down.block}")
-    (one,) = (await verify(office, anchor=Anchor(999, written_down.hash))).findings
+    (one,) = (await verify(runtime, anchor=Anchor(999, written_down.hash))).findings
     assert (one.where, one.message) == ("block 999", "it is missing")
 
 
-async def test_a_long_ledger_is_verified_in_parts(office: Office) -> None:
-    await history(office)
-    await seal(office)
-    async with unguarded(office) as db:
+async def test_a_long_ledger_is_verified_in_parts(runtime: Runtime) -> None:
+    await history(runtime)
+    await seal(runtime)
+    async with unguarded(runtime) as db:
         await db.execute("UPDATE entry SET amount = amount + 1 WHERE number = 30")
     after, parts, wrong = 0, 0, []
     while True:
-        proof = await verify(office, after=after, entries_max=1)
+        proof = await verify(runtime, after=after, entries_max=1)
         after, parts = proof.through, parts + 1
         wrong += [one.where for one in proof.findings if one.check == "entry"]
         if not proof.more:
@@ -138,97 +140,97 @@ async def test_a_long_ledger_is_verified_in_parts(office: Office) -> None:
     assert parts == 5, "three pages, and two blocks of the last quarter of an hour"
 
 
-async def test_what_is_wrong_is_written_down_until_it_is_right_again(office: Office) -> None:
-    await history(office)
-    standing = await review(office)
+async def test_what_is_wrong_is_written_down_until_it_is_right_again(runtime: Runtime) -> None:
+    await history(runtime)
+    standing = await review(runtime)
     assert standing is not None
     assert (standing.findings, standing.verified) == ([], standing.block)
-    assert await review(office, seconds=60.0) is None, "somebody has just done so"
-    async with unguarded(office) as db:
+    assert await review(runtime, seconds=60.0) is None, "somebody has just done so"
+    async with unguarded(runtime) as db:
         await db.execute("UPDATE entry SET amount = amount + 1 WHERE number = 5")
         await db.execute("UPDATE account SET held = held + 1 WHERE id = 100")
-    await review(office)  # It is an old block: it comes in its turn.
-    standing = await review(office)
+    await review(runtime)  # It is an old block: it comes in its turn.
+    standing = await review(runtime)
     assert standing is not None
     assert {"entry 5", "account 100"} <= {one.where for one in standing.findings}
-    await pass_time(office, 10**6)
-    await beat(office, 99)
-    await seal(office)
-    standing = await review(office)
+    await pass_time(runtime, 10**6)
+    await heartbeat(runtime, 99)
+    await seal(runtime)
+    standing = await review(runtime)
     assert standing is not None
     assert "entry 5" in {one.where for one in standing.findings}, "whatever else was looked at"
-    async with unguarded(office) as db:
+    async with unguarded(runtime) as db:
         await db.execute("UPDATE entry SET amount = amount - 1 WHERE number = 5")
         await db.execute("UPDATE account SET held = held - 1 WHERE id = 100")
     for _ in range(3):
-        standing = await review(office)
+        standing = await review(runtime)
     assert standing is not None
     assert standing.findings == []
 
 
-async def test_an_entry_is_never_before_the_one_before_it_whatever_the_clock_does(office: Office) -> None:
-    ids = await history(office)
-    await pass_time(office, -2 * QUARTER)
-    assert await funded(office, "1") == ids["lab"]
-    async with office.database.reader() as db:
+async def test_an_entry_is_never_before_the_one_before_it_whatever_the_clock_does(runtime: Runtime) -> None:
+    ids = await history(runtime)
+    await pass_time(runtime, -2 * QUARTER)
+    assert await funded(runtime, "1") == ids["lab"]
+    async with runtime.database.reader() as db:
         times = [row["at"] for row in await db.fetch("SELECT at FROM entry ORDER BY number")]
     assert times[-1] == times[-2]
     assert times == sorted(times)
-    assert await found(office) == []
-    async with unguarded(office) as db:
+    assert await found(runtime) == []
+    async with unguarded(runtime) as db:
         await db.execute("UPDATE entry SET at = at - interval '1 hour' WHERE number = 42")
-    assert await found(office) == [("entry", "entry 42")]
+    assert await found(runtime) == [("entry", "entry 42")]
 
 
 async def test_leases_are_looked_at_some_at_a_time_and_what_was_found_of_others_stays(
-    office: Office, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await history(office)
+    await history(runtime)
     monkeypatch.setattr(store, "LEASES_MAX", 1)
-    async with unguarded(office) as db:
+    async with unguarded(runtime) as db:
         await db.execute("UPDATE lease SET posted = posted + 1 WHERE id IN (2, 4)")
     second, fourth = "posted of lease 2", "posted of lease 4"
-    assert {second, fourth} <= {one for _, one in await found(office)}, "who asks is told of all"
+    assert {second, fourth} <= {one for _, one in await found(runtime)}, "who asks is told of all"
 
     async def reviewed() -> tuple[int, set[str]]:
-        standing = await review(office, work_seconds=0.0)
+        standing = await review(runtime, work_seconds=0.0)
         assert standing is not None
         return standing.leases, {one.where for one in standing.findings}
 
     assert await reviewed() == (2, {second})
     assert await reviewed() == (3, {second})
     assert await reviewed() == (4, {second, fourth})
-    async with unguarded(office) as db:
+    async with unguarded(runtime) as db:
         await db.execute("UPDATE lease SET posted = posted - 1 WHERE id = 2")
     assert await reviewed() == (0, {second, fourth})
     assert await reviewed() == (2, {fourth})
-    standing = await review(office)
+    standing = await review(runtime)
     assert standing is not None
     assert standing.leases == 0, "with time, all the rest of them"
 
 
 @pytest.mark.parametrize(("quarters_max", "slices"), [(1, [2, 3, 4]), (6, [3, 4]), (10**6, [4])])
 async def test_leases_that_ran_long_are_added_up_with_fewer_others(
-    office: Office, monkeypatch: pytest.MonkeyPatch, quarters_max: int, slices: list[int]
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, quarters_max: int, slices: list[int]
 ) -> None:
-    await history(office)
+    await history(runtime)
     monkeypatch.setattr(store, "QUARTERS_MAX", quarters_max)
     seen, through = [], 0
     while through < store.LEASE_MAX:
-        _, through = await ops.prove_leases(office, through)
+        _, through = await ops.prove_leases(runtime, through)
         seen.append(through)
     assert seen == [*slices, store.LEASE_MAX]
-    assert await found(office) == []
+    assert await found(runtime) == []
 
 
-async def test_no_statement_reads_the_lines_of_more_than_a_block(office: Office) -> None:
-    await history(office)
-    await seal(office)
-    async with office.database.reader() as db:
+async def test_no_statement_reads_the_lines_of_more_than_a_block(runtime: Runtime) -> None:
+    await history(runtime)
+    await seal(runtime)
+    async with runtime.database.reader() as db:
         blocks = await seal_store.load_blocks(db, 0, 10**9, 10**6)
         assert await db.fetchval("SELECT max(last_block - first_block) FROM entry_page") > 0, "pages of several blocks"
     heard: list[Heard] = []
-    assert (await verify(hearing(office, heard))).sound
+    assert (await verify(hearing(runtime, heard))).sound
     sums = [args[:2] for statement, args in heard if statement == store.SQL.sums_of_entries]
     assert sums == [(one.first, one.last) for one in blocks]
     times = [args[:2] for statement, args in heard if statement == store.SQL.untimely_entries]
@@ -237,26 +239,26 @@ async def test_no_statement_reads_the_lines_of_more_than_a_block(office: Office)
 
 
 async def test_a_review_goes_on_as_long_as_there_is_more_and_time(
-    office: Office, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await history(office)
-    await seal(office)
+    await history(runtime)
+    await seal(runtime)
     monkeypatch.setattr(ops, "UNITS_MAX", 1)
-    standing = await review(office, work_seconds=0.0)
+    standing = await review(runtime, work_seconds=0.0)
     assert standing is not None
     assert 0 < standing.verified < standing.block
-    standing = await review(office)
+    standing = await review(runtime)
     assert standing is not None
     assert standing.verified == standing.block
 
 
-async def test_a_review_waits_for_nobody_who_seals_and_counts_only_once_it_is_done(office: Office) -> None:
-    await history(office)
-    async with office.database.reader() as db:
+async def test_a_review_waits_for_nobody_who_seals_and_counts_only_once_it_is_done(runtime: Runtime) -> None:
+    await history(runtime)
+    async with runtime.database.reader() as db:
         assert await seal_store.claim_check(db, 60.0)
         assert (await seal_store.load_standing(db)).checked_at is None
         async with db.transaction():
             assert await seal_store.lock(db)
-            standing = await review(office)
+            standing = await review(runtime)
     assert standing is not None
     assert standing.checked_at is not None

@@ -11,9 +11,9 @@ from bursar.ops.credit import credit
 from bursar.ops.credit.credit import PutAccount
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.bind import Bind, bind
-from bursar.ops.scheduling.evict import Preempt, Victim, preempt
+from bursar.ops.scheduling.evict import EvictionVictim, Preempt, preempt
 from support.credit.ledgers import LAB, assert_books_balance, funded, priced, receipt, stop_clock
 from support.credit.paying import (
     account,
@@ -45,21 +45,21 @@ GPU = "nvidia.com/gpu"
 
 
 @pytest.fixture
-async def lab(office: Office) -> Office:
+async def lab(runtime: Runtime) -> Runtime:
     """A prepaid tenant, two nodes of H100s at 0.01 credits a second, and no account yet."""
-    await stop_clock(office)
-    await paid_nodes(office, "n1", "n2")
-    return office
+    await stop_clock(runtime)
+    await paid_nodes(runtime, "n1", "n2")
+    return runtime
 
 
-async def amend(office: Office, owner: Owner = LAB, **changes: object) -> None:
-    receipt(await credit.put_account(office, PutAccount(actor="user:test", whose=owner, changes=changes)))
+async def amend(runtime: Runtime, owner: Owner = LAB, **changes: object) -> None:
+    receipt(await credit.put_account(runtime, PutAccount(actor="user:test", whose=owner, changes=changes)))
 
 
 # What is held.
 
 
-async def test_the_first_window_is_held_with_the_room_and_does_not_run_yet(lab: Office) -> None:
+async def test_the_first_window_is_held_with_the_room_and_does_not_run_yet(lab: Runtime) -> None:
     await funded(lab, "50")
     await allocation(lab, "default", "train", gpu=4)
     shown = document(await bind_one(lab, "default", "train", "n1"))["status"]
@@ -73,7 +73,7 @@ async def test_the_first_window_is_held_with_the_room_and_does_not_run_yet(lab: 
     await assert_books_balance(lab)
 
 
-async def test_each_node_of_a_wide_allocation_has_its_own_lease_at_its_own_price(lab: Office) -> None:
+async def test_each_node_of_a_wide_allocation_has_its_own_lease_at_its_own_price(lab: Runtime) -> None:
     await machine(lab, "old", "a100")
     await priced(lab, "0.002", "a100")
     await funded(lab, "50")
@@ -86,7 +86,7 @@ async def test_each_node_of_a_wide_allocation_has_its_own_lease_at_its_own_price
     await assert_all_is_paid(lab)
 
 
-async def test_who_has_a_node_alone_pays_for_all_of_it(lab: Office) -> None:
+async def test_who_has_a_node_alone_pays_for_all_of_it(lab: Runtime) -> None:
     await funded(lab, "50")
     await allocation(lab, "default", "alone", spec={"exclusive": True}, gpu=1)
     assert code(await bind_one(lab, "default", "alone", "n1")) == "ok"
@@ -94,14 +94,14 @@ async def test_who_has_a_node_alone_pays_for_all_of_it(lab: Office) -> None:
     assert (lease["gpus"], lease["rate"]) == (8000, 80_000_000)
 
 
-async def test_a_share_of_a_gpu_costs_its_share(lab: Office) -> None:
+async def test_a_share_of_a_gpu_costs_its_share(lab: Runtime) -> None:
     await funded(lab, "50")
     await allocation(lab, "default", "part", gpu="0.25")
     assert code(await bind_one(lab, "default", "part", "n1")) == "ok"
     assert [one["rate"] for one in await leases(lab)] == [2_500_000]
 
 
-async def test_the_user_who_submitted_it_pays_if_they_have_an_account_else_the_pool(lab: Office) -> None:
+async def test_the_user_who_submitted_it_pays_if_they_have_an_account_else_the_pool(lab: Runtime) -> None:
     await funded(lab, "10")
     await amend(lab, Owner("default", "ann"))
     await funded(lab, "10", Owner("default", "ann"))
@@ -115,7 +115,7 @@ async def test_the_user_who_submitted_it_pays_if_they_have_an_account_else_the_p
     await assert_books_balance(lab)
 
 
-async def test_the_allocations_of_a_job_are_paid_by_who_submitted_it(lab: Office) -> None:
+async def test_the_allocations_of_a_job_are_paid_by_who_submitted_it(lab: Runtime) -> None:
     spec = {"template": {"spec": {"resources": {"requests": {GPU: "1"}}}}, "parallelism": 2}
     await create(lab, "Job", {"metadata": {"name": "sweep", "namespace": "default"}, "spec": spec})
     for name in ("sweep-0", "sweep-1"):
@@ -124,47 +124,47 @@ async def test_the_allocations_of_a_job_are_paid_by_who_submitted_it(lab: Office
         assert msgspec.json.decode(found.status)["user"] == "test"
 
 
-async def test_a_tier_says_how_its_tenants_pay_unless_they_say_it_themselves(office: Office) -> None:
-    await stop_clock(office)
-    await priced(office)
-    await machine(office, "n1")
+async def test_a_tier_says_how_its_tenants_pay_unless_they_say_it_themselves(runtime: Runtime) -> None:
+    await stop_clock(runtime)
+    await priced(runtime)
+    await machine(runtime, "n1")
     billing = {"mode": "prepaid", "leaseSeconds": 100, "discountPercent": 12.5}
-    await create(office, "Tier", {"metadata": {"name": "gold"}, "spec": {"billing": billing}})
-    await change(office, "Tenant", "", "default", tier="gold", billing={"leaseMode": "reserve", "discountPercent": 50})
-    await funded(office, "10")
-    await allocation(office, "default", "one", gpu=1)
-    assert code(await bind_one(office, "default", "one", "n1")) == "ok"
-    (lease,) = await leases(office)
+    await create(runtime, "Tier", {"metadata": {"name": "gold"}, "spec": {"billing": billing}})
+    await change(runtime, "Tenant", "", "default", tier="gold", billing={"leaseMode": "reserve", "discountPercent": 50})
+    await funded(runtime, "10")
+    await allocation(runtime, "default", "one", gpu=1)
+    assert code(await bind_one(runtime, "default", "one", "n1")) == "ok"
+    (lease,) = await leases(runtime)
     assert (lease["mode"], lease["discount"], lease["rate"]) == ("reserve", 5000, 5_000_000)
     assert lease["held"] == nanocredits("0.5")
 
 
-async def test_how_far_ahead_is_paid_is_said_by_the_settings_where_nobody_else_does(office: Office) -> None:
-    await stop_clock(office)
-    await priced(office)
-    await machine(office, "n1")
-    await change(office, "Tenant", "", "default", billing={"mode": "prepaid"})
+async def test_how_far_ahead_is_paid_is_said_by_the_settings_where_nobody_else_does(runtime: Runtime) -> None:
+    await stop_clock(runtime)
+    await priced(runtime)
+    await machine(runtime, "n1")
+    await change(runtime, "Tenant", "", "default", billing={"mode": "prepaid"})
     settings = {"metadata": {"name": "system"}, "spec": {"credits": {"leaseSeconds": 30}}}
-    assert code(await create(office, "Settings", settings)) in ("ok", "already_exists")
-    await change(office, "Settings", "", "system", credits={"leaseSeconds": 30})
-    await funded(office, "10")
-    await allocation(office, "default", "one", gpu=1)
-    assert code(await bind_one(office, "default", "one", "n1")) == "ok"
-    assert (await account(office))["held"] == nanocredits("0.3")
+    assert code(await create(runtime, "Settings", settings)) in ("ok", "already_exists")
+    await change(runtime, "Settings", "", "system", credits={"leaseSeconds": 30})
+    await funded(runtime, "10")
+    await allocation(runtime, "default", "one", gpu=1)
+    assert code(await bind_one(runtime, "default", "one", "n1")) == "ok"
+    assert (await account(runtime))["held"] == nanocredits("0.3")
 
 
-async def test_who_does_not_pay_beforehand_needs_no_account(office: Office) -> None:
-    await node(office, "n1", gpu=1)
-    await allocation(office, "default", "free", gpu=1)
-    shown = document(await bind_one(office, "default", "free", "n1"))["status"]
+async def test_who_does_not_pay_beforehand_needs_no_account(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=1)
+    await allocation(runtime, "default", "free", gpu=1)
+    shown = document(await bind_one(runtime, "default", "free", "n1"))["status"]
     assert "lease" not in shown["nodes"][0]
-    assert await leases(office) == []
+    assert await leases(runtime) == []
 
 
 # What is refused.
 
 
-async def test_without_an_account_nothing_is_placed_and_it_is_told_what_would_help(lab: Office) -> None:
+async def test_without_an_account_nothing_is_placed_and_it_is_told_what_would_help(lab: Runtime) -> None:
     await submitted_by(lab, "default/ann", "train")
     before = await state(lab)
     no = refusal(await bind_one(lab, "default", "train", "n1"))
@@ -190,7 +190,7 @@ async def test_without_an_account_nothing_is_placed_and_it_is_told_what_would_he
     ],
 )
 async def test_every_limit_of_the_account_refuses_and_leaves_everything_as_it_was(
-    lab: Office, changes: dict[str, object], gpus: int, expected: str, told: str
+    lab: Runtime, changes: dict[str, object], gpus: int, expected: str, told: str
 ) -> None:
     await funded(lab, "1")
     await amend(lab, LAB, **changes)
@@ -203,7 +203,7 @@ async def test_every_limit_of_the_account_refuses_and_leaves_everything_as_it_wa
     assert await state(lab) == before
 
 
-async def test_devices_without_a_price_are_not_given_away(lab: Office) -> None:
+async def test_devices_without_a_price_are_not_given_away(lab: Runtime) -> None:
     await machine(lab, "new", "b200")
     await funded(lab, "100")
     await allocation(lab, "default", "train", gpu=1)
@@ -215,7 +215,7 @@ async def test_devices_without_a_price_are_not_given_away(lab: Office) -> None:
     assert await state(lab) == before
 
 
-async def test_a_gang_is_paid_for_as_a_whole_or_not_at_all(lab: Office) -> None:
+async def test_a_gang_is_paid_for_as_a_whole_or_not_at_all(lab: Runtime) -> None:
     await funded(lab, "0.44")  # for two of three
     gang = {"gangScheduling": {"groupId": "g", "minMembers": 3}}
     for name in ("a", "b", "c"):
@@ -232,7 +232,7 @@ async def test_a_gang_is_paid_for_as_a_whole_or_not_at_all(lab: Office) -> None:
     await assert_all_is_paid(lab)
 
 
-async def test_what_is_refused_for_quota_holds_no_credit(lab: Office) -> None:
+async def test_what_is_refused_for_quota_holds_no_credit(lab: Runtime) -> None:
     await funded(lab, "10")
     await allocation(lab, "default", "train", gpu=2)
     await change(lab, "Tenant", "", "default", limits={GPU: "1"})
@@ -241,7 +241,7 @@ async def test_what_is_refused_for_quota_holds_no_credit(lab: Office) -> None:
     assert await state(lab) == before
 
 
-async def test_of_one_batch_those_are_placed_that_can_be_paid_for(lab: Office) -> None:
+async def test_of_one_batch_those_are_placed_that_can_be_paid_for(lab: Runtime) -> None:
     """What one unit holds is gone for those after it, and a refused one takes nothing from them."""
     await funded(lab, "0.45")
     for name, gpus in (("a", 1), ("dear", 4), ("b", 1), ("c", 1), ("late", 1)):
@@ -258,7 +258,7 @@ async def test_of_one_batch_those_are_placed_that_can_be_paid_for(lab: Office) -
     await assert_books_balance(lab)
 
 
-async def test_nobody_has_to_go_for_who_cannot_pay(lab: Office) -> None:
+async def test_nobody_has_to_go_for_who_cannot_pay(lab: Runtime) -> None:
     await tenant(lab, "guest")
     await change(lab, "Tenant", "", "default", billing={"mode": "none"})
     await running(lab, "low", "n1", gpu=8)
@@ -268,7 +268,7 @@ async def test_nobody_has_to_go_for_who_cannot_pay(lab: Office) -> None:
     nominee, victim = await stored(lab, "urgent"), await stored(lab, "low")
     plan = Preempt(
         key=nominee.key, uid=nominee.uid, origin=TEST, nominated=("n1",), until=now(),
-        victims=(Victim(victim.key, victim.uid, PREEMPTED),),
+        victims=(EvictionVictim(victim.key, victim.uid, PREEMPTED),),
     )  # fmt: skip
     before = await state(lab)
     (reply,) = await preempt(lab, [plan])

@@ -14,10 +14,10 @@ from bursar.core.values.money import nanocredits
 from bursar.core.values.refusal import Code
 from bursar.loops.claims import keep_claims
 from bursar.ops.credit import agentless_billing, credit
-from bursar.ops.credit.credit import CloseLease, ExtendLease, PutAccount
+from bursar.ops.credit.credit import CloseLeaseCommand, ExtendLeaseCommand, PutAccount
 from bursar.ops.credit.statement import statement
 from bursar.ops.nodes.claim import end_wipe
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from support.credit.ledgers import LAB, START, funded, priced, receipt
 from support.credit.paying import account, ended, ends, leases, machine, prepaid, state, submitted_by
 from support.nodes.claims import EVERYTHING, claim, claim_of, holders, release
@@ -39,30 +39,30 @@ from support.scheduling.evictions import status
 
 
 @pytest.fixture
-async def lab(office: Office) -> Office:
-    await clinic(office)
-    return office
+async def lab(runtime: Runtime) -> Runtime:
+    await clinic(runtime)
+    return runtime
 
 
 @pytest.fixture
-async def rivals(lab: Office, database_url: str) -> AsyncIterator[list[Office]]:
+async def rivals(lab: Runtime, database_url: str) -> AsyncIterator[list[Runtime]]:
     """Three processes, as far as the database can tell."""
     async with opened(database_url) as second, opened(database_url) as third:
         yield [lab, second, third]
 
 
-async def amend(office: Office, owner: Owner = LAB, **changes: object) -> None:
-    receipt(await credit.put_account(office, PutAccount(actor="user:test", whose=owner, changes=changes)))
+async def amend(runtime: Runtime, owner: Owner = LAB, **changes: object) -> None:
+    receipt(await credit.put_account(runtime, PutAccount(actor="user:test", whose=owner, changes=changes)))
 
 
-async def spent(office: Office, began: str, owner: Owner = LAB) -> int:
-    return nanocredits(began) - int((await account(office, *owner))["posted"])
+async def spent(runtime: Runtime, began: str, owner: Owner = LAB) -> int:
+    return nanocredits(began) - int((await account(runtime, *owner))["posted"])
 
 
 # Claiming.
 
 
-async def test_all_of_the_node_is_held_with_the_claim(lab: Office) -> None:
+async def test_all_of_the_node_is_held_with_the_claim(lab: Runtime) -> None:
     await funded(lab, "50")
     await claimed(lab)
     (lease,) = await leases(lab)
@@ -77,7 +77,7 @@ async def test_all_of_the_node_is_held_with_the_claim(lab: Office) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_a_claim_costs_its_time_to_the_last_nanocredit(lab: Office, seed: int) -> None:
+async def test_a_claim_costs_its_time_to_the_last_nanocredit(lab: Runtime, seed: int) -> None:
     await priced(lab, "0.000000007", "odd")
     await passed(lab, 1)
     await priced(lab, "0.010000007")
@@ -102,7 +102,7 @@ async def test_a_claim_costs_its_time_to_the_last_nanocredit(lab: Office, seed: 
     assert all(row["settled"] for row in await ended(lab)), "nobody measures it once more"
 
 
-async def test_a_new_price_holds_from_when_it_is_paid_further_ahead(lab: Office) -> None:
+async def test_a_new_price_holds_from_when_it_is_paid_further_ahead(lab: Runtime) -> None:
     await funded(lab, "1000")
     await claimed(lab)
     await passed(lab, 100)
@@ -116,7 +116,7 @@ async def test_a_new_price_holds_from_when_it_is_paid_further_ahead(lab: Office)
     await assert_paid_once(lab)
 
 
-async def test_the_users_own_account_pays_first(lab: Office) -> None:
+async def test_the_users_own_account_pays_first(lab: Runtime) -> None:
     await funded(lab, "50")
     await amend(lab, Owner("default", "ann"))
     await funded(lab, "60", Owner("default", "ann"))
@@ -124,7 +124,7 @@ async def test_the_users_own_account_pays_first(lab: Office) -> None:
     assert ((await account(lab))["held"], (await account(lab, user="ann"))["held"]) == (0, HELD)
 
 
-async def test_without_credit_nothing_is_claimed_and_nothing_stored(lab: Office) -> None:
+async def test_without_credit_nothing_is_claimed_and_nothing_stored(lab: Runtime) -> None:
     before = await state(lab)
     said = refusal(await claim(lab, "n1", ANN))
     assert (said.code, "no account default/ann or default" in said.message) == (Code.INSUFFICIENT_CREDIT, True)
@@ -142,7 +142,7 @@ async def test_without_credit_nothing_is_claimed_and_nothing_stored(lab: Office)
     await assert_paid_once(lab)
 
 
-async def test_limits_and_prices_are_those_of_all_that_is_leased(lab: Office) -> None:
+async def test_limits_and_prices_are_those_of_all_that_is_leased(lab: Runtime) -> None:
     await machine(lab, "free", klass="unknown")
     await funded(lab, "500")
     assert code(await claim(lab, "free", ANN)) == "unpriced"
@@ -157,7 +157,7 @@ async def test_limits_and_prices_are_those_of_all_that_is_leased(lab: Office) ->
     await assert_paid_once(lab)
 
 
-async def test_claiming_again_and_trying_it_out_hold_nothing_more(lab: Office) -> None:
+async def test_claiming_again_and_trying_it_out_hold_nothing_more(lab: Runtime) -> None:
     await funded(lab, "100")
     assert code(await claim(lab, "n1", ANN, dry_run=True)) == "ok"
     assert (await leases(lab), await holders(lab)) == ([], {})
@@ -168,7 +168,7 @@ async def test_claiming_again_and_trying_it_out_hold_nothing_more(lab: Office) -
     await assert_paid_once(lab)
 
 
-async def test_a_claim_from_before_stays_billed_afterwards_and_one_that_is_paid_stays_paid(lab: Office) -> None:
+async def test_a_claim_from_before_stays_billed_afterwards_and_one_that_is_paid_stays_paid(lab: Runtime) -> None:
     await change(lab, "Tenant", "", "default", billing={"mode": "none"})
     await claimed(lab, "n1")
     await prepaid(lab)
@@ -189,7 +189,7 @@ async def test_a_claim_from_before_stays_billed_afterwards_and_one_that_is_paid_
 # Work of who claims.
 
 
-async def test_own_work_that_runs_there_is_settled_and_goes_on_by_the_claims_lease(lab: Office) -> None:
+async def test_own_work_that_runs_there_is_settled_and_goes_on_by_the_claims_lease(lab: Runtime) -> None:
     await funded(lab, "100")
     await amend(lab, gpus_max=8000)
     await placed(lab, "train", "n1", gpus=4)
@@ -219,7 +219,7 @@ async def test_own_work_that_runs_there_is_settled_and_goes_on_by_the_claims_lea
     await assert_paid_once(lab)
 
 
-async def test_a_claim_that_is_refused_leaves_the_work_there_paid_as_it_was(lab: Office) -> None:
+async def test_a_claim_that_is_refused_leaves_the_work_there_paid_as_it_was(lab: Runtime) -> None:
     await funded(lab, "47")
     await placed(lab, "train", "n1", gpus=4)
     await ends(lab, "n1", "train", Phase.RUNNING)
@@ -233,7 +233,7 @@ async def test_a_claim_that_is_refused_leaves_the_work_there_paid_as_it_was(lab:
     await assert_paid_once(lab)
 
 
-async def test_what_is_placed_on_a_claimed_node_is_not_paid_twice(lab: Office) -> None:
+async def test_what_is_placed_on_a_claimed_node_is_not_paid_twice(lab: Runtime) -> None:
     await funded(lab, "48")
     await claimed(lab)
     await placed(lab, "train", "n1", gpus=8)
@@ -248,13 +248,13 @@ async def test_what_is_placed_on_a_claimed_node_is_not_paid_twice(lab: Office) -
     await assert_paid_once(lab)
 
 
-async def status_lease(office: Office) -> str:
-    found = await claim_of(office, "n1")
+async def status_lease(runtime: Runtime) -> str:
+    found = await claim_of(runtime, "n1")
     assert found is not None
     return f"lease-{found.lease}"
 
 
-async def test_of_wide_work_only_what_is_elsewhere_has_a_lease_of_its_own(lab: Office) -> None:
+async def test_of_wide_work_only_what_is_elsewhere_has_a_lease_of_its_own(lab: Runtime) -> None:
     await funded(lab, "50")
     await claimed(lab)
     await submitted_by(lab, ANN, "wide", 2, nodes=2)
@@ -273,19 +273,19 @@ async def test_of_wide_work_only_what_is_elsewhere_has_a_lease_of_its_own(lab: O
 # Ends.
 
 
-async def test_its_lease_is_the_claims_and_nobody_elses(lab: Office) -> None:
+async def test_its_lease_is_the_claims_and_nobody_elses(lab: Runtime) -> None:
     await funded(lab, "50")
     await claimed(lab)
     (lease,) = await leases(lab)
-    said = refusal(await credit.close_lease(lab, CloseLease(number=lease["id"])))
+    said = refusal(await credit.close_lease(lab, CloseLeaseCommand(number=lease["id"])))
     assert (said.code, said.message) == (Code.IN_USE, f"lease-{lease['id']} pays for the claim of node n1")
     assert "bursar node release n1" in said.hint
-    command = ExtendLease(number=lease["id"], delta=1, ahead_max=10**9)
+    command = ExtendLeaseCommand(number=lease["id"], delta=1, ahead_max=10**9)
     assert refusal(await credit.extend_lease(lab, command)).code is Code.IN_USE
     await assert_paid_once(lab)
 
 
-async def test_statements_say_which_node_was_paid_for(lab: Office) -> None:
+async def test_statements_say_which_node_was_paid_for(lab: Runtime) -> None:
     number = await funded(lab, "50")
     await claimed(lab)
     await passed(lab, 10)
@@ -299,25 +299,25 @@ async def test_statements_say_which_node_was_paid_for(lab: Office) -> None:
 # Races.
 
 
-async def test_claimers_who_race_on_one_account_never_overdraw_it(rivals: list[Office]) -> None:
+async def test_claimers_who_race_on_one_account_never_overdraw_it(rivals: list[Runtime]) -> None:
     await funded(rivals[0], "100")  # for two of three
     for number in range(3):
         replies = await asyncio.gather(
-            *(claim(office, node, ANN) for office, node in zip(rivals, NODES, strict=True)),
+            *(claim(runtime, node, ANN) for runtime, node in zip(rivals, NODES, strict=True)),
         )
         assert sorted(map(code, replies)) == ["insufficient_credit", "ok", "ok"]
         await assert_paid_once(rivals[0])
-        for office, name in zip(rivals, await holders(rivals[0]), strict=False):
-            assert code(await release(office, name, ANN)) == "ok"
-            await wiped(office, name)
+        for runtime, name in zip(rivals, await holders(rivals[0]), strict=False):
+            assert code(await release(runtime, name, ANN)) == "ok"
+            await wiped(runtime, name)
         assert await spent(rivals[0], "100") == 0, number
 
 
-async def wiped(office: Office, name: str) -> None:
-    assert code(await end_wipe(office, name, Origin("user:admin", "wiped"))) == "ok"
+async def wiped(runtime: Runtime, name: str) -> None:
+    assert code(await end_wipe(runtime, name, Origin("user:admin", "wiped"))) == "ok"
 
 
-async def test_of_a_claim_and_own_work_that_is_bound_at_once_nothing_is_paid_twice(rivals: list[Office]) -> None:
+async def test_of_a_claim_and_own_work_that_is_bound_at_once_nothing_is_paid_twice(rivals: list[Runtime]) -> None:
     first, second, third = rivals
     await funded(first, "1000")
     for turn in range(6):

@@ -11,14 +11,14 @@ from bursar.core.credit.ledger import RECONCILER
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit
-from bursar.ops.credit.credit import CloseLease
+from bursar.ops.credit.credit import CloseLeaseCommand
 from bursar.ops.credit.lease_expiry import Lapse
 from bursar.ops.credit.ledger import Receipt
 from bursar.ops.credit.ledger_verify import verify
 from bursar.ops.credit.reconcile import Reconcile, reconcile, settle_late
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as store
-from bursar.store.credit.reconcile import Ended, LastWord
+from bursar.store.credit.reconcile import EndedLease, LastWord
 from support.credit.ledgers import (
     LAB,
     account_of,
@@ -35,35 +35,35 @@ from support.runtime.runtime import code, refusal
 
 
 @pytest.fixture
-async def lab(office: Office) -> Office:
+async def lab(runtime: Runtime) -> Runtime:
     """50 credits, and one GPU for 0.01 a second."""
-    await stop_clock(office)
-    await priced(office)
-    await funded(office, "50")
-    return office
+    await stop_clock(runtime)
+    await priced(runtime)
+    await funded(runtime, "50")
+    return runtime
 
 
-async def refunded(office: Office, amount: str, lease: int, owner: Owner = LAB) -> Receipt | Refusal:
-    return await credit.refund(office, owner, nanocredits(amount), actor="user:test", reason="sorry", lease=lease)
+async def refunded(runtime: Runtime, amount: str, lease: int, owner: Owner = LAB) -> Receipt | Refusal:
+    return await credit.refund(runtime, owner, nanocredits(amount), actor="user:test", reason="sorry", lease=lease)
 
 
-async def closed(office: Office, lease: int, seconds: int) -> None:
+async def closed(runtime: Runtime, lease: int, seconds: int) -> None:
     """It ran for so long, and has ended."""
-    await pass_time(office, seconds * MICROS)
-    receipt(await credit.close_lease(office, CloseLease(number=lease)))
+    await pass_time(runtime, seconds * MICROS)
+    receipt(await credit.close_lease(runtime, CloseLeaseCommand(number=lease)))
 
 
-async def lease_of(office: Office, number: int) -> Lease:
-    async with office.database.reader() as db:
+async def lease_of(runtime: Runtime, number: int) -> Lease:
+    async with runtime.database.reader() as db:
         return ((await store.load_leases(db, [number])) | (await store.load_ended(db, [number])))[number]
 
 
-async def assert_sound(office: Office) -> None:
-    await assert_books_balance(office)
-    assert (await verify(office)).findings == ()
+async def assert_sound(runtime: Runtime) -> None:
+    await assert_books_balance(runtime)
+    assert (await verify(runtime)).findings == ()
 
 
-async def test_a_refund_is_never_more_than_the_lease_cost(lab: Office) -> None:
+async def test_a_refund_is_never_more_than_the_lease_cost(lab: Runtime) -> None:
     lease = await leased(lab)
     await closed(lab, lease, 10)
     before = await state(lab)
@@ -84,11 +84,11 @@ async def test_a_refund_is_never_more_than_the_lease_cost(lab: Office) -> None:
     await assert_sound(lab)
 
 
-async def test_of_an_open_lease_what_is_posted_can_be_refunded(lab: Office) -> None:
+async def test_of_an_open_lease_what_is_posted_can_be_refunded(lab: Runtime) -> None:
     lease = await leased(lab, seconds=60)
     assert code(await refunded(lab, "0.01", lease)) == "unprocessable"
     await pass_time(lab, 10 * MICROS)
-    extended = credit.ExtendLease(number=lease, delta=MICROS, ahead_max=120 * MICROS)
+    extended = credit.ExtendLeaseCommand(number=lease, delta=MICROS, ahead_max=120 * MICROS)
     receipt(await credit.extend_lease(lab, extended))
     receipt(await refunded(lab, "0.1", lease))
     assert (await lease_of(lab, lease)).refunded == nanocredits("0.1")
@@ -98,7 +98,7 @@ async def test_of_an_open_lease_what_is_posted_can_be_refunded(lab: Office) -> N
     await assert_sound(lab)
 
 
-async def test_of_many_at_once_so_many_are_refunded_as_it_cost(lab: Office) -> None:
+async def test_of_many_at_once_so_many_are_refunded_as_it_cost(lab: Runtime) -> None:
     lease = await leased(lab)
     await closed(lab, lease, 10)
     replies = await asyncio.gather(*(refunded(lab, "0.03", lease) for _ in range(8)))
@@ -107,7 +107,7 @@ async def test_of_many_at_once_so_many_are_refunded_as_it_cost(lab: Office) -> N
     await assert_sound(lab)
 
 
-async def test_another_accounts_lease_is_none(lab: Office) -> None:
+async def test_another_accounts_lease_is_none(lab: Runtime) -> None:
     lease = await leased(lab)
     await closed(lab, lease, 10)
     ann = Owner("default", "ann")
@@ -118,7 +118,7 @@ async def test_another_accounts_lease_is_none(lab: Office) -> None:
     assert await state(lab) == before
 
 
-async def test_what_turns_out_cheaper_does_not_come_back_twice(lab: Office) -> None:
+async def test_what_turns_out_cheaper_does_not_come_back_twice(lab: Runtime) -> None:
     """Ten seconds were posted and refunded all but one; then the node says that it ran for five."""
     lease = await leased(lab)
     await closed(lab, lease, 10)
@@ -128,7 +128,7 @@ async def test_what_turns_out_cheaper_does_not_come_back_twice(lab: Office) -> N
     await settle_late(lab, [LastWord("u", 1, "n1", 5 * MICROS)])
     account = (await account_of(lab)).id
     async with lab.database.reader() as db, db.transaction():
-        (done,) = await reconcile(db, [Reconcile(Ended(lease, account), CreditPolicy(drift_credits=0))])
+        (done,) = await reconcile(db, [Reconcile(EndedLease(lease, account), CreditPolicy(drift_credits=0))])
     assert done is not None
     assert done.difference == -nanocredits("0.05")
     after = await lease_of(lab, lease)
@@ -140,11 +140,11 @@ async def test_what_turns_out_cheaper_does_not_come_back_twice(lab: Office) -> N
     await assert_sound(lab)
 
 
-async def test_a_lease_that_is_closed_and_has_lapsed_in_one_batch_ends_once(lab: Office) -> None:
+async def test_a_lease_that_is_closed_and_has_lapsed_in_one_batch_ends_once(lab: Runtime) -> None:
     lease = await leased(lab)
     paid_until = (await lease_of(lab, lease)).paid_until
     await pass_time(lab, 20 * MICROS)
-    first = lab.crediting.submit(CloseLease(number=lease))
+    first = lab.crediting.submit(CloseLeaseCommand(number=lease))
     second = lab.crediting.submit(Lapse(number=lease, paid_until=paid_until))
     assert sorted(map(code, await asyncio.gather(first, second))) == ["not_found", "ok"]
     assert (await account_of(lab)).gpus == 0

@@ -14,7 +14,7 @@ from bursar.core.values.money import MICROS, credits_of, nanocredits
 from bursar.ops.credit.credit import top_up
 from bursar.ops.credit.usage_events import Measure, Noted, note_usage
 from bursar.ops.runtime.lane import Overloaded
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import usage_events as store
 from support.credit.metering import (
     assert_books_balance,
@@ -33,38 +33,38 @@ from support.runtime.postgres_proxy import Proxy
 from support.runtime.runtime import opened, tenant
 
 
-async def sums(office: Office) -> list[tuple[Any, ...]]:
-    async with office.database.reader() as db:
+async def sums(runtime: Runtime) -> list[tuple[Any, ...]]:
+    async with runtime.database.reader() as db:
         rows = await db.fetch(
             "SELECT job, lease, events, seq_min, seq_max, amount::bigint FROM job_usage ORDER BY 1, 2"
         )
     return [tuple(row) for row in rows]
 
 
-async def count(office: Office) -> int:
-    async with office.database.reader() as db:
+async def count(runtime: Runtime) -> int:
+    async with runtime.database.reader() as db:
         number: int = await db.fetchval("SELECT count(*) FROM usage_event")
     return number
 
 
-async def test_an_event_counts_once_whatever_is_sent_again(office: Office) -> None:
-    await furnish(office)
-    one = await lease(office, "train")
+async def test_an_event_counts_once_whatever_is_sent_again(runtime: Runtime) -> None:
+    await furnish(runtime)
+    one = await lease(runtime, "train")
     first, second = event("train", 1, 5), event("train", 2, 5)
-    assert await send(office, first, first, second) == ["new", "duplicate", "new"]
-    assert await send(office, second, first) == ["duplicate", "duplicate"]
-    assert await sums(office) == [("train", one.id, 2, 1, 2, 10 * MICROS * 4000)]
+    assert await send(runtime, first, first, second) == ["new", "duplicate", "new"]
+    assert await send(runtime, second, first) == ["duplicate", "duplicate"]
+    assert await sums(runtime) == [("train", one.id, 2, 1, 2, 10 * MICROS * 4000)]
 
 
-async def test_another_body_under_the_same_number_is_refused_and_leaves_the_first(office: Office) -> None:
-    await furnish(office)
-    await lease(office, "train")
+async def test_another_body_under_the_same_number_is_refused_and_leaves_the_first(runtime: Runtime) -> None:
+    await furnish(runtime)
+    await lease(runtime, "train")
     first = event("train", 1, 5)
     other = event("train", 1, 6)
-    assert await send(office, first, other) == ["new", "request_id_reused"]
-    assert await send(office, other, event("train", 1, 5, utilization=0.5)) == ["request_id_reused"] * 2
-    assert await send(office, first) == ["duplicate"]
-    assert (await sums(office))[0][2:] == (1, 1, 1, 5 * MICROS * 4000)
+    assert await send(runtime, first, other) == ["new", "request_id_reused"]
+    assert await send(runtime, other, event("train", 1, 5, utilization=0.5)) == ["request_id_reused"] * 2
+    assert await send(runtime, first) == ["duplicate"]
+    assert (await sums(runtime))[0][2:] == (1, 1, 1, 5 * MICROS * 4000)
 
 
 async def test_of_two_that_race_with_different_bodies_one_counts(database_url: str) -> None:
@@ -101,7 +101,7 @@ async def test_many_senders_that_repeat_everything_count_everything_once(databas
             chance.shuffle(events)
             parcels += [(chance.choice((left, right)), events[at : at + 25]) for at in range(0, len(events), 25)]
         chance.shuffle(parcels)
-        words = await asyncio.gather(*(send(office, *some) for office, some in parcels))
+        words = await asyncio.gather(*(send(runtime, *some) for runtime, some in parcels))
         said = [word for some in words for word in some]
         assert said.count("new") == len(events)
         assert said.count("duplicate") == 3 * len(events)
@@ -110,9 +110,9 @@ async def test_many_senders_that_repeat_everything_count_everything_once(databas
         )
 
 
-async def test_what_cannot_be_is_refused_and_nothing_is_stored(office: Office) -> None:
-    await furnish(office)
-    one = await lease(office, "train")
+async def test_what_cannot_be_is_refused_and_nothing_is_stored(runtime: Runtime) -> None:
+    await furnish(runtime)
+    one = await lease(runtime, "train")
     good = event("train", 1, 5)
 
     def bad(**fields: Any) -> UsageEvent:
@@ -128,112 +128,112 @@ async def test_what_cannot_be_is_refused_and_nothing_is_stored(office: Office) -
         "unprocessable": [bad(gpus=4001), bad(klass="a100")],
     }  # fmt: skip
     for code, events in refused.items():
-        assert await send(office, *events) == [code] * len(events), code
-    assert await send(office, good, tenants=("physics",)) == ["not_found"]
-    assert await send(office, good, node="n1") == ["not_found"], "a node speaks of its own leases alone"
-    assert await count(office) == 0
-    assert await sums(office) == []
+        assert await send(runtime, *events) == [code] * len(events), code
+    assert await send(runtime, good, tenants=("physics",)) == ["not_found"]
+    assert await send(runtime, good, node="n1") == ["not_found"], "a node speaks of its own leases alone"
+    assert await count(runtime) == 0
+    assert await sums(runtime) == []
 
 
-async def test_a_refused_one_does_not_keep_its_neighbours_from_counting(office: Office) -> None:
-    await furnish(office)
-    await lease(office, "train")
+async def test_a_refused_one_does_not_keep_its_neighbours_from_counting(runtime: Runtime) -> None:
+    await furnish(runtime)
+    await lease(runtime, "train")
     words = await send(
-        office, event("train", 1, 5), event("ghost", 1, 5), event("train", 2, -0.0), event("train", 3, 1)
+        runtime, event("train", 1, 5), event("ghost", 1, 5), event("train", 2, -0.0), event("train", 3, 1)
     )
     assert words == ["new", "not_found", "new", "new"]
 
 
-async def test_two_accounts_may_each_have_a_job_of_one_name(office: Office) -> None:
-    await furnish(office)
-    await tenant(office, "physics")
-    done(await top_up(office, Owner("physics"), nanocredits("10"), actor="test"))
-    ours, theirs = await lease(office, "train"), await lease(office, "train", owner=Owner("physics"))
-    assert await send(office, event("train", 1, 5)) == ["unprocessable"]
-    assert await send(office, event("train", 1, 5), tenants=("default",)) == ["new"]
-    assert await send(office, event("train", 1, 7, lease=theirs.id)) == ["new"]
-    assert [(row[1], row[5]) for row in await sums(office)] == [
+async def test_two_accounts_may_each_have_a_job_of_one_name(runtime: Runtime) -> None:
+    await furnish(runtime)
+    await tenant(runtime, "physics")
+    done(await top_up(runtime, Owner("physics"), nanocredits("10"), actor="test"))
+    ours, theirs = await lease(runtime, "train"), await lease(runtime, "train", owner=Owner("physics"))
+    assert await send(runtime, event("train", 1, 5)) == ["unprocessable"]
+    assert await send(runtime, event("train", 1, 5), tenants=("default",)) == ["new"]
+    assert await send(runtime, event("train", 1, 7, lease=theirs.id)) == ["new"]
+    assert [(row[1], row[5]) for row in await sums(runtime)] == [
         (ours.id, 20_000 * MICROS), (theirs.id, 28_000 * MICROS)
     ]  # fmt: skip
 
 
-async def test_an_event_belongs_to_the_lease_that_was_there_at_the_time(office: Office) -> None:
-    await furnish(office)
-    first = await lease(office, "train")
-    await pass_time(office, 1000, first)
-    first = await close(office, first)
-    await pass_time(office, 500, first)
-    second = await lease(office, "train")
+async def test_an_event_belongs_to_the_lease_that_was_there_at_the_time(runtime: Runtime) -> None:
+    await furnish(runtime)
+    first = await lease(runtime, "train")
+    await pass_time(runtime, 1000, first)
+    first = await close(runtime, first)
+    await pass_time(runtime, 500, first)
+    second = await lease(runtime, "train")
     opened_at = second.opened_at
     words = await send(
-        office,
+        runtime,
         event("train", 1, 5, begin=opened_at - 900 * MICROS),
         event("train", 2, 5, begin=opened_at + 2 * MICROS),
         event("train", 3, 5, begin=1),  # a clock that knows nothing: nearest is the older one
         event("train", 4, 5, begin=1, lease=second.id),
     )
     assert words == ["new"] * 4
-    assert [(row[1], row[2]) for row in await sums(office)] == [(first.id, 2), (second.id, 2)]
+    assert [(row[1], row[2]) for row in await sums(runtime)] == [(first.id, 2), (second.id, 2)]
 
 
 async def test_where_not_all_are_taken_the_others_are_written_before_it_is_said(
-    office: Office, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await furnish(office)
-    await lease(office, "train")
-    monkeypatch.setattr(office.measuring, "_capacity", 2)
+    await furnish(runtime)
+    await lease(runtime, "train")
+    monkeypatch.setattr(runtime.measuring, "_capacity", 2)
     events = [Measure(event("train", seq, 1)) for seq in range(1, 6)]
     with pytest.raises(Overloaded):
-        await note_usage(office, events)
-    assert await count(office) == 2
+        await note_usage(runtime, events)
+    assert await count(runtime) == 2
     monkeypatch.undo()
-    assert [one.duplicate for one in await note_usage(office, events) if isinstance(one, Noted)] == [
+    assert [one.duplicate for one in await note_usage(runtime, events) if isinstance(one, Noted)] == [
         True, True, False, False, False,
     ]  # fmt: skip
 
 
-async def test_what_ended_too_long_ago_takes_no_usage_and_its_events_are_dropped(office: Office) -> None:
-    await furnish(office)
-    one = await lease(office, "train")
-    await send(office, event("train", 1, 5))
-    one = await close(office, one)
-    async with office.database.reader() as db:
+async def test_what_ended_too_long_ago_takes_no_usage_and_its_events_are_dropped(runtime: Runtime) -> None:
+    await furnish(runtime)
+    one = await lease(runtime, "train")
+    await send(runtime, event("train", 1, 5))
+    one = await close(runtime, one)
+    async with runtime.database.reader() as db:
         assert await store.forget(db) == 0
         await db.execute("UPDATE lease_ended SET reconciled_at = now()")
         await db.execute("UPDATE job_usage SET at = now() - interval '60 days', made_at = now() - interval '60 days'")
         await db.execute("UPDATE usage_event SET at = now() - interval '60 days'")
-    await pass_time(office, 60 * 86_400, one)
-    assert await send(office, event("train", 1, 5), event("train", 2, 5)) == ["not_found"] * 2
-    async with office.database.reader() as db:
+    await pass_time(runtime, 60 * 86_400, one)
+    assert await send(runtime, event("train", 1, 5), event("train", 2, 5)) == ["not_found"] * 2
+    async with runtime.database.reader() as db:
         assert [await store.forget(db) for _ in range(3)] == [1, 1, 0]
-    assert (await count(office), await sums(office)) == (0, [])
+    assert (await count(runtime), await sums(runtime)) == (0, [])
 
 
 @pytest.mark.parametrize("deed", ["before", "after", "during"])
 async def test_a_commit_whose_connection_is_cut_counts_once_and_is_answered_as_the_first(
     database_url: str, deed: str
 ) -> None:
-    async with Proxy(database_url) as proxy, opened(proxy.url) as office:
-        await furnish(office)
-        await lease(office, "train")
+    async with Proxy(database_url) as proxy, opened(proxy.url) as runtime:
+        await furnish(runtime)
+        await lease(runtime, "train")
         proxy.plan = chain([deed], repeat("pass"))
-        assert await send(office, event("train", 1, 5), event("train", 2, 5)) == ["new", "new"]
+        assert await send(runtime, event("train", 1, 5), event("train", 2, 5)) == ["new", "new"]
         assert proxy.cuts == [deed]
-        assert await send(office, event("train", 1, 5)) == ["duplicate"]
-        assert (await sums(office))[0][2:] == (2, 1, 2, 40_000 * MICROS)
+        assert await send(runtime, event("train", 1, 5)) == ["duplicate"]
+        assert (await sums(runtime))[0][2:] == (2, 1, 2, 40_000 * MICROS)
 
 
 @pytest.mark.parametrize("deed", ["before", "after", "during"])
 async def test_a_reconciliation_whose_connection_is_cut_posts_once(database_url: str, deed: str) -> None:
-    async with Proxy(database_url) as proxy, opened(proxy.url) as office:
-        await furnish(office)
-        one = await lease(office, "train")
-        await send(office, event("train", 1, 5))
-        await pass_time(office, 60, one)
-        await lapse(office, one)
+    async with Proxy(database_url) as proxy, opened(proxy.url) as runtime:
+        await furnish(runtime)
+        one = await lease(runtime, "train")
+        await send(runtime, event("train", 1, 5))
+        await pass_time(runtime, 60, one)
+        await lapse(runtime, one)
         proxy.plan = chain([deed], repeat("pass"))
-        (result,) = await reconcile(office)
+        (result,) = await reconcile(runtime)
         assert proxy.cuts == [deed]
         assert credits_of(result.difference) == "-0.4"
-        assert await balance(office) == nanocredits("49.8")
-        await assert_books_balance(office)
+        assert await balance(runtime) == nanocredits("49.8")
+        await assert_books_balance(runtime)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from bursar.core.nodes.node_claim import State
+from bursar.core.nodes.node_claim import ClaimState
 from bursar.core.objects.allocation import Phase
 from bursar.core.values.refusal import Refusal
 from bursar.ops.nodes import claim as ops
@@ -26,13 +26,13 @@ people, nodes = st.sampled_from(PEOPLE), st.sampled_from(NODES)
 @dataclass
 class Held:
     holder: str
-    state: State = State.HELD
+    state: ClaimState = ClaimState.HELD
     attempt: int = 0
     released: bool = False
 
     @property
     def prepares(self) -> bool:
-        return self.state is not State.HELD and not self.released
+        return self.state is not ClaimState.HELD and not self.released
 
 
 @dataclass
@@ -61,11 +61,11 @@ class Model:
             return "conflict"
         if now.holder != who:
             return "forbidden"
-        return "in_use" if now.state is State.HELD and self.users_on(name) else "ok"
+        return "in_use" if now.state is ClaimState.HELD and self.users_on(name) else "ok"
 
     def bind(self, name: str, who: str, sensitive: bool) -> str:
         now = self.held.get(name)
-        fits = not sensitive if now is None else now.state is State.HELD and now.holder == who
+        fits = not sensitive if now is None else now.state is ClaimState.HELD and now.holder == who
         return "ok" if fits else "stale"
 
 
@@ -79,36 +79,36 @@ class Claims(OfficeMachine):
     def furnish(self, size: int) -> None:
         async def make() -> None:
             for name in ("physics", "history"):
-                await tenant(self.office, name)
-                await namespace(self.office, name, name)
+                await tenant(self.runtime, name)
+                await namespace(self.runtime, name, name)
             for name in NODES:
-                await node(self.office, name, gpu=64)
-                await joins(self.office, name, *FEATURES[name])
+                await node(self.runtime, name, gpu=64)
+                await joins(self.runtime, name, *FEATURES[name])
 
         self.runner.run(make())
         self.resize(size)
 
     @rule(size=st.integers(0, 3))
     def resize(self, size: int) -> None:
-        self.runner.run(allow(self.office, size))
+        self.runner.run(allow(self.runtime, size))
         self.model.pool = size
 
     @rule(name=nodes, who=people)
     def claim(self, name: str, who: str) -> None:
         expected = self.model.claim(name, who)
-        assert code(self.runner.run(claim(self.office, name, who))) == expected
+        assert code(self.runner.run(claim(self.runtime, name, who))) == expected
         if expected == "ok":
-            first = Held(who, State.WIPING, 1) if name in self.model.soiled else Held(who)
+            first = Held(who, ClaimState.WIPING, 1) if name in self.model.soiled else Held(who)
             self.model.held.setdefault(name, first)
 
     @rule(name=nodes, who=people)
     def release(self, name: str, who: str) -> None:
         expected = self.model.release(name, who)
-        assert code(self.runner.run(release(self.office, name, who))) == expected
+        assert code(self.runner.run(release(self.runtime, name, who))) == expected
         if expected == "ok" and self.model.held[name].prepares:
             del self.model.held[name]
-        elif expected == "ok" and self.model.held[name].state is State.HELD:
-            self.model.held[name] = Held(who, State.WIPING, 1, released=True)
+        elif expected == "ok" and self.model.held[name].state is ClaimState.HELD:
+            self.model.held[name] = Held(who, ClaimState.WIPING, 1, released=True)
 
     @rule(name=nodes, fails=st.booleans(), late=st.booleans())
     def hear_of_a_wipe(self, name: str, fails: bool, late: bool) -> None:
@@ -119,12 +119,12 @@ class Claims(OfficeMachine):
         claim_id = self.runner.run(self._claims())[name][0]
         attempt = now.attempt + (1 if late else 0)
         said = ops.end_wipe(
-            self.office, name, origin(name, "wiped"), claim_id=claim_id, attempt=attempt, failed="x" if fails else ""
+            self.runtime, name, origin(name, "wiped"), claim_id=claim_id, attempt=attempt, failed="x" if fails else ""
         )
         assert not isinstance(self.runner.run(said), Refusal)
-        if now.state is State.WIPING and not late:
+        if now.state is ClaimState.WIPING and not late:
             if fails:
-                now.state = State.WIPE_FAILED
+                now.state = ClaimState.WIPE_FAILED
             else:
                 self._wiped(name, now)
 
@@ -137,19 +137,19 @@ class Claims(OfficeMachine):
     @rule(name=nodes)
     def wipe_again(self, name: str) -> None:
         now = self.model.held.get(name)
-        released = now is not None and now.state is not State.HELD
-        reply = self.runner.run(ops.wipe_node(self.office, name, origin("admin", "wipe")))
+        released = now is not None and now.state is not ClaimState.HELD
+        reply = self.runner.run(ops.wipe_node(self.runtime, name, origin("admin", "wipe")))
         assert code(reply) == ("ok" if released else "conflict")
-        if now is not None and now.state is State.WIPE_FAILED:
-            now.state, now.attempt = State.WIPING, now.attempt + 1
+        if now is not None and now.state is ClaimState.WIPE_FAILED:
+            now.state, now.attempt = ClaimState.WIPING, now.attempt + 1
 
     @rule(name=nodes)
     def confirm(self, name: str) -> None:
         now = self.model.held.get(name)
-        expected = "conflict" if now is None or now.state is State.HELD else "ok"
+        expected = "conflict" if now is None or now.state is ClaimState.HELD else "ok"
         if now is None and name in self.model.soiled:
             expected = "in_use" if self.model.users_on(name) else "ok"
-        assert code(self.runner.run(ops.end_wipe(self.office, name, origin("admin", "wiped")))) == expected
+        assert code(self.runner.run(ops.end_wipe(self.runtime, name, origin("admin", "wiped")))) == expected
         if expected == "ok" and now is None:
             self.model.soiled.discard(name)
         elif expected == "ok" and now is not None:
@@ -162,10 +162,10 @@ class Claims(OfficeMachine):
         expected = self.model.bind(name, who, sensitive)
 
         async def act() -> str:
-            await submit(self.office, space, work, who, sensitive=sensitive)
-            found = code(await bind(self.office, space, work, name))
+            await submit(self.runtime, space, work, who, sensitive=sensitive)
+            found = code(await bind(self.runtime, space, work, name))
             if found == "ok" and starts:
-                await end(self.office, space, work, Phase.RUNNING)
+                await end(self.runtime, space, work, Phase.RUNNING)
             return found
 
         assert self.runner.run(act()) == expected
@@ -178,24 +178,24 @@ class Claims(OfficeMachine):
         if self.model.placed:
             work = sorted(self.model.placed)[which % len(self.model.placed)]
             who, _ = self.model.placed.pop(work)
-            assert code(self.runner.run(end(self.office, who.partition("/")[0], work))) == "ok"
+            assert code(self.runner.run(end(self.runtime, who.partition("/")[0], work))) == "ok"
 
-    async def _claims(self) -> dict[str, tuple[str, str, State, int]]:
-        async with self.office.database.reader() as db:
-            rooms = await node_store.load_claimed(db)
+    async def _claims(self) -> dict[str, tuple[str, str, ClaimState, int]]:
+        async with self.runtime.database.reader() as db:
+            capacities = await node_store.load_claimed(db)
         return {
-            name: (room.claim.id, room.claim.holder, room.claim.state, room.claim.attempt)
-            for name, room in rooms.items()
-            if room.claim is not None
+            name: (capacity.claim.id, capacity.claim.holder, capacity.claim.state, capacity.claim.attempt)
+            for name, capacity in capacities.items()
+            if capacity.claim is not None
         }
 
     async def _soiled(self) -> set[str]:
-        async with self.office.database.reader() as db:
-            return {name for name, room in (await node_store.load(db, NODES)).items() if room.soiled}
+        async with self.runtime.database.reader() as db:
+            return {name for name, capacity in (await node_store.load(db, NODES)).items() if capacity.soiled}
 
     async def _metered(self) -> dict[str, str]:
         """The claims that count as used, by node."""
-        async with self.office.database.reader() as db:
+        async with self.runtime.database.reader() as db:
             rows = await db.fetch("SELECT node, username FROM usage_open WHERE uid LIKE 'claim-%'")
         return {row["node"]: row["username"] for row in rows}
 
@@ -207,9 +207,9 @@ class Claims(OfficeMachine):
 
     @invariant()
     def a_claim_counts_while_it_is_held_and_work_on_it_does_not(self) -> None:
-        held = {name: one.holder for name, one in self.model.held.items() if one.state is State.HELD}
+        held = {name: one.holder for name, one in self.model.held.items() if one.state is ClaimState.HELD}
         assert self.runner.run(self._metered()) == held
-        self.runner.run(assert_hours_agree(self.office))
+        self.runner.run(assert_hours_agree(self.runtime))
 
 
 def test_claims_follow_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed448, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.object import Key as ObjectKey
 from bursar.core.values.access import Role
 from bursar.core.values.certificate import CONTROL_PLANE_URI, NodeIdentity, identity_in, server_name
@@ -19,7 +19,7 @@ from bursar.ops.access.token import create_token, find_tokens
 from bursar.ops.nodes.node_ca import enrol, ensure_authority, issue, refused_identities, renew
 from bursar.ops.nodes.x509 import Issued, new_authority, read_request, sign_client, sign_node, sign_server
 from bursar.ops.runtime.command import Command, Result
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import Database, connect
 from bursar.store.nodes import node_ca as store
 from support.nodes.certificates import Key, new_key, read, request_for, uris_in
@@ -28,8 +28,8 @@ from support.runtime.runtime import TEST, delete, document, node
 NOW = datetime(2031, 5, 1, 12, 0, 30, 250, tzinfo=UTC)
 
 
-async def refused(office: Office, *identities: NodeIdentity) -> dict[NodeIdentity, Refusal]:
-    async with office.database.reader() as db:
+async def refused(runtime: Runtime, *identities: NodeIdentity) -> dict[NodeIdentity, Refusal]:
+    async with runtime.database.reader() as db:
         return await refused_identities(db, identities)
 
 
@@ -199,104 +199,104 @@ def test_requests_that_are_none(pem: bytes, why: str) -> None:
 # What counts.
 
 
-async def test_enrolling_anew_ends_what_was_before(office: Office) -> None:
-    document(await node(office, "gpu-1", cpu=8))
-    first = got(await enrol(office.database, "gpu-1", request_for(new_key())))
-    assert await refused(office, first.identity) == {}
-    second = got(await enrol(office.database, "gpu-1", request_for(new_key())))
-    answers = await refused(office, first.identity, second.identity)
+async def test_enrolling_anew_ends_what_was_before(runtime: Runtime) -> None:
+    document(await node(runtime, "gpu-1", cpu=8))
+    first = got(await enrol(runtime.database, "gpu-1", request_for(new_key())))
+    assert await refused(runtime, first.identity) == {}
+    second = got(await enrol(runtime.database, "gpu-1", request_for(new_key())))
+    answers = await refused(runtime, first.identity, second.identity)
     assert list(answers) == [first.identity]
     assert answers[first.identity].code is Code.UNAUTHENTICATED
     assert "was revoked" in answers[first.identity].message
     assert "bursar node token --name gpu-1" in answers[first.identity].hint
 
 
-async def test_renewing_ends_nothing(office: Office) -> None:
-    document(await node(office, "gpu-1", cpu=8))
-    first = got(await enrol(office.database, "gpu-1", request_for(new_key())))
-    second = got(await renew(office.database, first.identity, request_for(new_key())))
-    third = got(await issue(office.database, "gpu-1", request_for(new_key())))
+async def test_renewing_ends_nothing(runtime: Runtime) -> None:
+    document(await node(runtime, "gpu-1", cpu=8))
+    first = got(await enrol(runtime.database, "gpu-1", request_for(new_key())))
+    second = got(await renew(runtime.database, first.identity, request_for(new_key())))
+    third = got(await issue(runtime.database, "gpu-1", request_for(new_key())))
     assert first.identity == second.identity == third.identity
-    assert await refused(office, first.identity) == {}
+    assert await refused(runtime, first.identity) == {}
     assert read(first.certificate).serial_number != read(second.certificate).serial_number
 
 
-async def test_whoever_was_replaced_cannot_renew(office: Office) -> None:
-    document(await node(office, "gpu-1", cpu=8))
-    stolen = got(await enrol(office.database, "gpu-1", request_for(new_key())))
-    got(await enrol(office.database, "gpu-1", request_for(new_key())))
-    refusal = await renew(office.database, stolen.identity, request_for(new_key()))
+async def test_whoever_was_replaced_cannot_renew(runtime: Runtime) -> None:
+    document(await node(runtime, "gpu-1", cpu=8))
+    stolen = got(await enrol(runtime.database, "gpu-1", request_for(new_key())))
+    got(await enrol(runtime.database, "gpu-1", request_for(new_key())))
+    refusal = await renew(runtime.database, stolen.identity, request_for(new_key()))
     assert isinstance(refusal, Refusal)
     assert refusal.code is Code.UNAUTHENTICATED
 
 
-async def test_a_deleted_node_is_nobody_and_its_successor_somebody_else(office: Office) -> None:
-    document(await node(office, "gpu-1", cpu=8))
-    first = got(await enrol(office.database, "gpu-1", request_for(new_key())))
-    document(await delete(office, "Node", "", "gpu-1"))
-    assert "there is no node 'gpu-1' any more" in (await refused(office, first.identity))[first.identity].message
-    document(await node(office, "gpu-1", cpu=8))
-    assert "was revoked" in (await refused(office, first.identity))[first.identity].message
-    second = got(await issue(office.database, "gpu-1", request_for(new_key())))
-    assert await refused(office, second.identity) == {}
+async def test_a_deleted_node_is_nobody_and_its_successor_somebody_else(runtime: Runtime) -> None:
+    document(await node(runtime, "gpu-1", cpu=8))
+    first = got(await enrol(runtime.database, "gpu-1", request_for(new_key())))
+    document(await delete(runtime, "Node", "", "gpu-1"))
+    assert "there is no node 'gpu-1' any more" in (await refused(runtime, first.identity))[first.identity].message
+    document(await node(runtime, "gpu-1", cpu=8))
+    assert "was revoked" in (await refused(runtime, first.identity))[first.identity].message
+    second = got(await issue(runtime.database, "gpu-1", request_for(new_key())))
+    assert await refused(runtime, second.identity) == {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disown(Command):
     """What any command may decide beside what it is for."""
 
-    def decide(self, sheet: Sheet) -> Result:
-        sheet.disown_node(self.key.name)
-        return sheet.put(sheet.objects[self.key], self.origin)
+    def decide(self, batch: UnitOfWork) -> Result:
+        batch.disown_node(self.key.name)
+        return batch.put(batch.objects[self.key], self.origin)
 
 
-async def test_a_node_can_be_disowned_and_stay(office: Office) -> None:
+async def test_a_node_can_be_disowned_and_stay(runtime: Runtime) -> None:
     """Its certificates and all its tokens count no more, from the same commit on; others' do."""
     for name in ("gpu-1", "gpu-2"):
-        document(await node(office, name, cpu=8))
-    mine = got(await enrol(office.database, "gpu-1", request_for(new_key())))
-    other = got(await enrol(office.database, "gpu-2", request_for(new_key())))
-    async with office.database.reader() as db:
+        document(await node(runtime, name, cpu=8))
+    mine = got(await enrol(runtime.database, "gpu-1", request_for(new_key())))
+    other = got(await enrol(runtime.database, "gpu-2", request_for(new_key())))
+    async with runtime.database.reader() as db:
         tokens = [
             await create_token(db, role=Role.NODE, node=name, created_by="test", now=datetime.now(UTC))
             for name in ("gpu-1", "gpu-2")
         ]
-    document(await office.changing.submit(Disown(key=ObjectKey("Node", "", "gpu-1"), origin=TEST), ""))
-    assert list(await refused(office, mine.identity, other.identity)) == [mine.identity]
+    document(await runtime.changing.submit(Disown(key=ObjectKey("Node", "", "gpu-1"), origin=TEST), ""))
+    assert list(await refused(runtime, mine.identity, other.identity)) == [mine.identity]
     ids = [made[0].id for made in tokens if not isinstance(made, Refusal)]
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         found = await find_tokens(db, ids)
     assert [found[one].revoked_at is None for one in ids] == [False, True]
 
 
-async def test_a_node_that_does_not_exist_has_no_certificate(office: Office) -> None:
+async def test_a_node_that_does_not_exist_has_no_certificate(runtime: Runtime) -> None:
     for verb in (enrol, issue):
-        refusal = await verb(office.database, "ghost", request_for(new_key()))
+        refusal = await verb(runtime.database, "ghost", request_for(new_key()))
         assert isinstance(refusal, Refusal)
         assert refusal.code is Code.NOT_FOUND
     never = NodeIdentity("ghost", 1)
-    assert list(await refused(office, never)) == [never]
+    assert list(await refused(runtime, never)) == [never]
 
 
-async def test_whoever_enrols_while_the_node_is_deleted_gets_nothing_that_counts(office: Office) -> None:
+async def test_whoever_enrols_while_the_node_is_deleted_gets_nothing_that_counts(runtime: Runtime) -> None:
     """However the two fall, no certificate from before the deletion counts for the node's successor."""
     for turn in range(10):
-        document(await node(office, f"gpu-{turn}", cpu=8))
-        got(await enrol(office.database, f"gpu-{turn}", request_for(new_key())))
+        document(await node(runtime, f"gpu-{turn}", cpu=8))
+        got(await enrol(runtime.database, f"gpu-{turn}", request_for(new_key())))
         issued, _ = await asyncio.gather(
-            enrol(office.database, f"gpu-{turn}", request_for(new_key())), delete(office, "Node", "", f"gpu-{turn}")
+            enrol(runtime.database, f"gpu-{turn}", request_for(new_key())), delete(runtime, "Node", "", f"gpu-{turn}")
         )
-        document(await node(office, f"gpu-{turn}", cpu=8))
+        document(await node(runtime, f"gpu-{turn}", cpu=8))
         if isinstance(issued, Issued):
-            assert list(await refused(office, issued.identity)) == [issued.identity]
+            assert list(await refused(runtime, issued.identity)) == [issued.identity]
         else:
             assert issued.code is Code.NOT_FOUND
 
 
-async def test_two_who_enrol_at_once_do_not_both_count(office: Office) -> None:
-    document(await node(office, "gpu-1", cpu=8))
+async def test_two_who_enrol_at_once_do_not_both_count(runtime: Runtime) -> None:
+    document(await node(runtime, "gpu-1", cpu=8))
     requests = [request_for(new_key()) for _ in range(6)]
-    issued = await asyncio.gather(*(enrol(office.database, "gpu-1", one) for one in requests))
+    issued = await asyncio.gather(*(enrol(runtime.database, "gpu-1", one) for one in requests))
     identities = {got(one).identity for one in issued}
     assert len(identities) == 6
-    assert len(await refused(office, *identities)) == 5
+    assert len(await refused(runtime, *identities)) == 5

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from bursar.core.nodes.eviction import Notice, Reason, Rule
+from bursar.core.nodes.eviction import EvictionReason, EvictionRule, Notice
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.refusal import Refusal
@@ -44,7 +44,7 @@ from support.usage.hourly import assert_hours_agree
 
 GPU = "nvidia.com/gpu"
 GPUS_PER_NODE = 8
-NOTICE = Notice(Reason.PREEMPTED, Rule.ADMIN, "user:admin", "Preempted by user:admin")
+NOTICE = Notice(EvictionReason.PREEMPTED, EvictionRule.ADMIN, "user:admin", "Preempted by user:admin")
 TENANTS, SPACES, NODES = ("t1", "t2", "t3"), ("s1", "s2", "s3"), ("n1", "n2")
 
 
@@ -189,11 +189,11 @@ class Quotas(OfficeMachine):
     @initialize()
     def build(self) -> None:
         for name in TENANTS:
-            assert code(self.run(tenant(self.office, name))) == "ok"
+            assert code(self.run(tenant(self.runtime, name))) == "ok"
         for name, owner in self.model.owner.items():
-            assert code(self.run(namespace(self.office, name, owner))) == "ok"
+            assert code(self.run(namespace(self.runtime, name, owner))) == "ok"
         for name in NODES:
-            assert code(self.run(node(self.office, name, gpu=GPUS_PER_NODE))) == "ok"
+            assert code(self.run(node(self.runtime, name, gpu=GPUS_PER_NODE))) == "ok"
         for space in SPACES:
             self.create(space, gpus=1, ending=False, count=2)
             self.create(space, gpus=2, ending=True, count=1)
@@ -218,7 +218,7 @@ class Quotas(OfficeMachine):
         one = Work(gpus, ending)
         expected = self.model.faults(space, ending, {each: one.accepted(each) for each in DIMENSIONS}, {})
         spec = {"ttl": "1h"} if ending else {}
-        self.check(self.run(allocation(self.office, space, f"a{self.names}", spec=spec, gpu=gpus)), expected)
+        self.check(self.run(allocation(self.runtime, space, f"a{self.names}", spec=spec, gpu=gpus)), expected)
         if not expected:
             self.model.work[space, f"a{self.names}"] = one
 
@@ -239,7 +239,7 @@ class Quotas(OfficeMachine):
                 self.bind_one(space, work, one, name)
 
     def bind_one(self, space: str, work: str, one: Work, name: str) -> None:
-        reply = self.run(bind(self.office, space, work, name))
+        reply = self.run(bind(self.runtime, space, work, name))
         if one.gpus > self.model.free(name):
             assert code(reply) == "no_capacity"
             return
@@ -255,17 +255,17 @@ class Quotas(OfficeMachine):
     def start(self, data: st.DataObject) -> None:
         """From now on its hours count; to quotas it is the same as before."""
         (space, work), _ = self.some(data, "Scheduled")
-        assert code(self.run(end(self.office, space, work, Phase.RUNNING))) == "ok"
+        assert code(self.run(end(self.runtime, space, work, Phase.RUNNING))) == "ok"
 
     @rule()
     def enter_hours(self) -> None:
-        self.runner.run(roll(self.office.database, datetime.now(UTC)))
+        self.runner.run(roll(self.runtime.database, datetime.now(UTC)))
 
     @precondition(lambda self: self.any_in())
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         (space, work), one = self.some(data)
-        reply = self.run(end(self.office, space, work, Phase.FAILED))
+        reply = self.run(end(self.runtime, space, work, Phase.FAILED))
         assert code(reply) == "ok"
         if one.phase == "Terminating":
             assert isinstance(reply, Written)
@@ -280,7 +280,7 @@ class Quotas(OfficeMachine):
     @rule(data=st.data())
     def requeue(self, data: st.DataObject) -> None:
         (space, work), one = self.some(data, "Scheduled", "Evicted", "Terminating")
-        reply = self.run(end(self.office, space, work, Phase.PENDING))
+        reply = self.run(end(self.runtime, space, work, Phase.PENDING))
         assert code(reply) == "ok"
         if one.phase == "Terminating":
             del self.model.work[space, work]
@@ -291,9 +291,9 @@ class Quotas(OfficeMachine):
     @rule(data=st.data())
     def evict(self, data: st.DataObject) -> None:
         (space, work), one = self.some(data)
-        found = self.run(object_ops.get(self.office, Key("Allocation", space, work)))
+        found = self.run(object_ops.get(self.runtime, Key("Allocation", space, work)))
         assert isinstance(found, Stored)
-        reply = self.run(evict(self.office, found, NOTICE, TEST))
+        reply = self.run(evict(self.runtime, found, NOTICE, TEST))
         assert code(reply) == ("ok" if one.placed else "stale")
         if one.phase == "Scheduled":
             one.phase = "Evicted"
@@ -302,7 +302,7 @@ class Quotas(OfficeMachine):
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
         (space, work), one = self.some(data)
-        reply = self.run(delete(self.office, "Allocation", space, work))
+        reply = self.run(delete(self.runtime, "Allocation", space, work))
         assert code(reply) == "ok"
         if one.placed:
             one.phase = "Terminating"
@@ -318,13 +318,13 @@ class Quotas(OfficeMachine):
 
     def set_limits(self, name: str, limits: dict[str, int], queue: bool) -> None:
         enforcement = "Queue" if queue else "Reject"
-        reply = self.run(change(self.office, "Tenant", "", name, limits=limits, enforcement=enforcement))
+        reply = self.run(change(self.runtime, "Tenant", "", name, limits=limits, enforcement=enforcement))
         assert code(reply) == "ok"
         self.model.tenants[name] = Limits(amounts(limits), queue)
 
     @rule(limits=LIMITS)
     def limit_system(self, limits: dict[str, int]) -> None:
-        assert code(self.run(change(self.office, "Settings", "", "system", limits=limits))) == "ok"
+        assert code(self.run(change(self.runtime, "Settings", "", "system", limits=limits))) == "ok"
         self.model.system = Limits(amounts(limits))
 
     @rule(child=st.sampled_from(TENANTS), parent=st.sampled_from(("", *TENANTS)))
@@ -342,7 +342,7 @@ class Quotas(OfficeMachine):
         self.move(child, parent)
 
     def move(self, child: str, parent: str) -> None:
-        reply = self.run(change(self.office, "Tenant", "", child, parent=parent))
+        reply = self.run(change(self.runtime, "Tenant", "", child, parent=parent))
         if child in self.model.lineage(parent):
             assert code(reply) == "invalid"
         elif self.model.overrun_by_moving(child, parent):
@@ -363,17 +363,17 @@ class Quotas(OfficeMachine):
         enforcement, scopes = "Queue" if queue else "Reject", ["Terminating"] if ending_only else []
         spec = {"hard": hard, "enforcement": enforcement, "scopes": scopes}
         if (space, name) in self.model.quotas:
-            assert code(self.run(quota(self.office, space, name, **spec))) == "already_exists"
-            assert code(self.run(change(self.office, "ResourceQuota", space, name, **spec))) == "ok"
+            assert code(self.run(quota(self.runtime, space, name, **spec))) == "already_exists"
+            assert code(self.run(change(self.runtime, "ResourceQuota", space, name, **spec))) == "ok"
         else:
-            assert code(self.run(quota(self.office, space, name, **spec))) == "ok"
+            assert code(self.run(quota(self.runtime, space, name, **spec))) == "ok"
         self.model.quotas[space, name] = Limits(amounts(limits), queue, ending_only)
 
     @precondition(lambda self: self.model.quotas)
     @rule(data=st.data())
     def drop_quota(self, data: st.DataObject) -> None:
         space, name = data.draw(st.sampled_from(sorted(self.model.quotas)))
-        assert code(self.run(delete(self.office, "ResourceQuota", space, name))) == "ok"
+        assert code(self.run(delete(self.runtime, "ResourceQuota", space, name))) == "ok"
         del self.model.quotas[space, name]
 
     @rule(space=st.sampled_from(SPACES), owner=st.sampled_from(TENANTS))
@@ -383,7 +383,7 @@ class Quotas(OfficeMachine):
             one = msgspec.convert(document, BY_NAME["Namespace"].type)
             return change_command(BY_NAME["Namespace"], before, one, TEST, spec_changed=False)
 
-        reply = self.run(object_ops.change(self.office, Key("Namespace", "", space), edit, tenant="test"))
+        reply = self.run(object_ops.change(self.runtime, Key("Namespace", "", space), edit, tenant="test"))
         in_use = any(where == space for where, _ in (*self.model.work, *self.model.quotas))
         if in_use and owner != self.model.owner[space]:
             assert code(reply) == "in_use"
@@ -400,14 +400,14 @@ class Quotas(OfficeMachine):
 
     @invariant()
     def counters_are_what_the_model_and_the_charges_say(self) -> None:
-        rows = self.runner.run(counters(self.office))
+        rows = self.runner.run(counters(self.runtime))
         used = {row: (one.accepted, one.bound) for row, one in rows.items() if (one.accepted, one.bound) != (0, 0)}
         assert used == self.model.counters()
         hard = {row: one.hard for row, one in rows.items()}
         for name, limits in self.model.tenants.items():
             assert {dimension: hard.get((f"tenant:{name}", dimension)) for dimension in limits.hard} == limits.hard
-        self.runner.run(assert_counters_equal_charges(self.office))
-        self.runner.run(assert_hours_agree(self.office))
+        self.runner.run(assert_counters_equal_charges(self.runtime))
+        self.runner.run(assert_hours_agree(self.runtime))
 
 
 def test_quotas_follow_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:

@@ -20,7 +20,7 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.command import Reply
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import Connection, connect
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import object as object_store
@@ -61,7 +61,7 @@ Work = Callable[..., Awaitable[Any]]
 
 
 async def in_processes(pool: ProcessPoolExecutor, url: str, work: Work, *arguments: Any) -> list[Any]:
-    """Run `work(office, which, ...)` in every process at once; what each returned."""
+    """Run `work(runtime, which, ...)` in every process at once; what each returned."""
     loop = asyncio.get_running_loop()
     db = await connect(url)
     await db.execute("CREATE TABLE IF NOT EXISTS starting (which integer)")
@@ -73,15 +73,15 @@ async def in_processes(pool: ProcessPoolExecutor, url: str, work: Work, *argumen
 
 def _run(work: Work, url: str, which: int, arguments: tuple[Any, ...]) -> Any:
     async def main() -> Any:
-        async with opened(url) as office:
-            await _start_together(office, which)
-            return await work(office, which, *arguments)
+        async with opened(url) as runtime:
+            await _start_together(runtime, which)
+            return await work(runtime, which, *arguments)
 
     return asyncio.run(main())
 
 
-async def _start_together(office: Office, which: int) -> None:
-    async with office.database.reader() as db, asyncio.timeout(30):
+async def _start_together(runtime: Runtime, which: int) -> None:
+    async with runtime.database.reader() as db, asyncio.timeout(30):
         await db.execute("INSERT INTO starting VALUES ($1)", which)
         while await db.fetchval("SELECT count(*) FROM starting") < PROCESSES:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
@@ -104,7 +104,7 @@ CREATE TRIGGER witness AFTER UPDATE ON quota FOR EACH ROW EXECUTE FUNCTION note_
 
 
 @pytest.fixture
-async def witness(office: Office, database_url: str) -> AsyncIterator[Connection]:
+async def witness(runtime: Runtime, database_url: str) -> AsyncIterator[Connection]:
     db = await connect(database_url)
     await db.execute(WITNESS)
     yield db
@@ -116,18 +116,20 @@ async def witness(office: Office, database_url: str) -> AsyncIterator[Connection
     await db.close()
 
 
-async def accepted(office: Office, scope: str) -> int:
-    return (await counters(office))[scope, GPU].accepted // 1000
+async def accepted(runtime: Runtime, scope: str) -> int:
+    return (await counters(runtime))[scope, GPU].accepted // 1000
 
 
 # Submitting.
 
 
-async def submit_everywhere(office: Office, which: int, namespaces: list[str], submitters: int, each: int) -> list[str]:
+async def submit_everywhere(
+    runtime: Runtime, which: int, namespaces: list[str], submitters: int, each: int
+) -> list[str]:
     async def submitter(index: int) -> list[str]:
         home = namespaces[index % len(namespaces)]
         return [
-            code(await allocation(office, home, f"p{which}-s{index}-{number}", gpu=1, cpu=1)) for number in range(each)
+            code(await allocation(runtime, home, f"p{which}-s{index}-{number}", gpu=1, cpu=1)) for number in range(each)
         ]
 
     answers = await asyncio.gather(*map(submitter, range(submitters)))
@@ -135,118 +137,118 @@ async def submit_everywhere(office: Office, which: int, namespaces: list[str], s
 
 
 async def test_fifty_submitters_in_several_processes_fill_the_limits_of_three_scopes_exactly(
-    office: Office, database_url: str, pool: ProcessPoolExecutor, witness: Connection
+    runtime: Runtime, database_url: str, pool: ProcessPoolExecutor, witness: Connection
 ) -> None:
-    await tenant(office, "org")
-    await tenant(office, "lab", parent="org", limits={GPU: 26})
+    await tenant(runtime, "org")
+    await tenant(runtime, "lab", parent="org", limits={GPU: 26})
     for name, owner in (("n1", "lab"), ("n2", "lab"), ("n3", "org")):
-        await namespace(office, name, owner)
+        await namespace(runtime, name, owner)
     for name in ("n1", "n2"):
-        await quota(office, name, "q", hard={GPU: "15"})
-    await change(office, "Settings", "", "system", limits={GPU: 36})
+        await quota(runtime, name, "q", hard={GPU: "15"})
+    await change(runtime, "Settings", "", "system", limits={GPU: 36})
     answers = await in_processes(pool, database_url, submit_everywhere, ["n1", "n2", "n3"], 17, 3)
     total = Counter(answer for some in answers for answer in some)
     # They ask for far more than there is in each scope, so what limits in the end is the system, to the last GPU.
     assert total == {"ok": 36, "quota_exceeded": 17 * 3 * PROCESSES - 36}
-    assert await accepted(office, "system") == 36
-    assert await accepted(office, "tenant:lab") <= 26
+    assert await accepted(runtime, "system") == 36
+    assert await accepted(runtime, "tenant:lab") <= 26
     for name in ("n1", "n2"):
-        assert await accepted(office, f"quota:{name}/q") <= 15
-    await assert_counters_equal_charges(office)
+        assert await accepted(runtime, f"quota:{name}/q") <= 15
+    await assert_counters_equal_charges(runtime)
 
 
 async def test_each_scope_is_filled_exactly_where_it_is_the_one_that_limits(
-    office: Office, database_url: str, pool: ProcessPoolExecutor, witness: Connection
+    runtime: Runtime, database_url: str, pool: ProcessPoolExecutor, witness: Connection
 ) -> None:
-    await tenant(office, "lab", limits={GPU: 26})
+    await tenant(runtime, "lab", limits={GPU: 26})
     for name in ("n1", "n2"):
-        await namespace(office, name, "lab")
-    await quota(office, "n1", "q", hard={GPU: "7"})
+        await namespace(runtime, name, "lab")
+    await quota(runtime, "n1", "q", hard={GPU: "7"})
     await in_processes(pool, database_url, submit_everywhere, ["n1", "n2"], 10, 6)
-    assert await accepted(office, "quota:n1/q") == 7
-    assert await accepted(office, "tenant:lab") == 26
-    await assert_counters_equal_charges(office)
+    assert await accepted(runtime, "quota:n1/q") == 7
+    assert await accepted(runtime, "tenant:lab") == 26
+    await assert_counters_equal_charges(runtime)
 
 
-async def submit_and_give_back(office: Office, which: int) -> list[str]:
+async def submit_and_give_back(runtime: Runtime, which: int) -> list[str]:
     async def worker(index: int) -> list[str]:
         answers = []
         for number in range(6):
             name = f"p{which}-w{index}-{number}"
-            answers.append(code(await allocation(office, "lab", name, gpu=1)))
+            answers.append(code(await allocation(runtime, "lab", name, gpu=1)))
             if answers[-1] == "ok":
-                answers.append(code(await delete(office, "Allocation", "lab", name)))
+                answers.append(code(await delete(runtime, "Allocation", "lab", name)))
         return answers
 
     return [answer for some in await asyncio.gather(*map(worker, range(8))) for answer in some]
 
 
 async def test_what_comes_and_goes_never_passes_the_limit_and_leaves_nothing(
-    office: Office, database_url: str, pool: ProcessPoolExecutor, witness: Connection
+    runtime: Runtime, database_url: str, pool: ProcessPoolExecutor, witness: Connection
 ) -> None:
-    await tenant(office, "lab", limits={GPU: 3})
-    await namespace(office, "lab", "lab")
+    await tenant(runtime, "lab", limits={GPU: 3})
+    await namespace(runtime, "lab", "lab")
     answers = await in_processes(pool, database_url, submit_and_give_back)
     assert {answer for some in answers for answer in some} == {"ok", "quota_exceeded"}
-    assert await accepted(office, "tenant:lab") == 0
+    assert await accepted(runtime, "tenant:lab") == 0
 
 
 # Binding.
 
 
-async def bind_all(office: Office, which: int, names: list[str], node_name: str) -> list[str]:
+async def bind_all(runtime: Runtime, which: int, names: list[str], node_name: str) -> list[str]:
     """Each process begins with a tenant of its own, so that nothing but the node brings them into a queue."""
     order = sorted(names, key=lambda name: (int(name[1]) - which) % PROCESSES)
     answers = []
     for start in range(0, len(order), 4):
         some = order[start : start + 4]
-        answers += await asyncio.gather(*(bind(office, name[:2], name, node_name) for name in some))
+        answers += await asyncio.gather(*(bind(runtime, name[:2], name, node_name) for name in some))
     return [code(one) for one in answers]
 
 
 async def test_binders_racing_for_one_node_never_overfill_it(
-    office: Office, database_url: str, pool: ProcessPoolExecutor, witness: Connection
+    runtime: Runtime, database_url: str, pool: ProcessPoolExecutor, witness: Connection
 ) -> None:
-    await node(office, "n1", cpu=64, gpu=8)
+    await node(runtime, "n1", cpu=64, gpu=8)
     for number in range(PROCESSES):
-        await tenant(office, f"t{number}")
-        await namespace(office, f"t{number}", f"t{number}")
+        await tenant(runtime, f"t{number}")
+        await namespace(runtime, f"t{number}", f"t{number}")
     halves = [f"t{number % PROCESSES}-half-{number}" for number in range(21)]
     wholes = [f"t{number % PROCESSES}-whole-{number}" for number in range(21)]
     for name in (*halves, *wholes):
-        await allocation(office, name[:2], name, gpu="500m" if name in halves else 1)
+        await allocation(runtime, name[:2], name, gpu="500m" if name in halves else 1)
     answers = await in_processes(pool, database_url, bind_all, [*halves, *wholes], "n1")
     assert {answer for some in answers for answer in some} == {"ok", "no_capacity", "stale"}
-    async with office.database.reader() as db:
-        room = (await node_store.load(db, ["n1"]))["n1"]
+    async with runtime.database.reader() as db:
+        capacity = (await node_store.load(db, ["n1"]))["n1"]
         placements = await node_store.load_placements_on(db, ["n1"])
     # Whoever came last found no half and no whole device.
-    assert room.allocated[GPU] == 8 * WHOLE
-    assert room.devices == {GPU: (WHOLE,) * 8}
+    assert capacity.allocated[GPU] == 8 * WHOLE
+    assert capacity.devices == {GPU: (WHOLE,) * 8}
     assert sum(answer == "ok" for some in answers for answer in some) == len(placements)
-    await assert_placements_fill_nodes(office)
-    await assert_counters_equal_charges(office)
+    await assert_placements_fill_nodes(runtime)
+    await assert_counters_equal_charges(runtime)
 
 
-async def assert_placements_fill_nodes(office: Office) -> None:
+async def assert_placements_fill_nodes(runtime: Runtime) -> None:
     """Every node's row is the sum of what is placed on it, device by device."""
-    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
-        rooms = await node_store.load_all(db)
-        placements = await node_store.load_placements_on(db, rooms)
+    async with runtime.database.reader() as db, db.transaction(isolation="repeatable_read"):
+        capacities = await node_store.load_all(db)
+        placements = await node_store.load_placements_on(db, capacities)
         everywhere = await db.fetchval("SELECT count(*) FROM placement")
     assert len(placements) == everywhere
-    for name, room in rooms.items():
+    for name, capacity in capacities.items():
         allocated: Counter[str] = Counter()
-        devices = {resource: [0] * len(used) for resource, used in room.devices.items()}
+        devices = {resource: [0] * len(used) for resource, used in capacity.devices.items()}
         for one in (one for one in placements if one.node == name):
             allocated.update(one.resources)
             for resource, indices in one.devices.items():
                 shared = one.resources[resource] < WHOLE and EXCLUSIVE not in one.resources
                 for index in indices:
                     devices[resource][index] += one.resources[resource] if shared else WHOLE
-        assert {resource: amount for resource, amount in allocated.items() if amount} == room.allocated
-        assert {resource: tuple(used) for resource, used in devices.items()} == room.devices
-        assert all(max(used, default=0) <= WHOLE for used in room.devices.values())
+        assert {resource: amount for resource, amount in allocated.items() if amount} == capacity.allocated
+        assert {resource: tuple(used) for resource, used in devices.items()} == capacity.devices
+        assert all(max(used, default=0) <= WHOLE for used in capacity.devices.values())
 
 
 # One object.
@@ -259,38 +261,38 @@ def _count_up(before: Stored, document: dict[str, Any]) -> Any:
     return change_command(BY_NAME["Allocation"], before, one, TEST, spec_changed=False)
 
 
-async def patch_often(office: Office, which: int, times: int, pinned: bool) -> list[str]:
+async def patch_often(runtime: Runtime, which: int, times: int, pinned: bool) -> list[str]:
     key = Key("Allocation", "default", "one")
-    return [code(await object_ops.change(office, key, _count_up, tenant="test", pinned=pinned)) for _ in range(times)]
+    return [code(await object_ops.change(runtime, key, _count_up, tenant="test", pinned=pinned)) for _ in range(times)]
 
 
-async def patch_until_done(office: Office, which: int, times: int) -> None:
+async def patch_until_done(runtime: Runtime, which: int, times: int) -> None:
     """Whoever loses too often in a row is told of the conflict, and asks again."""
     done = 0
     while done < times:
-        (answer,) = await patch_often(office, which, 1, False)
+        (answer,) = await patch_often(runtime, which, 1, False)
         assert answer in ("ok", "conflict")
         done += answer == "ok"
 
 
 async def test_patches_of_one_object_from_several_processes_are_all_kept(
-    office: Office, database_url: str, pool: ProcessPoolExecutor
+    runtime: Runtime, database_url: str, pool: ProcessPoolExecutor
 ) -> None:
-    await allocation(office, "default", "one")
+    await allocation(runtime, "default", "one")
     await in_processes(pool, database_url, patch_until_done, 25)
-    stored = await object_ops.get(office, Key("Allocation", "default", "one"))
+    stored = await object_ops.get(runtime, Key("Allocation", "default", "one"))
     assert isinstance(stored, Stored)
     assert stored.labels["count"] == str(25 * PROCESSES)
 
 
 async def test_pinned_patches_either_count_or_are_told_of_the_conflict(
-    office: Office, database_url: str, pool: ProcessPoolExecutor
+    runtime: Runtime, database_url: str, pool: ProcessPoolExecutor
 ) -> None:
-    await allocation(office, "default", "one")
+    await allocation(runtime, "default", "one")
     answers = await in_processes(pool, database_url, patch_often, 40, True)
     total = Counter(answer for some in answers for answer in some)
     assert set(total) == {"ok", "conflict"}
-    stored = await object_ops.get(office, Key("Allocation", "default", "one"))
+    stored = await object_ops.get(runtime, Key("Allocation", "default", "one"))
     assert isinstance(stored, Stored)
     assert stored.labels["count"] == str(total["ok"])
 
@@ -301,8 +303,8 @@ async def test_pinned_patches_either_count_or_are_told_of_the_conflict(
 class Mix:
     """Random operations on a small world, where collisions are the rule. A seed repeats what each process asks for."""
 
-    def __init__(self, office: Office, which: int, seed: int) -> None:
-        self.office = office
+    def __init__(self, runtime: Runtime, which: int, seed: int) -> None:
+        self.runtime = runtime
         self.which = which
         self.dice = random.Random(seed * 100 + which)
         self.number = 0
@@ -320,7 +322,7 @@ class Mix:
 
     async def living(self, space: str) -> str:
         """The name of something that is there, or was a moment ago."""
-        async with self.office.database.reader() as db:
+        async with self.runtime.database.reader() as db:
             rows = await db.fetch("SELECT name FROM object WHERE kind = 'Allocation' AND namespace = $1", space)
         return self.dice.choice(rows)["name"] if rows else "nobody"
 
@@ -331,59 +333,59 @@ class Mix:
         if self.dice.random() < 0.1:
             spec |= {"exclusive": True, "nodes": self.dice.randint(1, 2)}
         size = self.some("1", "2", "500m", "0")
-        return await allocation(self.office, self.space(), self.name(), spec=spec, gpu=size, cpu=1)
+        return await allocation(self.runtime, self.space(), self.name(), spec=spec, gpu=size, cpu=1)
 
     async def join(self) -> Reply:
         group = {"groupId": f"g{self.dice.randrange(4)}", "minMembers": 3}
-        return await allocation(self.office, self.space(), self.name(), spec={"gangScheduling": group}, gpu=1)
+        return await allocation(self.runtime, self.space(), self.name(), spec={"gangScheduling": group}, gpu=1)
 
     async def place(self) -> Reply:
         space = self.space()
         targets = self.dice.sample(["n1", "n2", "n3"], 1 if self.dice.random() < 0.8 else 2)
-        return await bind(self.office, space, await self.living(space), *targets)
+        return await bind(self.runtime, space, await self.living(space), *targets)
 
     async def finish(self) -> Reply:
         space = self.space()
         phase = self.dice.choice([Phase.RUNNING, Phase.SUCCEEDED, Phase.FAILED, Phase.PENDING, Phase.CANCELLED])
-        return await end(self.office, space, await self.living(space), phase)
+        return await end(self.runtime, space, await self.living(space), phase)
 
     async def release(self) -> Reply:
         space = self.space()
-        return await delete(self.office, "Allocation", space, await self.living(space))
+        return await delete(self.runtime, "Allocation", space, await self.living(space))
 
     async def label(self) -> Reply:
         space = self.space()
         key = Key("Allocation", space, await self.living(space))
-        return await object_ops.change(self.office, key, _count_up, tenant="test")
+        return await object_ops.change(self.runtime, key, _count_up, tenant="test")
 
     # What administrators do.
 
     async def reparent(self) -> Reply:
         child, parent = self.dice.sample(["t1", "t2", "t3"], 2)
-        return await change(self.office, "Tenant", "", child, parent=self.some(parent, ""))
+        return await change(self.runtime, "Tenant", "", child, parent=self.some(parent, ""))
 
     async def relimit(self) -> Reply:
         limits = self.dice.choice([{}, {GPU: self.dice.randint(0, 12)}, {"cpu": 20, GPU: 6}, {"nodes": 2}])
         tier = self.some("", "gold")
-        return await change(self.office, "Tenant", "", self.some("t1", "t2", "t3"), limits=limits, tier=tier)
+        return await change(self.runtime, "Tenant", "", self.some("t1", "t2", "t3"), limits=limits, tier=tier)
 
     async def edit_tier(self) -> Reply:
-        return await change(self.office, "Tier", "", "gold", limits={self.some(GPU, "cpu"): self.dice.randint(0, 20)})
+        return await change(self.runtime, "Tier", "", "gold", limits={self.some(GPU, "cpu"): self.dice.randint(0, 20)})
 
     async def edit_system(self) -> Reply:
         limits = self.dice.choice([{}, {GPU: self.dice.randint(5, 30)}, {"cpu": 40}])
-        return await change(self.office, "Settings", "", "system", limits=limits)
+        return await change(self.runtime, "Settings", "", "system", limits=limits)
 
     async def add_quota(self) -> Reply:
         scopes = self.dice.choice([{}, {"scopes": ["Terminating"]}])
-        return await quota(self.office, self.space(), self.some("q1", "q2"), hard={GPU: "8", "pods": "9"}, **scopes)
+        return await quota(self.runtime, self.space(), self.some("q1", "q2"), hard={GPU: "8", "pods": "9"}, **scopes)
 
     async def edit_quota(self) -> Reply:
         hard = {self.some(GPU, "cpu", "nodes"): str(self.dice.randint(0, 9))}
-        return await change(self.office, "ResourceQuota", self.space(), self.some("q1", "q2"), hard=hard)
+        return await change(self.runtime, "ResourceQuota", self.space(), self.some("q1", "q2"), hard=hard)
 
     async def drop_quota(self) -> Reply:
-        return await delete(self.office, "ResourceQuota", self.space(), self.some("q1", "q2"))
+        return await delete(self.runtime, "ResourceQuota", self.space(), self.some("q1", "q2"))
 
     async def move_space(self) -> Reply:
         owner = self.some("t1", "t2", "t3")
@@ -393,11 +395,11 @@ class Mix:
             one = msgspec.convert(document, BY_NAME["Namespace"].type)
             return change_command(BY_NAME["Namespace"], before, one, TEST, spec_changed=False)
 
-        return await object_ops.change(self.office, Key("Namespace", "", self.space()), edit, tenant="test")
+        return await object_ops.change(self.runtime, Key("Namespace", "", self.space()), edit, tenant="test")
 
     async def cordon(self) -> Reply:
         return await change(
-            self.office, "Node", "", self.some("n1", "n2", "n3"), unschedulable=self.dice.random() < 0.3
+            self.runtime, "Node", "", self.some("n1", "n2", "n3"), unschedulable=self.dice.random() < 0.3
         )
 
 
@@ -412,13 +414,13 @@ EXPECTED = {
 }  # fmt: skip
 
 
-async def mix(office: Office, which: int, seed: int, seconds: float, verbs: list[list[str]]) -> dict[str, int]:
+async def mix(runtime: Runtime, which: int, seed: int, seconds: float, verbs: list[list[str]]) -> dict[str, int]:
     """Several workers of one process, until the time is up; how often each verb got which answer."""
     told: Counter[str] = Counter()
     until = time.monotonic() + seconds
 
     async def worker(index: int) -> None:
-        one = Mix(office, which, seed * 10 + index)
+        one = Mix(runtime, which, seed * 10 + index)
         one.which = which * 100 + index
         mine = verbs[which % len(verbs)]
         while time.monotonic() < until:
@@ -432,24 +434,24 @@ async def mix(office: Office, which: int, seed: int, seconds: float, verbs: list
     return dict(told)
 
 
-async def build_world(office: Office) -> None:
-    await create(office, "Tier", {"metadata": {"name": "gold"}, "spec": {"limits": {GPU: 10}}})
+async def build_world(runtime: Runtime) -> None:
+    await create(runtime, "Tier", {"metadata": {"name": "gold"}, "spec": {"limits": {GPU: 10}}})
     for number in (1, 2, 3):
-        await tenant(office, f"t{number}")
-        await namespace(office, f"s{number}", f"t{number}")
-        await node(office, f"n{number}", cpu=32, gpu=4, pods=20)
+        await tenant(runtime, f"t{number}")
+        await namespace(runtime, f"s{number}", f"t{number}")
+        await node(runtime, f"n{number}", cpu=32, gpu=4, pods=20)
 
 
-async def assert_world_is_whole(office: Office) -> None:
-    await assert_counters_equal_charges(office)
-    await assert_placements_fill_nodes(office)
-    await assert_gangs_count_their_members(office)
-    async with office.database.reader() as db:  # locks are taken in one order, so nobody was ever in a circle
+async def assert_world_is_whole(runtime: Runtime) -> None:
+    await assert_counters_equal_charges(runtime)
+    await assert_placements_fill_nodes(runtime)
+    await assert_gangs_count_their_members(runtime)
+    async with runtime.database.reader() as db:  # locks are taken in one order, so nobody was ever in a circle
         assert await db.fetchval("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
 
 
-async def assert_gangs_count_their_members(office: Office) -> None:
-    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+async def assert_gangs_count_their_members(runtime: Runtime) -> None:
+    async with runtime.database.reader() as db, db.transaction(isolation="repeatable_read"):
         gangs = await db.fetch("SELECT namespace, name, members, charged FROM gang")
         rows = await db.fetch("SELECT * FROM object WHERE gang IS NOT NULL")
     members = [one for one in map(object_store.stored, rows) if one.fields["status.phase"] not in ENDED]
@@ -471,22 +473,22 @@ def done(told: list[dict[str, int]]) -> Counter[str]:
 
 
 async def test_the_tree_may_be_turned_over_while_others_submit(
-    office: Office, database_url: str, pool: ProcessPoolExecutor
+    runtime: Runtime, database_url: str, pool: ProcessPoolExecutor
 ) -> None:
-    await build_world(office)
+    await build_world(runtime)
     told = await in_processes(pool, database_url, mix, 1, 3.0 * SOAK, [ADMINS, USERS, USERS])
     successes = done(told)
     wanted = {"submit", "place", "finish", "reparent", "relimit", "add_quota", "drop_quota"}
     assert wanted <= {verb for verb, count in successes.items() if count}
-    await assert_world_is_whole(office)
+    await assert_world_is_whole(runtime)
 
 
 async def test_everything_mixed_by_several_processes_at_once_leaves_the_world_whole(
-    office: Office, database_url: str, pool: ProcessPoolExecutor
+    runtime: Runtime, database_url: str, pool: ProcessPoolExecutor
 ) -> None:
-    await build_world(office)
+    await build_world(runtime)
     seed = random.randrange(10**6) if SOAK > 1 else 2
     told = await in_processes(pool, database_url, mix, seed, 4.0 * SOAK, [USERS * 3 + ADMINS])
     successes = done(told)
     assert set(USERS) | {"relimit", "add_quota", "cordon"} <= {verb for verb, count in successes.items() if count}
-    await assert_world_is_whole(office)
+    await assert_world_is_whole(runtime)

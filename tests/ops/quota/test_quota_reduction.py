@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from bursar.core.objects.allocation import ENDED
 from bursar.core.values.refusal import Code
 from bursar.ops.runtime.command import Reply
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import connect
 from support.runtime.runtime import (
     allocation,
@@ -50,27 +50,27 @@ WHOLE: dict[str, Any] = {"exclusive": True}
 
 
 @pytest.fixture
-async def physics(office: Office) -> Office:
+async def physics(runtime: Runtime) -> Runtime:
     """A tenant of two hundred nodes."""
-    assert code(await tenant(office, "physics", limits={"nodes": 200})) == "ok"
-    assert code(await namespace(office, "lab", "physics")) == "ok"
-    return office
+    assert code(await tenant(runtime, "physics", limits={"nodes": 200})) == "ok"
+    assert code(await namespace(runtime, "lab", "physics")) == "ok"
+    return runtime
 
 
-async def nodes_asked(office: Office, name: str, count: int) -> Reply:
-    return await allocation(office, "lab", name, spec={**WHOLE, "nodes": count}, gpu=1)
+async def nodes_asked(runtime: Runtime, name: str, count: int) -> Reply:
+    return await allocation(runtime, "lab", name, spec={**WHOLE, "nodes": count}, gpu=1)
 
 
-async def set_limits(office: Office, **limits: Any) -> None:
+async def set_limits(runtime: Runtime, **limits: Any) -> None:
     """As an administrator does: it holds from its commit on."""
     given = {key.replace("gpu", GPU): value for key, value in limits.items()}
-    assert code(await change(office, "Tenant", "", "physics", limits=given)) == "ok"
+    assert code(await change(runtime, "Tenant", "", "physics", limits=given)) == "ok"
 
 
 # Hard quotas.
 
 
-async def test_max_nodes_rejects_what_would_exceed_it_with_a_clear_error(physics: Office) -> None:
+async def test_max_nodes_rejects_what_would_exceed_it_with_a_clear_error(physics: Runtime) -> None:
     assert code(await nodes_asked(physics, "most", 195)) == "ok"
     refused = refusal(await nodes_asked(physics, "more", 10))
     assert refused.code is Code.QUOTA_EXCEEDED
@@ -80,7 +80,7 @@ async def test_max_nodes_rejects_what_would_exceed_it_with_a_clear_error(physics
     assert code(await nodes_asked(physics, "just", 5)) == "ok"
 
 
-async def test_max_concurrent_allocations_rejects_what_would_exceed_it(physics: Office) -> None:
+async def test_max_concurrent_allocations_rejects_what_would_exceed_it(physics: Runtime) -> None:
     await set_limits(physics, allocations=2)
     assert [code(await allocation(physics, "lab", f"a{n}", gpu=1)) for n in range(3)] == ["ok", "ok", "quota_exceeded"]
     refused = refusal(await allocation(physics, "lab", "again", gpu=1))
@@ -105,81 +105,81 @@ CREATE TRIGGER witness AFTER UPDATE ON quota FOR EACH ROW EXECUTE FUNCTION note_
 
 
 async def test_two_schedulers_proposing_past_a_hard_quota_the_first_wins_and_the_second_is_retried(
-    office: Office, rival: Office, database_url: str
+    runtime: Runtime, rival: Runtime, database_url: str
 ) -> None:
     """Each may propose: both carry the same fence. What is bound never passes the limit, not for a moment."""
     db = await connect(database_url)
     try:
         await db.execute(WITNESS)
         spec = {"limits": {"allocations": 2}, "enforcement": "Queue"}
-        assert code(await tenant(office, "physics", **spec)) == "ok"
-        assert code(await namespace(office, "lab", "physics")) == "ok"
+        assert code(await tenant(runtime, "physics", **spec)) == "ok"
+        assert code(await namespace(runtime, "lab", "physics")) == "ok"
         for name in ("n1", "n2"):
-            assert code(await node(office, name, gpu=4)) == "ok"
-        fence = await term(office)
-        async with scheduling(office, fence=fence), scheduling(rival, fence=fence):
+            assert code(await node(runtime, name, gpu=4)) == "ok"
+        fence = await term(runtime)
+        async with scheduling(runtime, fence=fence), scheduling(rival, fence=fence):
             names = [f"a{number}" for number in range(6)]
-            await asyncio.gather(*(submit(office, name, where="lab") for name in names))
+            await asyncio.gather(*(submit(runtime, name, where="lab") for name in names))
             done: set[str] = set()
             while len(done) < len(names):
-                bound = await _bound(office, names, least=min(2, len(names) - len(done)))
+                bound = await _bound(runtime, names, least=min(2, len(names) - len(done)))
                 assert len(bound) <= 2
                 name = min(bound)
-                assert code(await end(office, "lab", name)) == "ok"
+                assert code(await end(runtime, "lab", name)) == "ok"
                 done.add(name)
                 for one in set(names) - done:
-                    assert (await status(office, one, "lab"))["phase"] not in ENDED
-        assert await times_bound(office) == dict.fromkeys(names, 1)
+                    assert (await status(runtime, one, "lab"))["phase"] not in ENDED
+        assert await times_bound(runtime) == dict.fromkeys(names, 1)
         assert await db.fetch("SELECT * FROM overrun") == []
-        await assert_counters_equal_charges(office)
+        await assert_counters_equal_charges(runtime)
     finally:
         await db.close()
 
 
-async def _bound(office: Office, names: list[str], least: int) -> set[str]:
+async def _bound(runtime: Runtime, names: list[str], least: int) -> set[str]:
     """Those that are placed, once there are so many."""
     async with asyncio.timeout(60):
         while True:
-            found = {name for name in names if (await status(office, name, "lab")).get("phase") == "Scheduled"}
+            found = {name for name in names if (await status(runtime, name, "lab")).get("phase") == "Scheduled"}
             if len(found) >= least:
                 return found
             await asyncio.sleep(0.01)
 
 
-async def test_the_proposal_that_comes_second_is_refused_and_leaves_no_trace(office: Office, rival: Office) -> None:
-    assert code(await tenant(office, "physics", limits={"allocations": 1}, enforcement="Queue")) == "ok"
-    assert code(await namespace(office, "lab", "physics")) == "ok"
+async def test_the_proposal_that_comes_second_is_refused_and_leaves_no_trace(runtime: Runtime, rival: Runtime) -> None:
+    assert code(await tenant(runtime, "physics", limits={"allocations": 1}, enforcement="Queue")) == "ok"
+    assert code(await namespace(runtime, "lab", "physics")) == "ok"
     for name in ("n1", "n2"):
-        assert code(await node(office, name, gpu=1)) == "ok"
+        assert code(await node(runtime, name, gpu=1)) == "ok"
     for name in ("a", "b"):
-        assert code(await allocation(office, "lab", name, gpu=1)) == "ok"
-    replies = await asyncio.gather(bind(office, "lab", "a", "n1"), bind(rival, "lab", "b", "n2"))
+        assert code(await allocation(runtime, "lab", name, gpu=1)) == "ok"
+    replies = await asyncio.gather(bind(runtime, "lab", "a", "n1"), bind(rival, "lab", "b", "n2"))
     assert sorted(map(code, replies)) == ["ok", "quota_exceeded"]
-    assert (await counters(office))["tenant:physics", "allocations"].bound == 1000
-    await assert_counters_equal_charges(office)
+    assert (await counters(runtime))["tenant:physics", "allocations"].bound == 1000
+    await assert_counters_equal_charges(runtime)
 
 
 # A hard quota that is reduced.
 
 
-async def test_running_allocations_are_not_preempted_when_a_hard_quota_is_reduced(office: Office) -> None:
-    assert code(await tenant(office, "physics", limits={"nodes": 3})) == "ok"
-    assert code(await namespace(office, "lab", "physics")) == "ok"
+async def test_running_allocations_are_not_preempted_when_a_hard_quota_is_reduced(runtime: Runtime) -> None:
+    assert code(await tenant(runtime, "physics", limits={"nodes": 3})) == "ok"
+    assert code(await namespace(runtime, "lab", "physics")) == "ok"
     for name in ("n1", "n2", "n3"):
-        assert code(await node(office, name, gpu=1)) == "ok"
-    async with acting(office), scheduling(office, HASTY) as scheduler:
+        assert code(await node(runtime, name, gpu=1)) == "ok"
+    async with acting(runtime), scheduling(runtime, HASTY) as scheduler:
         for name in ("a", "b", "c"):
-            await submit(office, name, where="lab", spec=WHOLE)
+            await submit(runtime, name, where="lab", spec=WHOLE)
         for name in ("a", "b", "c"):
-            await until(office, name, is_in("Running"), "lab")
-        await set_limits(office, nodes=1)
+            await until(runtime, name, is_in("Running"), "lab")
+        await set_limits(runtime, nodes=1)
         await settled(scheduler)
         for name in ("a", "b", "c"):
-            assert await history(office, name, "lab") == ["Pending", "Scheduled", "Running"]
-        assert code(await allocation(office, "lab", "more", spec=WHOLE, gpu=1)) == "quota_exceeded"
+            assert await history(runtime, name, "lab") == ["Pending", "Scheduled", "Running"]
+        assert code(await allocation(runtime, "lab", "more", spec=WHOLE, gpu=1)) == "quota_exceeded"
 
 
-async def test_all_new_ones_are_rejected_until_usage_drops_below_the_reduced_limit(physics: Office) -> None:
+async def test_all_new_ones_are_rejected_until_usage_drops_below_the_reduced_limit(physics: Runtime) -> None:
     for name in ("first", "second", "third"):
         assert code(await nodes_asked(physics, name, 50)) == "ok"
     await set_limits(physics, nodes=100)
@@ -202,7 +202,7 @@ async def test_all_new_ones_are_rejected_until_usage_drops_below_the_reduced_lim
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.integers(1, 4), after=st.integers(0, 4), asked=st.integers(1, 4))
-async def test_a_reduction_never_stops_anything(physics: Office, before: int, after: int, asked: int) -> None:
+async def test_a_reduction_never_stops_anything(physics: Runtime, before: int, after: int, asked: int) -> None:
     """Whatever limit follows whatever use: what was let in stays, and what is new is let in where there is room."""
     names = [f"a{number}" for number in range(before)]
     try:
@@ -223,54 +223,54 @@ async def test_a_reduction_never_stops_anything(physics: Office, before: int, af
 # What waits when a hard quota is reduced.
 
 
-async def test_pending_allocations_are_not_cancelled_and_wait_for_quota_headroom(office: Office) -> None:
-    assert code(await tenant(office, "physics", limits={GPU: 4})) == "ok"
-    assert code(await namespace(office, "lab", "physics")) == "ok"
-    async with acting(office), scheduling(office) as scheduler:
-        await submit(office, "runs", where="lab", gpu=2)
-        await submit(office, "waits", where="lab", gpu=2)
-        await until(office, "waits", waits_for("no_nodes_active"), "lab")
-        await set_limits(office, gpu=2)
-        assert code(await node(office, "n1", gpu=8)) == "ok"
-        await until(office, "runs", is_in("Running"), "lab")
-        told = await until(office, "waits", waits_for("quota_exceeded"), "lab")
+async def test_pending_allocations_are_not_cancelled_and_wait_for_quota_headroom(runtime: Runtime) -> None:
+    assert code(await tenant(runtime, "physics", limits={GPU: 4})) == "ok"
+    assert code(await namespace(runtime, "lab", "physics")) == "ok"
+    async with acting(runtime), scheduling(runtime) as scheduler:
+        await submit(runtime, "runs", where="lab", gpu=2)
+        await submit(runtime, "waits", where="lab", gpu=2)
+        await until(runtime, "waits", waits_for("no_nodes_active"), "lab")
+        await set_limits(runtime, gpu=2)
+        assert code(await node(runtime, "n1", gpu=8)) == "ok"
+        await until(runtime, "runs", is_in("Running"), "lab")
+        told = await until(runtime, "waits", waits_for("quota_exceeded"), "lab")
         assert told["message"] == f"waiting for quota headroom: tenant physics has 2 of 2 {GPU} bound, 2 asked"
-        assert await history(office, "waits", "lab") == ["Pending"]
+        assert await history(runtime, "waits", "lab") == ["Pending"]
         # It is not proposed again while there is no headroom, however often the scheduler looks.
         with structlog.testing.capture_logs() as logs:
             for number in range(3):
-                await submit(office, f"other-{number}")
-                await until(office, f"other-{number}", is_in("Running"))
+                await submit(runtime, f"other-{number}")
+                await until(runtime, f"other-{number}", is_in("Running"))
         assert not [one for one in logs if one["event"] == "a placement came back"]
-        assert [one.reason.code for one in scheduler.world.blocked.values()] == ["quota_exceeded"]
-        assert (await times_bound(office)).get("waits") is None
-        await set_limits(office, gpu=4)
-        now = await until(office, "waits", is_in("Running"), "lab")
+        assert [one.reason.code for one in scheduler.cluster.blocked.values()] == ["quota_exceeded"]
+        assert (await times_bound(runtime)).get("waits") is None
+        await set_limits(runtime, gpu=4)
+        now = await until(runtime, "waits", is_in("Running"), "lab")
         assert "message" not in now
 
 
-async def test_what_was_proposed_before_the_reduction_is_rejected_by_it(office: Office) -> None:
+async def test_what_was_proposed_before_the_reduction_is_rejected_by_it(runtime: Runtime) -> None:
     """The plan was made under the old limit; the commit is decided under the new one."""
-    assert code(await tenant(office, "physics", limits={GPU: 4})) == "ok"
-    assert code(await namespace(office, "lab", "physics")) == "ok"
-    assert code(await node(office, "n1", gpu=8)) == "ok"
+    assert code(await tenant(runtime, "physics", limits={GPU: 4})) == "ok"
+    assert code(await namespace(runtime, "lab", "physics")) == "ok"
+    assert code(await node(runtime, "n1", gpu=8)) == "ok"
     for name in ("a", "b"):
-        assert code(await allocation(office, "lab", name, gpu=2)) == "ok"
-    await set_limits(office, gpu=2)
-    assert code(await bind(office, "lab", "a", "n1")) == "ok"
-    assert code(await bind(office, "lab", "b", "n1")) == "quota_exceeded"
-    assert (await status(office, "b", "lab"))["phase"] == "Pending"
+        assert code(await allocation(runtime, "lab", name, gpu=2)) == "ok"
+    await set_limits(runtime, gpu=2)
+    assert code(await bind(runtime, "lab", "a", "n1")) == "ok"
+    assert code(await bind(runtime, "lab", "b", "n1")) == "quota_exceeded"
+    assert (await status(runtime, "b", "lab"))["phase"] == "Pending"
 
 
-async def test_what_waits_for_headroom_runs_as_soon_as_something_ends(office: Office) -> None:
-    assert code(await tenant(office, "physics", limits={"allocations": 2})) == "ok"
-    assert code(await namespace(office, "lab", "physics")) == "ok"
-    async with acting(office), scheduling(office):
+async def test_what_waits_for_headroom_runs_as_soon_as_something_ends(runtime: Runtime) -> None:
+    assert code(await tenant(runtime, "physics", limits={"allocations": 2})) == "ok"
+    assert code(await namespace(runtime, "lab", "physics")) == "ok"
+    async with acting(runtime), scheduling(runtime):
         for name in ("a", "b"):
-            await submit(office, name, where="lab")
-        await set_limits(office, allocations=1)
-        assert code(await node(office, "n1", gpu=8)) == "ok"
-        await until(office, "a", is_in("Running"), "lab")
-        await until(office, "b", waits_for("quota_exceeded"), "lab")
-        assert code(await delete(office, "Allocation", "lab", "a")) == "ok"
-        await until(office, "b", is_in("Running"), "lab")
+            await submit(runtime, name, where="lab")
+        await set_limits(runtime, allocations=1)
+        assert code(await node(runtime, "n1", gpu=8)) == "ok"
+        await until(runtime, "a", is_in("Running"), "lab")
+        await until(runtime, "b", waits_for("quota_exceeded"), "lab")
+        assert code(await delete(runtime, "Allocation", "lab", "a")) == "ok"
+        await until(runtime, "b", is_in("Running"), "lab")

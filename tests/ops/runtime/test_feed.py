@@ -10,8 +10,8 @@ import pytest
 from bursar.core.objects.object import Key
 from bursar.core.values.replace import replace
 from bursar.ops.runtime import feed as feed_module
-from bursar.ops.runtime.feed import READ_BYTES_MAX, FedChange, Feed, Follower, Lagging, next_limit
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.feed import READ_BYTES_MAX, FedChange, Feed, FeedLagging, Follower, next_limit
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.objects import change as change_store
 from bursar.store.objects.change import Change
 from support.runtime.runtime import tenant
@@ -26,9 +26,9 @@ def a_change(revision: int, size: int = 2, **but: Any) -> Change:
 
 
 @pytest.fixture
-async def feed(office: Office) -> AsyncIterator[Feed]:
-    one = Feed(office.database)
-    office.on_commit.append(one.nudge)
+async def feed(runtime: Runtime) -> AsyncIterator[Feed]:
+    one = Feed(runtime.database)
+    runtime.on_commit.append(one.nudge)
     yield one
     await one.close()
 
@@ -41,7 +41,7 @@ async def heard(follower: Follower) -> list[str]:
 
 
 async def test_when_the_feed_fails_its_followers_are_let_go_and_the_next_one_is_served(
-    office: Office, feed: Feed, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     follower = await feed.follow("Tenant")
     load_since = change_store.load_since
@@ -50,23 +50,23 @@ async def test_when_the_feed_fails_its_followers_are_let_go_and_the_next_one_is_
         raise ValueError("a row that nobody can read")
 
     monkeypatch.setattr(change_store, "load_since", broken)
-    await tenant(office, "first")
-    with pytest.raises(Lagging):
+    await tenant(runtime, "first")
+    with pytest.raises(FeedLagging):
         await heard(follower)
     monkeypatch.setattr(change_store, "load_since", load_since)
     feed.leave(follower)
     follower = await feed.follow("Tenant")
-    await tenant(office, "second")
+    await tenant(runtime, "second")
     assert await heard(follower) == ["second"]
     feed.leave(follower)
 
 
-async def test_followers_are_let_go_when_what_they_wait_for_was_dropped_unread(office: Office, feed: Feed) -> None:
+async def test_followers_are_let_go_when_what_they_wait_for_was_dropped_unread(runtime: Runtime, feed: Feed) -> None:
     follower = await feed.follow("Tenant")
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await db.execute("UPDATE revision SET value = value + 10")
-    await tenant(office, "beyond")
-    with pytest.raises(Lagging):
+    await tenant(runtime, "beyond")
+    with pytest.raises(FeedLagging):
         await heard(follower)
     feed.leave(follower)
 
@@ -91,7 +91,7 @@ async def test_a_queue_is_bounded_in_bytes() -> None:
     for revision in range(fitting):
         follower.offer(FedChange(a_change(fitting + revision + 1, MIB)))
     # As many, each a little bigger, do not fit.
-    with pytest.raises(Lagging):
+    with pytest.raises(FeedLagging):
         await follower.wait(0)
 
 
@@ -112,7 +112,7 @@ def test_fewer_changes_are_read_at_once_when_they_are_big(limit: int, sizes: lis
     assert next_limit(limit, [a_change(at, size) for at, size in enumerate(sizes)], 1000) == expected
 
 
-async def test_what_is_big_is_read_in_pieces(office: Office, feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_big_is_read_in_pieces(runtime: Runtime, feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "READ_BYTES_MAX", 1500)
     monkeypatch.setattr(feed_module, "QUEUE_BYTES_MAX", 1 << 30)
     load_since, limits = change_store.load_since, []
@@ -126,7 +126,7 @@ async def test_what_is_big_is_read_in_pieces(office: Office, feed: Feed, monkeyp
     names = [f"tenant-{index:02}" for index in range(40)]
     seen: list[str] = []
     for name in names:
-        await tenant(office, name, limits={f"example.com/thing-{index}": "1" for index in range(60)})
+        await tenant(runtime, name, limits={f"example.com/thing-{index}": "1" for index in range(60)})
     while len(seen) < len(names):
         seen += await heard(follower)
     assert seen == names

@@ -19,7 +19,7 @@ from bursar.ops.runtime import metrics
 from bursar.ops.runtime import transaction as transaction_module
 from bursar.ops.runtime.command import Written
 from bursar.ops.runtime.lane import Lane
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.runtime.transaction import Transactor
 from bursar.store.db import database as database_module
 from bursar.store.db.database import Connection, Database, Unavailable
@@ -46,14 +46,14 @@ async def proxy(database_url: str) -> AsyncIterator[Proxy]:
 
 
 @pytest.fixture
-async def office(proxy: Proxy) -> AsyncIterator[Office]:
+async def runtime(proxy: Proxy) -> AsyncIterator[Runtime]:
     async with opened(proxy.url) as one:
         yield one
 
 
-async def history(office: Office, kind: str = "Allocation") -> list[tuple[str, str, int]]:
+async def history(runtime: Runtime, kind: str = "Allocation") -> list[tuple[str, str, int]]:
     """(name, type, revision) of every change of a kind."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         rows = await db.fetch("SELECT name, type, revision FROM change WHERE kind = $1 ORDER BY revision", kind)
     return [(row["name"], row["type"], row["revision"]) for row in rows]
 
@@ -76,56 +76,56 @@ async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 10) -
 @pytest.mark.parametrize("deed", ["before", "after", "during"])
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_commit_whose_connection_is_cut_has_one_effect_and_the_right_answer(
-    office: Office, proxy: Proxy, deed: str, times: int
+    runtime: Runtime, proxy: Proxy, deed: str, times: int
 ) -> None:
     proxy.plan = chain(repeat(deed, times), repeat("pass"))
-    answer = await allocation(office, "default", "one", gpu=2)
+    answer = await allocation(runtime, "default", "one", gpu=2)
     proxy.plan = repeat("pass")
     # Only a cut that the server never saw needs another commit; the others are found done.
     assert proxy.cuts == [deed] * (times if deed == "before" else 1)
     assert document(answer)["metadata"]["name"] == "one"
     assert isinstance(answer, Written)
-    assert await history(office) == [("one", "ADDED", answer.revision)]
-    assert (await counters(office))["tenant:default", "nvidia.com/gpu"].accepted == 2000
-    await assert_counters_equal_charges(office)
+    assert await history(runtime) == [("one", "ADDED", answer.revision)]
+    assert (await counters(runtime))["tenant:default", "nvidia.com/gpu"].accepted == 2000
+    await assert_counters_equal_charges(runtime)
 
 
 @pytest.mark.parametrize("deed", ["before", "after"])
-async def test_a_refusal_that_was_decided_survives_the_cut(office: Office, proxy: Proxy, deed: str) -> None:
-    await allocation(office, "default", "one", gpu=1)
+async def test_a_refusal_that_was_decided_survives_the_cut(runtime: Runtime, proxy: Proxy, deed: str) -> None:
+    await allocation(runtime, "default", "one", gpu=1)
     proxy.plan = chain([deed], repeat("pass"))
-    assert code(await allocation(office, "default", "one", gpu=1)) == "already_exists"
+    assert code(await allocation(runtime, "default", "one", gpu=1)) == "already_exists"
     assert proxy.cuts == [deed]
 
 
-async def test_bind_is_not_repeated_when_only_its_answer_was_lost(office: Office, proxy: Proxy) -> None:
-    await node(office, "n1", gpu=4)
-    await allocation(office, "default", "one", gpu=2)
+async def test_bind_is_not_repeated_when_only_its_answer_was_lost(runtime: Runtime, proxy: Proxy) -> None:
+    await node(runtime, "n1", gpu=4)
+    await allocation(runtime, "default", "one", gpu=2)
     proxy.plan = chain(["after"], repeat("pass"))
-    assert document(await bind(office, "default", "one", "n1"))["status"]["phase"] == "Scheduled"
-    assert [kind for _, kind, _ in await history(office)] == ["ADDED", "MODIFIED"]
-    assert (await counters(office))["tenant:default", "nvidia.com/gpu"].bound == 2000
+    assert document(await bind(runtime, "default", "one", "n1"))["status"]["phase"] == "Scheduled"
+    assert [kind for _, kind, _ in await history(runtime)] == ["ADDED", "MODIFIED"]
+    assert (await counters(runtime))["tenant:default", "nvidia.com/gpu"].bound == 2000
 
 
-async def test_many_commands_under_cuts_of_every_sort_each_happen_once(office: Office, proxy: Proxy) -> None:
+async def test_many_commands_under_cuts_of_every_sort_each_happen_once(runtime: Runtime, proxy: Proxy) -> None:
     proxy.plan = cycle(["before", "after", "pass", "during"])
     names = [f"w{worker}-{number}" for worker in range(8) for number in range(12)]
 
     async def submit(worker: int) -> list[Any]:
         """One after the other, so that there are at least as many batches."""
         mine = [name for name in names if name.startswith(f"w{worker}-")]
-        return [await allocation(office, "default", name, gpu=1) for name in mine]
+        return [await allocation(runtime, "default", name, gpu=1) for name in mine]
 
     answers = [answer for some in await asyncio.gather(*map(submit, range(8))) for answer in some]
     proxy.plan = repeat("pass")
     assert Counter(proxy.cuts).keys() == {"before", "after", "during"}
     assert [code(answer) for answer in answers] == ["ok"] * len(names)
-    happened = await history(office)
+    happened = await history(runtime)
     assert sorted(name for name, _, _ in happened) == sorted(names)
     revisions = {name: revision for name, _, revision in happened}
     assert [answer.revision for answer in answers] == [revisions[name] for name in names]
-    assert (await counters(office))["tenant:default", "nvidia.com/gpu"].accepted == 1000 * len(names)
-    await assert_counters_equal_charges(office)
+    assert (await counters(runtime))["tenant:default", "nvidia.com/gpu"].accepted == 1000 * len(names)
+    await assert_counters_equal_charges(runtime)
 
 
 async def test_a_lock_timeout_while_the_fate_is_unknown_does_not_forget_the_answers(
@@ -134,10 +134,10 @@ async def test_a_lock_timeout_while_the_fate_is_unknown_does_not_forget_the_answ
     """The first attempt is still committing when the second looks for its marker: losing that race says nothing about
     the first."""
     monkeypatch.setitem(database_module.SESSION_SETTINGS, "lock_timeout", "100")
-    async with opened(proxy.url) as office:
+    async with opened(proxy.url) as runtime:
         before = retries("creating", "race")
         proxy.plan = chain(["stall"], repeat("pass"))
-        submitted = asyncio.create_task(allocation(office, "default", "one", gpu=1))
+        submitted = asyncio.create_task(allocation(runtime, "default", "one", gpu=1))
 
         async def raced() -> bool:
             return retries("creating", "race") > before
@@ -146,10 +146,10 @@ async def test_a_lock_timeout_while_the_fate_is_unknown_does_not_forget_the_answ
         proxy.release.set()
         answer = await submitted
         assert isinstance(answer, Written), answer
-        assert await history(office) == [("one", "ADDED", answer.revision)]
+        assert await history(runtime) == [("one", "ADDED", answer.revision)]
 
 
-async def test_backends_ended_under_load_cost_nothing_but_time(office: Office, database_url: str) -> None:
+async def test_backends_ended_under_load_cost_nothing_but_time(runtime: Runtime, database_url: str) -> None:
     killer = await asyncpg.connect(database_url)
     answers: dict[str, Any] = {}
     stop = asyncio.Event()
@@ -158,7 +158,7 @@ async def test_backends_ended_under_load_cost_nothing_but_time(office: Office, d
         for number in count():
             if stop.is_set():
                 return
-            answers[f"w{worker}-{number}"] = await allocation(office, "default", f"w{worker}-{number}", cpu=1)
+            answers[f"w{worker}-{number}"] = await allocation(runtime, "default", f"w{worker}-{number}", cpu=1)
 
     async def kill() -> None:
         for _ in range(10):
@@ -179,8 +179,8 @@ async def test_backends_ended_under_load_cost_nothing_but_time(office: Office, d
     await killer.close()
     assert retries("creating", "loss") >= before + 5
     assert {code(answer) for answer in answers.values()} == {"ok"}
-    assert sorted(name for name, _, _ in await history(office)) == sorted(answers)
-    await assert_counters_equal_charges(office)
+    assert sorted(name for name, _, _ in await history(runtime)) == sorted(answers)
+    await assert_counters_equal_charges(runtime)
 
 
 async def test_a_database_killed_in_the_middle_keeps_every_acknowledged_write() -> None:
@@ -191,19 +191,19 @@ async def test_a_database_killed_in_the_middle_keeps_every_acknowledged_write() 
             db = await asyncpg.connect(embedded.url)
             await migrate(db)
             await db.close()
-            async with opened(embedded.url) as office:
-                await _submit_through_a_kill(office, embedded)
+            async with opened(embedded.url) as runtime:
+                await _submit_through_a_kill(runtime, embedded)
     finally:
         shutil.rmtree(data_dir)
 
 
-async def _submit_through_a_kill(office: Office, embedded: Any) -> None:
+async def _submit_through_a_kill(runtime: Runtime, embedded: Any) -> None:
     done: list[Written] = []
     enough = asyncio.Event()
 
     async def submit(worker: int) -> None:
         for number in range(20):
-            answer = await allocation(office, "default", f"w{worker}-{number}", gpu=1)
+            answer = await allocation(runtime, "default", f"w{worker}-{number}", gpu=1)
             assert isinstance(answer, Written), answer
             done.append(answer)
             if len(done) > 60:
@@ -217,11 +217,11 @@ async def _submit_through_a_kill(office: Office, embedded: Any) -> None:
     await asyncio.gather(kill(), *(submit(worker) for worker in range(10)))
     assert embedded.restarts == 1
     assert len(done) == 200
-    happened = await history(office)
+    happened = await history(runtime)
     assert sorted((name, revision) for name, _, revision in happened) == sorted(
         (answer.key.name, answer.revision) for answer in done
     )
-    await assert_counters_equal_charges(office)
+    await assert_counters_equal_charges(runtime)
 
 
 # The transactor alone.
@@ -237,7 +237,7 @@ class Table:
     async def _none(self, db: Connection, rows: Sequence[int]) -> None:
         return None
 
-    async def walk(self, db: Connection, rows: Sequence[int]) -> Sequence[int]:
+    async def run_batch(self, db: Connection, rows: Sequence[int]) -> Sequence[int]:
         self.tries += 1
         await db.execute("UPDATE tally SET n = n + 1 WHERE id = ANY($1::integer[])", list(rows))
         await self.trouble(db, rows)
@@ -254,14 +254,14 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     await opened_database.close()
 
 
-async def tally(database: Database) -> dict[int, int]:
+async def topology_count(database: Database) -> dict[int, int]:
     async with database.reader() as db:
         return {row["id"]: row["n"] for row in await db.fetch("SELECT id, n FROM tally WHERE n > 0")}
 
 
 @contextlib.asynccontextmanager
-async def transactor(database: Database, walk: Any, **options: Any) -> AsyncIterator[Transactor[int, int]]:
-    one = Transactor[int, int]("test", database, walk, **options)
+async def transactor(database: Database, run_batch: Any, **options: Any) -> AsyncIterator[Transactor[int, int]]:
+    one = Transactor[int, int]("test", database, run_batch, **options)
     yield one
     await one.close()
 
@@ -291,17 +291,17 @@ def failing(errors: Iterable[Exception]) -> Callable[[Connection, Sequence[int]]
 async def test_what_may_pass_is_tried_again_and_leaves_one_effect(database: Database, error: Exception) -> None:
     table = Table()
     table.trouble = failing([error, error])
-    async with transactor(database, table.walk) as one:
+    async with transactor(database, table.run_batch) as one:
         assert await one.run([1, 2]) == [10, 20]
     assert table.tries == 3
-    assert await tally(database) == {1: 1, 2: 1}
+    assert await topology_count(database) == {1: 1, 2: 1}
 
 
 async def test_a_real_deadlock_is_undone_and_tried_again(database: Database) -> None:
     together = asyncio.Barrier(2)
     met: set[int] = set()
 
-    async def walk(db: Connection, rows: Sequence[int]) -> Sequence[int]:
+    async def run_batch(db: Connection, rows: Sequence[int]) -> Sequence[int]:
         for step, row in enumerate(rows):
             await db.execute("UPDATE tally SET n = n + 1 WHERE id = $1", row)
             if step == 0 and rows[0] not in met:
@@ -310,10 +310,10 @@ async def test_a_real_deadlock_is_undone_and_tried_again(database: Database) -> 
         return rows
 
     before = retries("test", "race")
-    async with transactor(database, walk) as one, transactor(database, walk) as other:
+    async with transactor(database, run_batch) as one, transactor(database, run_batch) as other:
         first, second = await asyncio.gather(one.run([1, 2]), other.run([2, 1]))
     assert (list(first), list(second)) == ([1, 2], [2, 1])
-    assert await tally(database) == {1: 2, 2: 2}
+    assert await topology_count(database) == {1: 2, 2: 2}
     assert retries("test", "race") == before + 1
 
 
@@ -325,20 +325,20 @@ async def test_a_poisoned_command_is_isolated_and_the_others_happen_once(databas
             await db.execute("SELECT 1 / 0")
 
     table.trouble = trouble
-    async with transactor(database, table.walk) as one:
+    async with transactor(database, table.run_batch) as one:
         lane = Lane[int, int]("test", one.run)
         answers = await asyncio.gather(*map(lane.submit, range(20)), return_exceptions=True)
     assert isinstance(answers[13], asyncpg.DivisionByZeroError)
     assert [answer for row, answer in enumerate(answers) if row != 13] == [row * 10 for row in range(20) if row != 13]
-    assert await tally(database) == {row: 1 for row in range(20) if row != 13}
+    assert await topology_count(database) == {row: 1 for row in range(20) if row != 13}
 
 
 async def test_a_dry_run_answers_and_changes_nothing(database: Database) -> None:
     told: list[int] = []
-    async with transactor(database, Table().walk, dry=True, on_commit=[lambda: told.append(1)]) as one:
+    async with transactor(database, Table().run_batch, dry=True, on_commit=[lambda: told.append(1)]) as one:
         assert await one.run([1]) == [10]
         assert await one.run([1]) == [10]
-    assert await tally(database) == {}
+    assert await topology_count(database) == {}
     assert told == []
 
 
@@ -346,7 +346,7 @@ async def test_watchers_are_told_after_the_commit_and_once(database: Database) -
     told: list[int] = []
     table = Table()
     table.trouble = failing([asyncpg.SerializationError("again")])
-    async with transactor(database, table.walk, on_commit=[lambda: told.append(table.tries)]) as one:
+    async with transactor(database, table.run_batch, on_commit=[lambda: told.append(table.tries)]) as one:
         await one.run([1])
     assert told == [2]
 
@@ -356,9 +356,9 @@ async def test_a_watcher_that_fails_does_not_make_the_batch_happen_twice(databas
         raise ValueError("not now")
 
     told: list[int] = []
-    async with transactor(database, Table().walk, on_commit=[fail, lambda: told.append(1)]) as one:
+    async with transactor(database, Table().run_batch, on_commit=[fail, lambda: told.append(1)]) as one:
         assert await Lane[int, int]("test", one.run).submit(1) == 10
-    assert await tally(database) == {1: 1}
+    assert await topology_count(database) == {1: 1}
     assert told == [1]
 
 
@@ -368,12 +368,12 @@ async def test_patience_ends_with_unavailable_and_the_next_batch_is_tried_anew(
     monkeypatch.setattr(transaction_module, "PATIENCE_SECONDS", 0.2)
     table = Table()
     table.trouble = failing([ConnectionResetError("gone")] * 1000)
-    async with transactor(database, table.walk) as one:
+    async with transactor(database, table.run_batch) as one:
         with pytest.raises(Unavailable, match="the database did not take the change: gone"):
             await one.run([1])
         table.trouble = failing([])
         assert await one.run([2]) == [20]
-    assert await tally(database) == {2: 1}
+    assert await topology_count(database) == {2: 1}
 
 
 async def test_a_caller_that_is_cancelled_does_not_undo_what_is_being_committed(database: Database) -> None:
@@ -385,7 +385,7 @@ async def test_a_caller_that_is_cancelled_does_not_undo_what_is_being_committed(
         await go.wait()
 
     table.trouble = trouble
-    async with transactor(database, table.walk) as one:
+    async with transactor(database, table.run_batch) as one:
         lane = Lane[int, int]("test", one.run)
         caller = asyncio.create_task(lane.submit(5))
         await begun.wait()
@@ -393,4 +393,4 @@ async def test_a_caller_that_is_cancelled_does_not_undo_what_is_being_committed(
         await asyncio.gather(caller, return_exceptions=True)
         go.set()
         await lane.close()
-    assert await tally(database) == {5: 1}
+    assert await topology_count(database) == {5: 1}

@@ -15,8 +15,8 @@ from bursar.core.values.replace import replace
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime import lane_plan
 from bursar.ops.runtime.command import Reply, Written
-from bursar.ops.runtime.runtime import Office
-from bursar.ops.scheduling.bind import Bind, Member, Note, note
+from bursar.ops.runtime.runtime import Runtime
+from bursar.ops.scheduling.bind import Bind, BindMember, NotePending, note
 from bursar.ops.scheduling.bind import bind as bind_all
 from bursar.ops.scheduling.leader import stand
 from bursar.store.nodes import node as node_store
@@ -43,171 +43,171 @@ GPU = "nvidia.com/gpu"
 GANG = {"gangScheduling": {"groupId": "g", "minMembers": 3}}
 
 
-async def gang(office: Office, where: str = "default", **requests: Any) -> None:
+async def gang(runtime: Runtime, where: str = "default", **requests: Any) -> None:
     for name in ("a", "b", "c"):
-        assert code(await allocation(office, where, name, spec=GANG, **(requests or {"gpu": 1}))) == "ok"
+        assert code(await allocation(runtime, where, name, spec=GANG, **(requests or {"gpu": 1}))) == "ok"
 
 
-async def found(office: Office, name: str, where: str = "default") -> Member:
-    one = await member(office, where, name)
-    assert isinstance(one, Member)
+async def found(runtime: Runtime, name: str, where: str = "default") -> BindMember:
+    one = await member(runtime, where, name)
+    assert isinstance(one, BindMember)
     return one
 
 
-async def status(office: Office, name: str, where: str = "default") -> dict[str, Any]:
-    stored = await object_ops.get(office, Key("Allocation", where, name))
+async def status(runtime: Runtime, name: str, where: str = "default") -> dict[str, Any]:
+    stored = await object_ops.get(runtime, Key("Allocation", where, name))
     assert not isinstance(stored, Refusal)
     shown: dict[str, Any] = msgspec.json.decode(stored.status)
     return shown
 
 
-async def placed(office: Office, *nodes: str) -> list[Placement]:
-    async with office.database.reader() as db:
+async def placed(runtime: Runtime, *nodes: str) -> list[Placement]:
+    async with runtime.database.reader() as db:
         return await node_store.load_placements_on(db, nodes)
 
 
-async def everything(office: Office) -> list[Any]:
+async def everything(runtime: Runtime) -> list[Any]:
     """All that a bind could have written."""
     tables = ("object", "node", "placement", "gang", "revision")
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         rows = [await db.fetch(f"SELECT * FROM {table} ORDER BY 1, 2, 3") for table in tables]
-    used = {row: one for row, one in (await counters(office)).items() if one.accepted or one.bound}
+    used = {row: one for row, one in (await counters(runtime)).items() if one.accepted or one.bound}
     return [*([tuple(row) for row in some] for some in rows), used]
 
 
 # Whole or not at all.
 
 
-async def test_a_gang_is_placed_whole(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await node(office, "n2", gpu=2)
-    await gang(office)
-    reply = await bind_unit(office, "default", {"a": ("n1",), "b": ("n1",), "c": ("n2",)})
+async def test_a_gang_is_placed_whole(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
+    await node(runtime, "n2", gpu=2)
+    await gang(runtime)
+    reply = await bind_unit(runtime, "default", {"a": ("n1",), "b": ("n1",), "c": ("n2",)})
     assert isinstance(reply, tuple)
     assert [one.key.name for one in reply] == ["a", "b", "c"]
     assert [one.revision for one in reply] == list(range(reply[0].revision, reply[0].revision + 3))
     assert {document(one)["status"]["phase"] for one in reply} == {"Scheduled"}
     # Each saw the room that those before it had left.
-    given = [(one.node, one.name, one.devices[GPU]) for one in await placed(office, "n1", "n2")]
+    given = [(one.node, one.name, one.devices[GPU]) for one in await placed(runtime, "n1", "n2")]
     assert sorted(given) == [("n1", "a", (0,)), ("n1", "b", (1,)), ("n2", "c", (0,))]
-    assert (await counters(office))["tenant:default", GPU].bound == 3000
-    await assert_counters_equal_charges(office)
+    assert (await counters(runtime))["tenant:default", GPU].bound == 3000
+    await assert_counters_equal_charges(runtime)
 
 
-async def test_a_node_without_room_for_the_last_member_refuses_them_all(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await gang(office)
-    before = await everything(office)
-    refused = refusal(await bind_unit(office, "default", dict.fromkeys("abc", ("n1",))))
+async def test_a_node_without_room_for_the_last_member_refuses_them_all(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
+    await gang(runtime)
+    before = await everything(runtime)
+    refused = refusal(await bind_unit(runtime, "default", dict.fromkeys("abc", ("n1",))))
     assert refused.code == "no_capacity"
     assert refused.message == "c: node n1 has 0 nvidia.com/gpu free, 1 needed"
     assert refused.causes[0].field == "members[2]"
-    assert await everything(office) == before
+    assert await everything(runtime) == before
 
 
-async def test_a_quota_without_room_for_the_last_member_refuses_them_all(office: Office) -> None:
-    await tenant(office, "lab", limits={GPU: 2}, enforcement="Queue")
-    await namespace(office, "lab", "lab")
-    await node(office, "n1", gpu=8)
-    await gang(office, "lab")
-    before = await everything(office)
-    assert code(await bind_unit(office, "lab", dict.fromkeys("abc", ("n1",)))) == "quota_exceeded"
-    assert await everything(office) == before
-    await change(office, "Tenant", "", "lab", limits={GPU: 3})
-    assert code(await bind_unit(office, "lab", dict.fromkeys("abc", ("n1",)))) == "ok"
-    await assert_counters_equal_charges(office)
+async def test_a_quota_without_room_for_the_last_member_refuses_them_all(runtime: Runtime) -> None:
+    await tenant(runtime, "lab", limits={GPU: 2}, enforcement="Queue")
+    await namespace(runtime, "lab", "lab")
+    await node(runtime, "n1", gpu=8)
+    await gang(runtime, "lab")
+    before = await everything(runtime)
+    assert code(await bind_unit(runtime, "lab", dict.fromkeys("abc", ("n1",)))) == "quota_exceeded"
+    assert await everything(runtime) == before
+    await change(runtime, "Tenant", "", "lab", limits={GPU: 3})
+    assert code(await bind_unit(runtime, "lab", dict.fromkeys("abc", ("n1",)))) == "ok"
+    await assert_counters_equal_charges(runtime)
 
 
-async def test_a_node_that_changed_under_the_last_member_refuses_them_all(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await node(office, "n2", gpu=2)
-    await gang(office)
-    await change(office, "Node", "", "n2", unschedulable=False)  # its generation is 2 now
+async def test_a_node_that_changed_under_the_last_member_refuses_them_all(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
+    await node(runtime, "n2", gpu=2)
+    await gang(runtime)
+    await change(runtime, "Node", "", "n2", unschedulable=False)  # its generation is 2 now
     targets = {"a": Target("n1", 1), "b": Target("n1", 1), "c": Target("n2", 1)}
-    unit = [replace(await found(office, name), targets=(target,)) for name, target in targets.items()]
-    before = await everything(office)
-    (reply,) = await bind_all(office, [Bind.unit(unit, TEST)])
+    unit = [replace(await found(runtime, name), targets=(target,)) for name, target in targets.items()]
+    before = await everything(runtime)
+    (reply,) = await bind_all(runtime, [Bind.unit(unit, TEST)])
     assert refusal(reply).code == "stale"
     assert refusal(reply).message == "c: node n2 has changed since the plan was made"
-    assert await everything(office) == before
-    (reply,) = await bind_all(office, [Bind.unit([*unit[:2], replace(unit[2], targets=(Target("n2", 2),))], TEST)])
+    assert await everything(runtime) == before
+    (reply,) = await bind_all(runtime, [Bind.unit([*unit[:2], replace(unit[2], targets=(Target("n2", 2),))], TEST)])
     assert code(reply) == "ok"
 
 
-async def test_a_refused_unit_leaves_its_neighbours_what_it_did_not_take(office: Office) -> None:
+async def test_a_refused_unit_leaves_its_neighbours_what_it_did_not_take(runtime: Runtime) -> None:
     """In one batch: what the first two members of the refused unit would have taken is free for the next unit."""
-    await node(office, "n1", gpu=2)
-    await gang(office)
-    await allocation(office, "default", "other", gpu=2)
+    await node(runtime, "n1", gpu=2)
+    await gang(runtime)
+    await allocation(runtime, "default", "other", gpu=2)
     here = (Target("n1"),)
-    unit = [replace(await found(office, name), targets=here) for name in "abc"]
-    other = replace(await found(office, "other"), targets=here)
-    replies = await bind_all(office, [Bind.unit(unit, TEST), Bind.unit([other], TEST)])
+    unit = [replace(await found(runtime, name), targets=here) for name in "abc"]
+    other = replace(await found(runtime, "other"), targets=here)
+    replies = await bind_all(runtime, [Bind.unit(unit, TEST), Bind.unit([other], TEST)])
     assert [code(one) for one in replies] == ["no_capacity", "ok"]
-    assert [one.name for one in await placed(office, "n1")] == ["other"]
-    await assert_counters_equal_charges(office)
+    assert [one.name for one in await placed(runtime, "n1")] == ["other"]
+    await assert_counters_equal_charges(runtime)
 
 
-async def test_part_of_a_gang_is_not_placed_until_the_rest_runs(office: Office) -> None:
-    await node(office, "n1", gpu=8)
-    await gang(office)
-    refused = refusal(await bind_unit(office, "default", dict.fromkeys("ab", ("n1",))))
+async def test_part_of_a_gang_is_not_placed_until_the_rest_runs(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=8)
+    await gang(runtime)
+    refused = refusal(await bind_unit(runtime, "default", dict.fromkeys("ab", ("n1",))))
     assert refused.message == "the plan places 2 of the 3 members of gang g"
-    assert code(await bind_unit(office, "default", dict.fromkeys("abc", ("n1",)))) == "ok"
+    assert code(await bind_unit(runtime, "default", dict.fromkeys("abc", ("n1",)))) == "ok"
     # Whoever joins what runs, or comes back to it, comes alone.
-    await allocation(office, "default", "d", spec=GANG, gpu=1)
-    assert code(await bind(office, "default", "d", "n1")) == "ok"
-    await end(office, "default", "a", Phase.PENDING)
-    assert code(await bind(office, "default", "a", "n1")) == "ok"
-    await assert_counters_equal_charges(office)
+    await allocation(runtime, "default", "d", spec=GANG, gpu=1)
+    assert code(await bind(runtime, "default", "d", "n1")) == "ok"
+    await end(runtime, "default", "a", Phase.PENDING)
+    assert code(await bind(runtime, "default", "a", "n1")) == "ok"
+    await assert_counters_equal_charges(runtime)
 
 
-async def test_what_is_left_of_a_gang_that_lost_members_may_run_again(office: Office) -> None:
-    await node(office, "n1", gpu=8)
-    await gang(office)
-    await bind_unit(office, "default", dict.fromkeys("abc", ("n1",)))
-    await end(office, "default", "c")
+async def test_what_is_left_of_a_gang_that_lost_members_may_run_again(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=8)
+    await gang(runtime)
+    await bind_unit(runtime, "default", dict.fromkeys("abc", ("n1",)))
+    await end(runtime, "default", "c")
     for name in "ab":
-        await end(office, "default", name, Phase.PENDING)
-    assert code(await bind(office, "default", "a", "n1")) == "stale"
-    assert code(await bind_unit(office, "default", dict.fromkeys("ab", ("n1",)))) == "ok"
-    await assert_counters_equal_charges(office)
+        await end(runtime, "default", name, Phase.PENDING)
+    assert code(await bind(runtime, "default", "a", "n1")) == "stale"
+    assert code(await bind_unit(runtime, "default", dict.fromkeys("ab", ("n1",)))) == "ok"
+    await assert_counters_equal_charges(runtime)
 
 
-async def test_a_plan_for_what_was_deleted_and_created_anew_is_stale(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await allocation(office, "default", "a", gpu=1)
-    one = replace(await found(office, "a"), targets=(Target("n1"),))
+async def test_a_plan_for_what_was_deleted_and_created_anew_is_stale(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
+    await allocation(runtime, "default", "a", gpu=1)
+    one = replace(await found(runtime, "a"), targets=(Target("n1"),))
     for stale in (replace(one, uid="alloc-of-before"), replace(one, gang="g")):
-        (reply,) = await bind_all(office, [Bind.unit([stale], TEST)])
+        (reply,) = await bind_all(runtime, [Bind.unit([stale], TEST)])
         assert (code(reply), refusal(reply).message) == ("stale", "a was deleted and created anew")
-    assert [code(one) for one in await bind_all(office, [Bind.unit([one], TEST)])] == ["ok"]
-    assert [code(one) for one in await bind_all(office, [Bind.unit([one], TEST)])] == ["stale"]
+    assert [code(one) for one in await bind_all(runtime, [Bind.unit([one], TEST)])] == ["ok"]
+    assert [code(one) for one in await bind_all(runtime, [Bind.unit([one], TEST)])] == ["stale"]
 
 
-async def test_members_of_several_nodes_each(office: Office) -> None:
+async def test_members_of_several_nodes_each(runtime: Runtime) -> None:
     for name in ("n1", "n2"):
-        await node(office, name, gpu=2)
+        await node(runtime, name, gpu=2)
     for name in ("wide", "other"):
-        await allocation(office, "default", name, spec={"nodes": 2}, gpu=1)
-    assert code(await bind_unit(office, "default", {"wide": ("n1", "n2"), "other": ("n2", "n1")})) == "ok"
-    given = sorted((one.node, one.name, one.devices[GPU]) for one in await placed(office, "n1", "n2"))
+        await allocation(runtime, "default", name, spec={"nodes": 2}, gpu=1)
+    assert code(await bind_unit(runtime, "default", {"wide": ("n1", "n2"), "other": ("n2", "n1")})) == "ok"
+    given = sorted((one.node, one.name, one.devices[GPU]) for one in await placed(runtime, "n1", "n2"))
     assert given == [("n1", "other", (1,)), ("n1", "wide", (0,)), ("n2", "other", (1,)), ("n2", "wide", (0,))]
-    await assert_counters_equal_charges(office)
+    await assert_counters_equal_charges(runtime)
 
 
 # What is told of the placement.
 
 
-async def test_binding_tells_where_and_when_and_drops_what_was_said_of_the_wait(office: Office) -> None:
-    made = await node(office, "n1", gpu=2)
-    await allocation(office, "default", "a", gpu=1)
-    waiting = await status(office, "a")
+async def test_binding_tells_where_and_when_and_drops_what_was_said_of_the_wait(runtime: Runtime) -> None:
+    made = await node(runtime, "n1", gpu=2)
+    await allocation(runtime, "default", "a", gpu=1)
+    waiting = await status(runtime, "a")
     waiting |= {"reason": "no_capacity", "message": "full", "queuePosition": 3}
     waiting["nominated"] = [{"node": "n1", "until": "2030-01-01T00:00:00Z"}]
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await db.execute("UPDATE object SET status = $1 WHERE name = 'a'", msgspec.json.encode(waiting))
-    told = document(await bind(office, "default", "a", "n1"))["status"]
+    told = document(await bind(runtime, "default", "a", "n1"))["status"]
     assert not {"reason", "message", "queuePosition", "nominated"} & set(told)
     (condition,) = told["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("Scheduled", "True", "Bound")
@@ -217,25 +217,25 @@ async def test_binding_tells_where_and_when_and_drops_what_was_said_of_the_wait(
     assert told["allocatedResources"] == {GPU: "1"}
 
 
-async def test_work_on_several_nodes_tells_all_of_them_and_what_it_holds_there(office: Office) -> None:
+async def test_work_on_several_nodes_tells_all_of_them_and_what_it_holds_there(runtime: Runtime) -> None:
     for name in ("n1", "n2"):
-        await node(office, name, gpu=2)
-    await allocation(office, "default", "a", spec={"nodes": 2}, gpu=2)
-    told = document(await bind(office, "default", "a", "n1", "n2"))["status"]
+        await node(runtime, name, gpu=2)
+    await allocation(runtime, "default", "a", spec={"nodes": 2}, gpu=2)
+    told = document(await bind(runtime, "default", "a", "n1", "n2"))["status"]
     assert told["allocatedResources"] == {GPU: "4"}
     assert told["conditions"][0]["message"] == "Placed on 2 nodes: n1, n2"
 
 
-async def test_each_placement_has_a_higher_epoch(office: Office) -> None:
+async def test_each_placement_has_a_higher_epoch(runtime: Runtime) -> None:
     for name in ("n1", "n2"):
-        await node(office, name, gpu=2)
-    await allocation(office, "default", "a", gpu=1)
+        await node(runtime, name, gpu=2)
+    await allocation(runtime, "default", "a", gpu=1)
     for epoch in (1, 2, 3):
         where = f"n{epoch % 2 + 1}"
-        told = document(await bind(office, "default", "a", where))["status"]
+        told = document(await bind(runtime, "default", "a", where))["status"]
         assert told["epoch"] == epoch
-        assert [(one.node, one.epoch) for one in await placed(office, "n1", "n2")] == [(where, epoch)]
-        waiting = document(await end(office, "default", "a", Phase.PENDING))["status"]
+        assert [(one.node, one.epoch) for one in await placed(runtime, "n1", "n2")] == [(where, epoch)]
+        waiting = document(await end(runtime, "default", "a", Phase.PENDING))["status"]
         assert waiting["epoch"] == epoch
         assert "scheduledTime" not in waiting
 
@@ -243,94 +243,94 @@ async def test_each_placement_has_a_higher_epoch(office: Office) -> None:
 # Notes.
 
 
-def why(one: Member, reason: str, message: str = "", **rest: Any) -> Note:
+def why(one: BindMember, reason: str, message: str = "", **rest: Any) -> NotePending:
     given: dict[str, Any] = {"key": one.key, "origin": TEST, "uid": one.uid, "reason": reason, "message": message}
-    return Note(**(given | rest))
+    return NotePending(**(given | rest))
 
 
-async def noted(office: Office, command: Note) -> Reply:
-    (reply,) = await note(office, [command])
+async def noted(runtime: Runtime, command: NotePending) -> Reply:
+    (reply,) = await note(runtime, [command])
     return reply
 
 
-async def test_a_reason_is_written_once(office: Office) -> None:
-    await allocation(office, "default", "a", gpu=1)
-    one = await found(office, "a")
-    first = await noted(office, why(one, "no_capacity", "needs 1, largest has 0"))
+async def test_a_reason_is_written_once(runtime: Runtime) -> None:
+    await allocation(runtime, "default", "a", gpu=1)
+    one = await found(runtime, "a")
+    first = await noted(runtime, why(one, "no_capacity", "needs 1, largest has 0"))
     told = document(first)["status"]
     assert (told["phase"], told["reason"], told["message"]) == ("Pending", "no_capacity", "needs 1, largest has 0")
     (condition,) = told["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("Scheduled", "False", "no_capacity")
-    before = await everything(office)
-    assert await noted(office, why(one, "no_capacity", "needs 1, largest has 0.5")) == first
-    assert await everything(office) == before
-    other = await noted(office, why(one, "quota_exceeded", "waiting for quota headroom"))
+    before = await everything(runtime)
+    assert await noted(runtime, why(one, "no_capacity", "needs 1, largest has 0.5")) == first
+    assert await everything(runtime) == before
+    other = await noted(runtime, why(one, "quota_exceeded", "waiting for quota headroom"))
     assert isinstance(first, Written)
     assert isinstance(other, Written)
     assert other.revision == first.revision + 1
     assert document(other)["status"]["reason"] == "quota_exceeded"
-    await assert_counters_equal_charges(office)
+    await assert_counters_equal_charges(runtime)
 
 
-async def test_a_note_on_what_waits_no_more_is_stale(office: Office) -> None:
-    await node(office, "n1", gpu=1)
-    await allocation(office, "default", "a", gpu=1)
-    one = await found(office, "a")
+async def test_a_note_on_what_waits_no_more_is_stale(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=1)
+    await allocation(runtime, "default", "a", gpu=1)
+    one = await found(runtime, "a")
     missing = replace(one, key=Key("Allocation", "default", "nobody"))
     for command in (why(one, "no_capacity", uid="alloc-of-before"), why(missing, "no_capacity")):
-        assert code(await noted(office, command)) == "stale"
-    await bind(office, "default", "a", "n1")
-    assert code(await noted(office, why(one, "no_capacity"))) == "stale"
-    assert "reason" not in await status(office, "a")
+        assert code(await noted(runtime, command)) == "stale"
+    await bind(runtime, "default", "a", "n1")
+    assert code(await noted(runtime, why(one, "no_capacity"))) == "stale"
+    assert "reason" not in await status(runtime, "a")
 
 
-async def test_notes_carry_the_fence_too(office: Office) -> None:
-    await allocation(office, "default", "a", gpu=1)
-    one = await found(office, "a")
-    fence = await stand(office.database, "leader", 3600)
+async def test_notes_carry_the_fence_too(runtime: Runtime) -> None:
+    await allocation(runtime, "default", "a", gpu=1)
+    one = await found(runtime, "a")
+    fence = await stand(runtime.database, "leader", 3600)
     assert fence is not None
-    assert code(await noted(office, why(one, "no_capacity", fence=fence.number - 1))) == "stale"
-    assert "reason" not in await status(office, "a")
-    assert code(await noted(office, why(one, "no_capacity", fence=fence.number))) == "ok"
+    assert code(await noted(runtime, why(one, "no_capacity", fence=fence.number - 1))) == "stale"
+    assert "reason" not in await status(runtime, "a")
+    assert code(await noted(runtime, why(one, "no_capacity", fence=fence.number))) == "ok"
 
 
 # Plans.
 
 
 async def test_a_plan_longer_than_what_is_fed_at_once_is_answered_in_its_order(
-    office: Office, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lane_plan, "FEED_MAX", 7)
-    await node(office, "n1", gpu=8)
-    await node(office, "n2", gpu=100)
+    await node(runtime, "n1", gpu=8)
+    await node(runtime, "n2", gpu=100)
     names = [f"job-{number}" for number in range(30)]
-    await asyncio.gather(*(allocation(office, "default", name, gpu=1) for name in names))
+    await asyncio.gather(*(allocation(runtime, "default", name, gpu=1) for name in names))
     # Every third goes to the small node, which takes eight of them.
     unit = [
-        replace(await found(office, name), targets=(Target("n1" if number % 3 == 0 else "n2"),))
+        replace(await found(runtime, name), targets=(Target("n1" if number % 3 == 0 else "n2"),))
         for number, name in enumerate(names)
     ]
-    replies = await bind_all(office, [Bind.unit([one], TEST) for one in unit])
+    replies = await bind_all(runtime, [Bind.unit([one], TEST) for one in unit])
     refused = [index for index, reply in enumerate(replies) if code(reply) != "ok"]
     assert refused == [24, 27]
-    stored = [await get(office, "Allocation", "default", name) for name in names]
+    stored = [await get(runtime, "Allocation", "default", name) for name in names]
     assert [reply[0] for reply in replies if isinstance(reply, tuple)] == [
         one.revision for index, one in enumerate(stored) if index not in refused
     ]
-    await assert_counters_equal_charges(office)
+    await assert_counters_equal_charges(runtime)
 
 
-async def test_who_did_it_may_be_called_anything(office: Office) -> None:
+async def test_who_did_it_may_be_called_anything(runtime: Runtime) -> None:
     """Columns travel as texts: what stands in one must not shift the others."""
-    await node(office, "n1", gpu=8)
+    await node(runtime, "n1", gpu=8)
     for name in ("a", "b", "c"):
-        await allocation(office, "default", name, gpu=1)
+        await allocation(runtime, "default", name, gpu=1)
     odd = Origin("user:\x1fodd\x1f", "bind", "because\x1f, 'so' \"there\" \\ {}, NULL")
     origins = [TEST, odd, Origin("", "", "")]
-    unit = [replace(await found(office, name), targets=(Target("n1"),)) for name in "abc"]
-    replies = await bind_all(office, [Bind.unit([one], origin) for one, origin in zip(unit, origins, strict=True)])
+    unit = [replace(await found(runtime, name), targets=(Target("n1"),)) for name in "abc"]
+    replies = await bind_all(runtime, [Bind.unit([one], origin) for one, origin in zip(unit, origins, strict=True)])
     assert [code(one) for one in replies] == ["ok"] * 3
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         rows = await db.fetch("SELECT name, actor, verb, reason FROM change ORDER BY revision DESC LIMIT 3")
     told = {row["name"]: (row["actor"], row["verb"], row["reason"]) for row in rows}
     assert told["a"] == (TEST.actor, TEST.verb, TEST.reason)
@@ -338,14 +338,14 @@ async def test_who_did_it_may_be_called_anything(office: Office) -> None:
     assert told["c"] == ("", "", "")
 
 
-async def test_what_is_not_sent_again_is_fed_as_it_stands(office: Office) -> None:
+async def test_what_is_not_sent_again_is_fed_as_it_stands(runtime: Runtime) -> None:
     """The feed shows document and labels whole, and what was before, though a bind sends neither."""
-    await node(office, "n1", gpu=8)
-    await allocation(office, "default", "a", gpu=1)
-    before = await object_ops.get(office, Key("Allocation", "default", "a"))
+    await node(runtime, "n1", gpu=8)
+    await allocation(runtime, "default", "a", gpu=1)
+    before = await object_ops.get(runtime, Key("Allocation", "default", "a"))
     assert not isinstance(before, Refusal)
-    await bind(office, "default", "a", "n1")
-    async with office.database.reader() as db:
+    await bind(runtime, "default", "a", "n1")
+    async with runtime.database.reader() as db:
         row = await db.fetchrow("SELECT * FROM change ORDER BY revision DESC LIMIT 1")
     assert row["doc"] == before.doc
     assert msgspec.json.decode(row["labels"]) == msgspec.json.decode(row["before_labels"]) == dict(before.labels)

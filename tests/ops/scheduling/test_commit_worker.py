@@ -16,10 +16,10 @@ from bursar.core.nodes.bind_check import Target
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.runtime.command import DEPOSED
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling import commit_worker as clerk_module
-from bursar.ops.scheduling.bind import Bind, Bound, Member, bind
-from bursar.ops.scheduling.commit_worker import Clerk, Outcome
+from bursar.ops.scheduling.bind import Bind, BindMember, Bound, bind
+from bursar.ops.scheduling.commit_worker import CommitOutcome, CommitWorker
 from bursar.store.db.database import Connection, Unavailable
 from support.runtime.runtime import TEST, allocation, code, get, member, node, opened
 from support.scheduling.evictions import assert_books_balance
@@ -27,102 +27,112 @@ from support.scheduling.schedulers import term
 
 
 @pytest.fixture
-async def clerk(office: Office) -> AsyncIterator[Clerk]:
-    one = Clerk(office)
+async def worker(runtime: Runtime) -> AsyncIterator[CommitWorker]:
+    one = CommitWorker(runtime)
     one.call()
     await at_work(one)
     yield one
     await one.dismiss()
 
 
-async def at_work(one: Clerk, other_than: int | None = None) -> None:
+async def at_work(one: CommitWorker, other_than: int | None = None) -> None:
     async with asyncio.timeout(60):
         while not one.is_at_work or one.pid == other_than:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
-async def unit(office: Office, names: Sequence[str], where: str, fence: int | None = None) -> Bind:
-    members = [await member(office, "default", name, where) for name in names]
-    assert all(isinstance(one, Member) for one in members)
-    return Bind.unit([one for one in members if isinstance(one, Member)], TEST, fence)
+async def unit(runtime: Runtime, names: Sequence[str], where: str, fence: int | None = None) -> Bind:
+    members = [await member(runtime, "default", name, where) for name in names]
+    assert all(isinstance(one, BindMember) for one in members)
+    return Bind.unit([one for one in members if isinstance(one, BindMember)], TEST, fence)
 
 
-async def backlog(office: Office, count: int, where: str = "n1") -> list[Bind]:
+async def backlog(runtime: Runtime, count: int, where: str = "n1") -> list[Bind]:
     names = [f"job-{number:03}" for number in range(count)]
-    await asyncio.gather(*(allocation(office, "default", name, gpu=1) for name in names))
-    return [await unit(office, [name], where) for name in names]
+    await asyncio.gather(*(allocation(runtime, "default", name, gpu=1) for name in names))
+    return [await unit(runtime, [name], where) for name in names]
 
 
-async def revision_of(office: Office, name: str) -> int:
-    return (await get(office, "Allocation", "default", name)).revision
+async def revision_of(runtime: Runtime, name: str) -> int:
+    return (await get(runtime, "Allocation", "default", name)).revision
 
 
-async def placed(office: Office) -> list[str]:
-    async with office.database.reader() as db:
+async def placed(runtime: Runtime) -> list[str]:
+    async with runtime.database.reader() as db:
         return [row["name"] for row in await db.fetch("SELECT name FROM placement ORDER BY name")]
 
 
-async def test_what_the_clerk_is_told_is_placed_and_its_revisions_are_told(office: Office, clerk: Clerk) -> None:
-    await node(office, "n1", gpu=100)
-    commands = await backlog(office, 80)
-    outcome = await clerk.bind(commands)
-    assert outcome == [(await revision_of(office, one.key.name),) for one in commands]
-    assert await placed(office) == [one.key.name for one in commands]
-    await assert_books_balance(office)
+async def test_what_the_clerk_is_told_is_placed_and_its_revisions_are_told(
+    runtime: Runtime, worker: CommitWorker
+) -> None:
+    await node(runtime, "n1", gpu=100)
+    commands = await backlog(runtime, 80)
+    outcome = await worker.bind(commands)
+    assert outcome == [(await revision_of(runtime, one.key.name),) for one in commands]
+    assert await placed(runtime) == [one.key.name for one in commands]
+    await assert_books_balance(runtime)
 
 
-async def test_the_clerk_refuses_what_the_leader_would_refuse_in_the_same_words(office: Office, clerk: Clerk) -> None:
-    await node(office, "n1", gpu=2)
-    commands = await backlog(office, 3)
+async def test_the_clerk_refuses_what_the_leader_would_refuse_in_the_same_words(
+    runtime: Runtime, worker: CommitWorker
+) -> None:
+    await node(runtime, "n1", gpu=2)
+    commands = await backlog(runtime, 3)
     gone = Bind.unit([replace(commands[0].members[0], targets=(Target("nowhere"),))], TEST)
-    told = await clerk.bind([*commands, gone])
+    told = await worker.bind([*commands, gone])
     assert [code(one) for one in told] == ["ok", "ok", "no_capacity", "stale"]
     # The same again, here: what is placed by now waits no more, and the rest has no room.
-    again = await bind(office, [commands[2], gone])
+    again = await bind(runtime, [commands[2], gone])
     assert told[2] == again[0]
     assert isinstance(again[1], Refusal)
 
 
-async def test_a_unit_of_several_is_placed_by_the_clerk_as_a_whole_or_not_at_all(office: Office, clerk: Clerk) -> None:
-    await node(office, "n1", gpu=3)
-    await backlog(office, 4)
-    pair, too_many = [await unit(office, names, "n1") for names in (["job-000", "job-001"], ["job-002", "job-003"])]
-    told = await clerk.bind([pair, too_many])
-    assert told[0] == (await revision_of(office, "job-000"), await revision_of(office, "job-001"))
+async def test_a_unit_of_several_is_placed_by_the_clerk_as_a_whole_or_not_at_all(
+    runtime: Runtime, worker: CommitWorker
+) -> None:
+    await node(runtime, "n1", gpu=3)
+    await backlog(runtime, 4)
+    pair, too_many = [await unit(runtime, names, "n1") for names in (["job-000", "job-001"], ["job-002", "job-003"])]
+    told = await worker.bind([pair, too_many])
+    assert told[0] == (await revision_of(runtime, "job-000"), await revision_of(runtime, "job-001"))
     assert code(told[1]) == "no_capacity"
-    assert await placed(office) == ["job-000", "job-001"]
+    assert await placed(runtime) == ["job-000", "job-001"]
 
 
-async def test_the_clerk_of_who_was_deposed_places_nothing(office: Office, rival: Office, clerk: Clerk) -> None:
-    await node(office, "n1", gpu=4)
-    await backlog(office, 1)
-    old = await term(office, "old")
+async def test_the_clerk_of_who_was_deposed_places_nothing(
+    runtime: Runtime, rival: Runtime, worker: CommitWorker
+) -> None:
+    await node(runtime, "n1", gpu=4)
+    await backlog(runtime, 1)
+    old = await term(runtime, "old")
     await term(rival, "new", depose=True)
-    (told,) = await clerk.bind([await unit(office, ["job-000"], "n1", old)])
+    (told,) = await worker.bind([await unit(runtime, ["job-000"], "n1", old)])
     assert told == DEPOSED
-    assert await placed(office) == []
+    assert await placed(runtime) == []
 
 
-async def test_until_the_clerk_is_there_the_leader_does_it(office: Office) -> None:
-    await node(office, "n1", gpu=4)
-    one = Clerk(office)
-    (told,) = await one.bind(await backlog(office, 1))
-    assert told == (await revision_of(office, "job-000"),)
+async def test_until_the_clerk_is_there_the_leader_does_it(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=4)
+    one = CommitWorker(runtime)
+    (told,) = await one.bind(await backlog(runtime, 1))
+    assert told == (await revision_of(runtime, "job-000"),)
 
 
-async def test_who_follows_the_feed_here_is_told_of_what_the_clerk_commits(office: Office, clerk: Clerk) -> None:
-    await node(office, "n1", gpu=4)
-    commands = await backlog(office, 1)
+async def test_who_follows_the_feed_here_is_told_of_what_the_clerk_commits(
+    runtime: Runtime, worker: CommitWorker
+) -> None:
+    await node(runtime, "n1", gpu=4)
+    commands = await backlog(runtime, 1)
     told: list[int] = []
-    office.on_commit.append(lambda: told.append(1))
-    await clerk.bind(commands)
+    runtime.on_commit.append(lambda: told.append(1))
+    await worker.bind(commands)
     assert told
 
 
-async def held_up(db: Connection, clerk: Clerk, commands: Sequence[Bind]) -> asyncio.Task[list[Bound]]:
+async def held_up(db: Connection, worker: CommitWorker, commands: Sequence[Bind]) -> asyncio.Task[list[Bound]]:
     """The clerk waits for a lock in the middle of what it was told."""
     await db.execute("SELECT 1 FROM node WHERE name = 'n1' FOR UPDATE")
-    working = asyncio.create_task(clerk.bind(commands))
+    working = asyncio.create_task(worker.bind(commands))
     async with asyncio.timeout(60):
         while not await db.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -130,85 +140,87 @@ async def held_up(db: Connection, clerk: Clerk, commands: Sequence[Bind]) -> asy
 
 
 async def test_of_a_clerk_that_was_killed_nobody_believes_anything_and_another_comes(
-    office: Office, clerk: Clerk, db: Connection
+    runtime: Runtime, worker: CommitWorker, db: Connection
 ) -> None:
-    await node(office, "n1", gpu=100)
-    commands = await backlog(office, 70)
-    first = clerk.pid
+    await node(runtime, "n1", gpu=100)
+    commands = await backlog(runtime, 70)
+    first = worker.pid
     assert first is not None
     async with db.transaction():
-        working = await held_up(db, clerk, commands)
+        working = await held_up(db, worker, commands)
         os.kill(first, signal.SIGKILL)
         with pytest.raises(Unavailable):
             await working
-    assert await placed(office) == []
-    await at_work(clerk, other_than=first)
-    assert [code(one) for one in await clerk.bind(commands)] == ["ok"] * 70
-    await assert_books_balance(office)
+    assert await placed(runtime) == []
+    await at_work(worker, other_than=first)
+    assert [code(one) for one in await worker.bind(commands)] == ["ok"] * 70
+    await assert_books_balance(runtime)
 
 
-async def test_a_clerk_that_answers_others_is_not_stuck(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_clerk_that_answers_others_is_not_stuck(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have much to do before it comes to this."""
     monkeypatch.setattr(clerk_module, "SILENCE_SECONDS_MAX", 0.3)
-    one, loop = Clerk(office), asyncio.get_running_loop()
-    answer: asyncio.Future[Outcome] = loop.create_future()
+    one, loop = CommitWorker(runtime), asyncio.get_running_loop()
+    answer: asyncio.Future[CommitOutcome] = loop.create_future()
     hearing = asyncio.create_task(one._hear_of(answer))
     for _ in range(20):
         await asyncio.sleep(0.05)
         one._heard_at = loop.time()
-    answer.set_result(Outcome(1))
-    assert await hearing == Outcome(1)
+    answer.set_result(CommitOutcome(1))
+    assert await hearing == CommitOutcome(1)
     with pytest.raises(Unavailable, match="stuck"):
         await one._hear_of(loop.create_future())
 
 
-async def test_a_watcher_that_fails_undoes_nothing(office: Office, clerk: Clerk) -> None:
+async def test_a_watcher_that_fails_undoes_nothing(runtime: Runtime, worker: CommitWorker) -> None:
     def fail() -> None:
         raise RuntimeError("a bug")
 
-    await node(office, "n1", gpu=4)
-    commands = await backlog(office, 2)
-    office.on_commit.append(fail)
-    assert [code(one) for one in await clerk.bind(commands)] == ["ok", "ok"]
+    await node(runtime, "n1", gpu=4)
+    commands = await backlog(runtime, 2)
+    runtime.on_commit.append(fail)
+    assert [code(one) for one in await worker.bind(commands)] == ["ok", "ok"]
 
 
-async def test_a_clerk_that_is_stuck_is_given_up(office: Office, clerk: Clerk, monkeypatch: pytest.MonkeyPatch) -> None:
-    await node(office, "n1", gpu=4)
-    commands = await backlog(office, 1)
-    stuck = clerk.pid
+async def test_a_clerk_that_is_stuck_is_given_up(
+    runtime: Runtime, worker: CommitWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node(runtime, "n1", gpu=4)
+    commands = await backlog(runtime, 1)
+    stuck = worker.pid
     assert stuck is not None
     os.kill(stuck, signal.SIGSTOP)
     monkeypatch.setattr(clerk_module, "SILENCE_SECONDS_MAX", 0.2)
     with pytest.raises(Unavailable, match="stuck"):
-        await clerk.bind(commands)
+        await worker.bind(commands)
     monkeypatch.undo()
-    await at_work(clerk, other_than=stuck)
-    assert [code(one) for one in await clerk.bind(commands)] == ["ok"]
+    await at_work(worker, other_than=stuck)
+    assert [code(one) for one in await worker.bind(commands)] == ["ok"]
 
 
 async def test_a_clerk_that_was_dismissed_is_gone_and_what_it_did_not_commit_is_undone(
-    office: Office, clerk: Clerk, db: Connection
+    runtime: Runtime, worker: CommitWorker, db: Connection
 ) -> None:
-    await node(office, "n1", gpu=100)
-    commands = await backlog(office, 70)
-    pid = clerk.pid
+    await node(runtime, "n1", gpu=100)
+    commands = await backlog(runtime, 70)
+    pid = worker.pid
     assert pid is not None
     async with db.transaction():
-        working = await held_up(db, clerk, commands)
-        await clerk.dismiss()
+        working = await held_up(db, worker, commands)
+        await worker.dismiss()
         with pytest.raises(Unavailable):
             await working
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert not clerk.is_at_work
-    assert await placed(office) == []
-    await assert_books_balance(office)
+    assert not worker.is_at_work
+    assert await placed(runtime) == []
+    await assert_books_balance(runtime)
 
 
 # Clerks that do not come, or do not stay.
 
 
-async def started(one: Clerk) -> int:
+async def started(one: CommitWorker) -> int:
     """The pid of a clerk that was called, and that is not there yet."""
     async with asyncio.timeout(60):
         while one.pid is None:  # noqa: ASYNC110
@@ -221,8 +233,8 @@ def children() -> set[str]:
     return {pid for one in found for pid in one.read_text().split()}
 
 
-async def test_a_clerk_that_never_gets_ready_is_replaced(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Clerk(office)
+async def test_a_clerk_that_never_gets_ready_is_replaced(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = CommitWorker(runtime)
     monkeypatch.setattr(clerk_module, "START_SECONDS_MAX", 0.1)
     one.call()
     stuck = await started(one)
@@ -236,9 +248,9 @@ async def test_a_clerk_that_never_gets_ready_is_replaced(office: Office, monkeyp
 
 
 async def test_what_keeps_a_clerk_from_coming_keeps_no_later_one(
-    office: Office, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    one = Clerk(office)
+    one = CommitWorker(runtime)
     with capture_logs() as logs:
         monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
         one.call()
@@ -252,11 +264,11 @@ async def test_what_keeps_a_clerk_from_coming_keeps_no_later_one(
 
 
 async def test_a_clerk_imports_nothing_from_where_the_leader_was_started(
-    office: Office, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "structlog.py").write_text("raise SystemExit('somebody else wrote this')")
     monkeypatch.chdir(tmp_path)
-    one = Clerk(office)
+    one = CommitWorker(runtime)
     with capture_logs() as logs:
         one.call()
         await at_work(one)
@@ -264,24 +276,26 @@ async def test_a_clerk_imports_nothing_from_where_the_leader_was_started(
     await one.dismiss()
 
 
-async def test_those_who_die_without_an_answer_are_called_less_and_less_often(office: Office, clerk: Clerk) -> None:
+async def test_those_who_die_without_an_answer_are_called_less_and_less_often(
+    runtime: Runtime, worker: CommitWorker
+) -> None:
     """Else one that dies of each order would be told all orders for ever, and none would be carried out."""
-    await node(office, "n1", gpu=4)
+    await node(runtime, "n1", gpu=4)
     with capture_logs() as logs:
         for answers in (False, False, True):
             if answers:
-                await clerk.bind(await backlog(office, 1))
-            died = clerk.pid
+                await worker.bind(await backlog(runtime, 1))
+            died = worker.pid
             assert died is not None
             os.kill(died, signal.SIGKILL)
-            await at_work(clerk, other_than=died)
+            await at_work(worker, other_than=died)
     assert [one["pause_seconds"] for one in logs if one["log_level"] == "warning"] == [0.2, 0.5, 0.1]
 
 
-async def test_a_clerk_dismissed_while_it_is_being_started_leaves_nothing_behind(office: Office) -> None:
+async def test_a_clerk_dismissed_while_it_is_being_started_leaves_nothing_behind(runtime: Runtime) -> None:
     ours, open_files = children(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for turns in range(8):
-        one = Clerk(office)
+        one = CommitWorker(runtime)
         one.call()
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -295,20 +309,20 @@ def test_whatever_is_told_to_a_clerk_that_has_just_died_is_not_known(database_ur
     """On the loop that controllers run on, which will not have anything written to who is gone."""
 
     async def tell() -> list[list[Bound] | BaseException]:
-        async with opened(database_url) as office:
-            await node(office, "n1", gpu=4)
-            commands = await backlog(office, 1)
-            clerk = Clerk(office)
-            clerk.call()
-            await at_work(clerk)
+        async with opened(database_url) as runtime:
+            await node(runtime, "n1", gpu=4)
+            commands = await backlog(runtime, 1)
+            worker = CommitWorker(runtime)
+            worker.call()
+            await at_work(worker)
             told: list[asyncio.Task[list[Bound]]] = []
 
             def tell_it() -> None:
-                told.append(asyncio.create_task(clerk.bind(commands)))
+                told.append(asyncio.create_task(worker.bind(commands)))
 
             async def kill() -> None:
-                assert clerk.pid is not None
-                _kill_and_watch(clerk.pid)
+                assert worker.pid is not None
+                _kill_and_watch(worker.pid)
                 # One more, begun between the end of the connection and the moment when whoever reads it hears of that.
                 asyncio.get_running_loop().call_soon(tell_it)
 
@@ -318,7 +332,7 @@ def test_whatever_is_told_to_a_clerk_that_has_just_died_is_not_known(database_ur
             while len(told) < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             answers = await asyncio.gather(*told, return_exceptions=True)
-            await clerk.dismiss()
+            await worker.dismiss()
             return answers
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -6,17 +6,17 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from bursar.core.nodes.eviction import Notice, Reason, Rule
+from bursar.core.nodes.eviction import EvictionReason, EvictionRule, Notice
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Stored
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Written
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling import bind as bind_ops
 from bursar.ops.scheduling import evict as evict_ops
-from bursar.ops.scheduling.bind import Note
-from bursar.ops.scheduling.evict import Preempt, Victim, preempt
+from bursar.ops.scheduling.bind import NotePending
+from bursar.ops.scheduling.evict import EvictionVictim, Preempt, preempt
 from bursar.store.nodes import node as node_store
 from support.api.site import eventually
 from support.runtime.runtime import (
@@ -37,30 +37,30 @@ from support.scheduling.evictions import GPU, PREEMPTED, assert_books_balance, k
 # Being stopped, and waiting again.
 
 
-async def test_what_is_evicted_is_told_why_by_whom_and_by_when(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await running(office, "low", "n1")
-    told = document(await stop(office, "low"))["status"]
+async def test_what_is_evicted_is_told_why_by_whom_and_by_when(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
+    await running(runtime, "low", "n1")
+    told = document(await stop(runtime, "low"))["status"]
     assert (told["phase"], told["reason"], told["message"]) == ("Terminating", "Preempted", "Preempted by prod/urgent")
     notice = told["eviction"]
     assert (notice["reason"], notice["rule"], notice["by"]) == ("Preempted", "LowerPriority", "prod/urgent")
     assert (notice["gracePeriodSeconds"], notice["requeue"]) == (60, True)
     (condition,) = (one for one in told["conditions"] if one["type"] == "Terminating")
     assert (condition["status"], condition["reason"]) == ("True", "Preempted")
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         (placement,) = await node_store.load_placements_on(db, ["n1"])
     assert not placement.wanted
-    assert (await counters(office))["tenant:default", GPU].bound == 1000, "nothing comes back before it is gone"
-    await assert_books_balance(office)
+    assert (await counters(runtime))["tenant:default", GPU].bound == 1000, "nothing comes back before it is gone"
+    await assert_books_balance(runtime)
 
 
 @pytest.mark.parametrize("phase", [Phase.FAILED, Phase.CANCELLED, Phase.PENDING])
-async def test_what_was_stopped_waits_again_and_keeps_its_place(office: Office, phase: Phase) -> None:
-    await node(office, "n1", gpu=2)
-    await running(office, "low", "n1")
-    submitted = msgspec.json.decode((await stored(office, "low")).doc)["metadata"]["creationTimestamp"]
-    await stop(office, "low")
-    again = document(await says(office, "n1", "low", phase, exit_code=143))
+async def test_what_was_stopped_waits_again_and_keeps_its_place(runtime: Runtime, phase: Phase) -> None:
+    await node(runtime, "n1", gpu=2)
+    await running(runtime, "low", "n1")
+    submitted = msgspec.json.decode((await stored(runtime, "low")).doc)["metadata"]["creationTimestamp"]
+    await stop(runtime, "low")
+    again = document(await says(runtime, "n1", "low", phase, exit_code=143))
     assert again["metadata"]["creationTimestamp"] == submitted
     assert {name: again["status"].get(name) for name in ("phase", "reason", "message", "eviction", "nodes")} == {
         "phase": "Pending",
@@ -70,40 +70,40 @@ async def test_what_was_stopped_waits_again_and_keeps_its_place(office: Office, 
         "nodes": None,
     }
     assert {one["type"]: one["status"] for one in again["status"]["conditions"]} == {"Scheduled": "False"}
-    row = (await counters(office))["tenant:default", GPU]
+    row = (await counters(runtime))["tenant:default", GPU]
     assert (row.accepted, row.bound) == (1000, 0)
-    await assert_books_balance(office)
-    assert code(await bind(office, "default", "low", "n1")) == "ok"
-    assert document(await end(office, "default", "low"))["status"]["phase"] == "Succeeded"
-    await assert_books_balance(office)
+    await assert_books_balance(runtime)
+    assert code(await bind(runtime, "default", "low", "n1")) == "ok"
+    assert document(await end(runtime, "default", "low"))["status"]["phase"] == "Succeeded"
+    await assert_books_balance(runtime)
 
 
-async def test_evicted_work_says_why_it_waits_now_beside_why_it_was_stopped(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await running(office, "low", "n1")
-    await stop(office, "low")
-    await says(office, "n1", "low", Phase.CANCELLED)
-    uid = (await stored(office, "low")).uid
-    note = Note(key=key("low"), origin=TEST, uid=uid, reason="no_capacity", message="no node has 1 GPU free")
+async def test_evicted_work_says_why_it_waits_now_beside_why_it_was_stopped(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
+    await running(runtime, "low", "n1")
+    await stop(runtime, "low")
+    await says(runtime, "n1", "low", Phase.CANCELLED)
+    uid = (await stored(runtime, "low")).uid
+    note = NotePending(key=key("low"), origin=TEST, uid=uid, reason="no_capacity", message="no node has 1 GPU free")
     for _ in range(2):
-        assert code((await bind_ops.note(office, [note]))[0]) == "ok"
-    told = await status(office, "low")
+        assert code((await bind_ops.note(runtime, [note]))[0]) == "ok"
+    told = await status(runtime, "low")
     assert (told["reason"], told["message"]) == ("Preempted", "Preempted by prod/urgent")
     (condition,) = told["conditions"]
     assert (condition["reason"], condition["message"]) == ("no_capacity", "no node has 1 GPU free")
 
 
-async def test_what_had_succeeded_by_itself_has_succeeded(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await running(office, "low", "n1")
-    await stop(office, "low")
+async def test_what_had_succeeded_by_itself_has_succeeded(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
+    await running(runtime, "low", "n1")
+    await stop(runtime, "low")
     # A node that patches the phase alone repeats the reason that stood there.
-    done = await says(office, "n1", "low", Phase.SUCCEEDED, reason="Preempted", message="Preempted by prod/urgent")
+    done = await says(runtime, "n1", "low", Phase.SUCCEEDED, reason="Preempted", message="Preempted by prod/urgent")
     shown = document(done)["status"]
     assert shown["phase"] == "Succeeded"
     assert not {"eviction", "reason", "message"} & set(shown)
     assert "Terminating" not in {one["type"] for one in shown["conditions"]}
-    await assert_books_balance(office)
+    await assert_books_balance(runtime)
 
 
 @pytest.mark.parametrize(
@@ -115,25 +115,27 @@ async def test_what_had_succeeded_by_itself_has_succeeded(office: Office) -> Non
     ],
 )
 async def test_work_on_two_nodes_waits_again_when_both_have_spoken(
-    office: Office, first: Phase, last: Phase, becomes: str
+    runtime: Runtime, first: Phase, last: Phase, becomes: str
 ) -> None:
     for name in ("a", "b"):
-        await node(office, name, gpu=2)
-    await running(office, "wide", "a", "b", spec={"nodes": 2})
-    await stop(office, "wide")
-    assert document(await says(office, "a", "wide", first))["status"]["phase"] == "Terminating"
-    await assert_books_balance(office)
-    assert document(await says(office, "b", "wide", last))["status"]["phase"] == becomes
-    await assert_books_balance(office)
+        await node(runtime, name, gpu=2)
+    await running(runtime, "wide", "a", "b", spec={"nodes": 2})
+    await stop(runtime, "wide")
+    assert document(await says(runtime, "a", "wide", first))["status"]["phase"] == "Terminating"
+    await assert_books_balance(runtime)
+    assert document(await says(runtime, "b", "wide", last))["status"]["phase"] == becomes
+    await assert_books_balance(runtime)
 
 
-async def test_evicting_twice_never_moves_the_deadline_back(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await running(office, "low", "n1")
-    first = document(await stop(office, "low"))["status"]["eviction"]
-    again = await stop(office, "low", Notice(Reason.DRAINED, Rule.DRAIN, "user:admin", "drained", 600))
+async def test_evicting_twice_never_moves_the_deadline_back(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
+    await running(runtime, "low", "n1")
+    first = document(await stop(runtime, "low"))["status"]["eviction"]
+    again = await stop(runtime, "low", Notice(EvictionReason.DRAINED, EvictionRule.DRAIN, "user:admin", "drained", 600))
     assert document(again)["status"]["eviction"] == first
-    sooner = document(await stop(office, "low", Notice(Reason.DRAINED, Rule.DRAIN, "user:admin", "drained", 5)))
+    sooner = document(
+        await stop(runtime, "low", Notice(EvictionReason.DRAINED, EvictionRule.DRAIN, "user:admin", "drained", 5))
+    )
     assert sooner["status"]["eviction"]["deadline"] < first["deadline"]
     assert sooner["status"]["eviction"] == {
         **first, "deadline": sooner["status"]["eviction"]["deadline"], "gracePeriodSeconds": 5,
@@ -141,111 +143,115 @@ async def test_evicting_twice_never_moves_the_deadline_back(office: Office) -> N
     assert sooner["status"]["reason"] == "Preempted", "the first reason stands"
 
 
-async def test_what_is_not_placed_cannot_be_evicted(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await allocation(office, "default", "waiting", gpu=1)
-    assert code(await stop(office, "waiting")) == "stale"
-    await running(office, "done", "n1")
-    await end(office, "default", "done")
-    assert code(await stop(office, "done")) == "stale"
+async def test_what_is_not_placed_cannot_be_evicted(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
+    await allocation(runtime, "default", "waiting", gpu=1)
+    assert code(await stop(runtime, "waiting")) == "stale"
+    await running(runtime, "done", "n1")
+    await end(runtime, "default", "done")
+    assert code(await stop(runtime, "done")) == "stale"
     command = evict_ops.Evict(key=key("nobody"), origin=TEST, notice=PREEMPTED)
-    assert code(await office.binding.submit(command, "default")) == "not_found"
+    assert code(await runtime.binding.submit(command, "default")) == "not_found"
 
 
-async def test_another_of_the_same_name_is_left_alone(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await running(office, "low", "n1")
+async def test_another_of_the_same_name_is_left_alone(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
+    await running(runtime, "low", "n1")
     command = evict_ops.Evict(key=key("low"), uid="alloc-another", origin=TEST, notice=PREEMPTED)
-    assert code(await office.binding.submit(command, "default")) == "conflict"
-    assert (await status(office, "low"))["phase"] == "Running"
+    assert code(await runtime.binding.submit(command, "default")) == "conflict"
+    assert (await status(runtime, "low"))["phase"] == "Running"
 
 
 @pytest.mark.parametrize("order", ["deleted first", "evicted first"])
-async def test_what_is_being_deleted_just_ends(office: Office, order: str) -> None:
-    await node(office, "n1", gpu=2)
-    await running(office, "low", "n1")
+async def test_what_is_being_deleted_just_ends(runtime: Runtime, order: str) -> None:
+    await node(runtime, "n1", gpu=2)
+    await running(runtime, "low", "n1")
     if order == "deleted first":
-        await delete(office, "Allocation", "default", "low")
-        await stop(office, "low", Notice(Reason.PREEMPTED, Rule.ADMIN, "user:admin", "now", 1))
+        await delete(runtime, "Allocation", "default", "low")
+        await stop(runtime, "low", Notice(EvictionReason.PREEMPTED, EvictionRule.ADMIN, "user:admin", "now", 1))
     else:
-        await stop(office, "low")
-        await delete(office, "Allocation", "default", "low")
-    told = (await status(office, "low"))["eviction"]
+        await stop(runtime, "low")
+        await delete(runtime, "Allocation", "default", "low")
+    told = (await status(runtime, "low"))["eviction"]
     assert told["requeue"] is False
-    gone = await says(office, "n1", "low", Phase.PENDING)
+    gone = await says(runtime, "n1", "low", Phase.PENDING)
     assert isinstance(gone, Written)
     assert gone.deleted
-    row = (await counters(office))["tenant:default", GPU]
+    row = (await counters(runtime))["tenant:default", GPU]
     assert (row.accepted, row.bound) == (0, 0)
-    await assert_books_balance(office)
+    await assert_books_balance(runtime)
 
 
-async def test_a_deletion_with_much_time_is_hastened_by_an_eviction(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await running(office, "low", "n1")
-    await delete(office, "Allocation", "default", "low")
-    deletion = msgspec.json.decode((await stored(office, "low")).doc)["metadata"]["deletionTimestamp"]
-    later = document(await stop(office, "low"))["status"]["eviction"]["deadline"]
+async def test_a_deletion_with_much_time_is_hastened_by_an_eviction(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
+    await running(runtime, "low", "n1")
+    await delete(runtime, "Allocation", "default", "low")
+    deletion = msgspec.json.decode((await stored(runtime, "low")).doc)["metadata"]["deletionTimestamp"]
+    later = document(await stop(runtime, "low"))["status"]["eviction"]["deadline"]
     assert later == deletion, "the deletion's 30 seconds are less than the notice's 60"
-    sooner = document(await stop(office, "low", Notice(Reason.PREEMPTED, Rule.ADMIN, "user:admin", "now", 1)))
+    sooner = document(
+        await stop(runtime, "low", Notice(EvictionReason.PREEMPTED, EvictionRule.ADMIN, "user:admin", "now", 1))
+    )
     assert sooner["status"]["eviction"]["deadline"] < deletion
 
 
-async def test_a_gang_is_evicted_as_a_whole(office: Office) -> None:
+async def test_a_gang_is_evicted_as_a_whole(runtime: Runtime) -> None:
     for name in ("a", "b", "c"):
-        await node(office, name, gpu=2)
+        await node(runtime, name, gpu=2)
     gang = {"gangScheduling": {"groupId": "g", "minMembers": 2}}
     for name in ("one", "two"):
-        await allocation(office, "default", name, spec=gang, gpu=1)
-    assert code(await bind_unit(office, "default", {"one": ("a",), "two": ("b",)})) == "ok"
-    await running(office, "alone", "c")
-    await stop(office, "one")
-    assert {name: (await status(office, name))["phase"] for name in ("one", "two", "alone")} == {
+        await allocation(runtime, "default", name, spec=gang, gpu=1)
+    assert code(await bind_unit(runtime, "default", {"one": ("a",), "two": ("b",)})) == "ok"
+    await running(runtime, "alone", "c")
+    await stop(runtime, "one")
+    assert {name: (await status(runtime, name))["phase"] for name in ("one", "two", "alone")} == {
         "one": "Terminating",
         "two": "Terminating",
         "alone": "Running",
     }
     for name in ("one", "two"):
-        assert document(await end(office, "default", name, Phase.CANCELLED))["status"]["phase"] == "Pending"
-    await assert_books_balance(office)
-    assert code(await bind_unit(office, "default", {"one": ("a",), "two": ("b",)})) == "ok"
+        assert document(await end(runtime, "default", name, Phase.CANCELLED))["status"]["phase"] == "Pending"
+    await assert_books_balance(runtime)
+    assert code(await bind_unit(runtime, "default", {"one": ("a",), "two": ("b",)})) == "ok"
 
 
-async def gang_of_three(office: Office) -> None:
+async def gang_of_three(runtime: Runtime) -> None:
     """Two of a gang run, and a third that came later waits."""
     for name in ("a", "b", "c"):
-        await node(office, name, gpu=2)
+        await node(runtime, name, gpu=2)
     for name in ("one", "two", "three"):
-        await allocation(office, "default", name, spec={"gangScheduling": {"groupId": "g", "minMembers": 2}}, gpu=1)
-    assert code(await bind_unit(office, "default", {"one": ("a",), "two": ("b",)})) == "ok"
+        await allocation(runtime, "default", name, spec={"gangScheduling": {"groupId": "g", "minMembers": 2}}, gpu=1)
+    assert code(await bind_unit(runtime, "default", {"one": ("a",), "two": ("b",)})) == "ok"
 
 
-async def phases(office: Office) -> set[str]:
-    return {(await status(office, name))["phase"] for name in ("one", "two", "three")}
+async def phases(runtime: Runtime) -> set[str]:
+    return {(await status(runtime, name))["phase"] for name in ("one", "two", "three")}
 
 
-async def are_waiting(office: Office, count: int) -> bool:
+async def are_waiting(runtime: Runtime, count: int) -> bool:
     """Whether so many wait for a lock."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         waiting = await db.fetchval(
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
     return bool(waiting == count)
 
 
-async def test_a_member_placed_while_its_gang_is_evicted_does_not_stay_alone(office: Office, database_url: str) -> None:
-    await gang_of_three(office)
+async def test_a_member_placed_while_its_gang_is_evicted_does_not_stay_alone(
+    runtime: Runtime, database_url: str
+) -> None:
+    await gang_of_three(runtime)
     async with opened(database_url) as other:
-        async with office.database.reader() as db, db.transaction():
+        async with runtime.database.reader() as db, db.transaction():
             # Whoever comes now has read what it reads without locks, and waits.
             await db.execute("SELECT 1 FROM object WHERE kind = 'Allocation' AND name = 'one' FOR UPDATE")
             binding = asyncio.create_task(bind(other, "default", "three", "c"))
             await eventually(lambda: are_waiting(other, 1))
-            evicting = asyncio.create_task(stop(office, "one"))
+            evicting = asyncio.create_task(stop(runtime, "one"))
             await eventually(lambda: are_waiting(other, 2))
         assert [code(one) for one in await asyncio.gather(binding, evicting)] == ["ok", "ok"]
-    assert await phases(office) == {"Terminating"}
-    await assert_books_balance(office)
+    assert await phases(runtime) == {"Terminating"}
+    await assert_books_balance(runtime)
 
 
 # Making room for another.
@@ -258,119 +264,119 @@ def plan(nominee: Stored, *victims: Stored) -> Preempt:
         origin=TEST,
         nominated=("n1",),
         until=now() + timedelta(seconds=90),
-        victims=tuple(Victim(one.key, one.uid, PREEMPTED, one.gang) for one in victims),
+        victims=tuple(EvictionVictim(one.key, one.uid, PREEMPTED, one.gang) for one in victims),
     )
 
 
-async def test_victims_are_stopped_and_their_room_is_held_in_one_step(office: Office) -> None:
-    await node(office, "n1", gpu=2)
+async def test_victims_are_stopped_and_their_room_is_held_in_one_step(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
     for name in ("a", "b"):
-        await running(office, name, "n1")
-    await allocation(office, "default", "urgent", gpu=2)
-    victims = [await stored(office, name) for name in ("a", "b")]
-    (reply,) = await preempt(office, [plan(await stored(office, "urgent"), *victims)])
+        await running(runtime, name, "n1")
+    await allocation(runtime, "default", "urgent", gpu=2)
+    victims = [await stored(runtime, name) for name in ("a", "b")]
+    (reply,) = await preempt(runtime, [plan(await stored(runtime, "urgent"), *victims)])
     ((nomination),) = document(reply)["status"]["nominated"]
     assert nomination["node"] == "n1"
-    assert {(await status(office, name))["phase"] for name in ("a", "b")} == {"Terminating"}
+    assert {(await status(runtime, name))["phase"] for name in ("a", "b")} == {"Terminating"}
     for name in ("a", "b"):
-        await end(office, "default", name, Phase.CANCELLED)
-    assert code(await bind(office, "default", "urgent", "n1")) == "ok"
-    await assert_books_balance(office)
+        await end(runtime, "default", name, Phase.CANCELLED)
+    assert code(await bind(runtime, "default", "urgent", "n1")) == "ok"
+    await assert_books_balance(runtime)
 
 
-async def test_a_gang_that_is_a_victim_goes_with_members_that_the_plan_did_not_know(office: Office) -> None:
-    await gang_of_three(office)
-    await allocation(office, "default", "urgent", gpu=2)
-    victims = [await stored(office, name) for name in ("one", "two")]
-    assert code(await bind(office, "default", "three", "c")) == "ok"
-    (reply,) = await preempt(office, [plan(await stored(office, "urgent"), *victims)])
+async def test_a_gang_that_is_a_victim_goes_with_members_that_the_plan_did_not_know(runtime: Runtime) -> None:
+    await gang_of_three(runtime)
+    await allocation(runtime, "default", "urgent", gpu=2)
+    victims = [await stored(runtime, name) for name in ("one", "two")]
+    assert code(await bind(runtime, "default", "three", "c")) == "ok"
+    (reply,) = await preempt(runtime, [plan(await stored(runtime, "urgent"), *victims)])
     assert code(reply) == "ok"
-    assert await phases(office) == {"Terminating"}
-    await assert_books_balance(office)
+    assert await phases(runtime) == {"Terminating"}
+    await assert_books_balance(runtime)
 
 
-async def test_a_plan_that_went_stale_changes_nothing(office: Office) -> None:
-    await node(office, "n1", gpu=4)
-    await running(office, "low", "n1")
-    await allocation(office, "default", "urgent", gpu=1)
-    nominee, victim = await stored(office, "urgent"), await stored(office, "low")
-    another = Victim(victim.key, "alloc-another", PREEMPTED)
-    (reply,) = await preempt(office, [plan_with(nominee, another)])
+async def test_a_plan_that_went_stale_changes_nothing(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=4)
+    await running(runtime, "low", "n1")
+    await allocation(runtime, "default", "urgent", gpu=1)
+    nominee, victim = await stored(runtime, "urgent"), await stored(runtime, "low")
+    another = EvictionVictim(victim.key, "alloc-another", PREEMPTED)
+    (reply,) = await preempt(runtime, [plan_with(nominee, another)])
     assert code(reply) == "stale"
-    await bind(office, "default", "urgent", "n1")
-    (reply,) = await preempt(office, [plan(nominee, victim)])
+    await bind(runtime, "default", "urgent", "n1")
+    (reply,) = await preempt(runtime, [plan(nominee, victim)])
     assert code(reply) == "stale"
-    await end(office, "default", "urgent")
-    await delete(office, "Allocation", "default", "urgent")
-    (reply,) = await preempt(office, [plan(nominee, victim)])
+    await end(runtime, "default", "urgent")
+    await delete(runtime, "Allocation", "default", "urgent")
+    (reply,) = await preempt(runtime, [plan(nominee, victim)])
     assert code(reply) == "stale"
-    assert (await status(office, "low"))["phase"] == "Running"
+    assert (await status(runtime, "low"))["phase"] == "Running"
 
 
-def plan_with(nominee: Stored, *victims: Victim) -> Preempt:
+def plan_with(nominee: Stored, *victims: EvictionVictim) -> Preempt:
     return Preempt(
         key=nominee.key, uid=nominee.uid, origin=TEST, nominated=("n1",), until=now(), victims=victims
     )  # fmt: skip
 
 
-async def test_victims_that_are_gone_or_ending_are_skipped(office: Office) -> None:
-    await node(office, "n1", gpu=4)
+async def test_victims_that_are_gone_or_ending_are_skipped(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=4)
     for name in ("gone", "done", "ending", "there"):
-        await running(office, name, "n1")
-    await allocation(office, "default", "urgent", gpu=1)
-    victims = [await stored(office, name) for name in ("gone", "done", "ending", "there")]
-    await end(office, "default", "gone")
-    await delete(office, "Allocation", "default", "gone")
-    await end(office, "default", "done")
-    await delete(office, "Allocation", "default", "ending")
-    (reply,) = await preempt(office, [plan(await stored(office, "urgent"), *victims)])
+        await running(runtime, name, "n1")
+    await allocation(runtime, "default", "urgent", gpu=1)
+    victims = [await stored(runtime, name) for name in ("gone", "done", "ending", "there")]
+    await end(runtime, "default", "gone")
+    await delete(runtime, "Allocation", "default", "gone")
+    await end(runtime, "default", "done")
+    await delete(runtime, "Allocation", "default", "ending")
+    (reply,) = await preempt(runtime, [plan(await stored(runtime, "urgent"), *victims)])
     assert code(reply) == "ok"
-    assert (await status(office, "there"))["phase"] == "Terminating"
-    assert (await status(office, "done"))["phase"] == "Succeeded"
-    assert "eviction" not in await status(office, "ending")
+    assert (await status(runtime, "there"))["phase"] == "Terminating"
+    assert (await status(runtime, "done"))["phase"] == "Succeeded"
+    assert "eviction" not in await status(runtime, "ending")
 
 
-async def test_two_plans_for_one_victim_in_one_batch_stop_it_once(office: Office) -> None:
-    await node(office, "n1", gpu=2)
-    await running(office, "low", "n1")
+async def test_two_plans_for_one_victim_in_one_batch_stop_it_once(runtime: Runtime) -> None:
+    await node(runtime, "n1", gpu=2)
+    await running(runtime, "low", "n1")
     for name in ("u1", "u2"):
-        await allocation(office, "default", name, gpu=1)
-    victim = await stored(office, "low")
-    plans = [plan(await stored(office, name), victim) for name in ("u1", "u2")]
-    assert [code(one) for one in await preempt(office, plans)] == ["ok", "ok"]
-    assert document(await end(office, "default", "low", Phase.FAILED))["status"]["phase"] == "Pending"
-    await assert_books_balance(office)
+        await allocation(runtime, "default", name, gpu=1)
+    victim = await stored(runtime, "low")
+    plans = [plan(await stored(runtime, name), victim) for name in ("u1", "u2")]
+    assert [code(one) for one in await preempt(runtime, plans)] == ["ok", "ok"]
+    assert document(await end(runtime, "default", "low", Phase.FAILED))["status"]["phase"] == "Pending"
+    await assert_books_balance(runtime)
 
 
 # Races.
 
 
-async def test_evictions_race_with_nodes_reports_and_with_deletions(office: Office, database_url: str) -> None:
-    await node(office, "n1", gpu=64)
+async def test_evictions_race_with_nodes_reports_and_with_deletions(runtime: Runtime, database_url: str) -> None:
+    await node(runtime, "n1", gpu=64)
     names = [f"w{index}" for index in range(24)]
     for name in names:
-        await running(office, name, "n1")
+        await running(runtime, name, "n1")
     async with opened(database_url) as other:
         evicted = await asyncio.gather(
             *(stop(other, name) for name in names),
-            *(says(office, "n1", name, Phase.SUCCEEDED) for name in names[::2]),
-            *(delete(office, "Allocation", "default", name) for name in names[1::4]),
+            *(says(runtime, "n1", name, Phase.SUCCEEDED) for name in names[::2]),
+            *(delete(runtime, "Allocation", "default", name) for name in names[1::4]),
         )
         for index, name in enumerate(names):
             won = code(evicted[index])
-            found = await object_ops.get(office, key(name))
+            found = await object_ops.get(runtime, key(name))
             phase = (msgspec.json.decode(found.status))["phase"] if isinstance(found, Stored) else "gone"
             if index % 2 == 0:
                 # Whoever came first, it had succeeded by itself.
                 assert (won, phase) in {("ok", "Succeeded"), ("stale", "Succeeded")}, name
             else:
                 assert (won, phase) == ("ok", "Terminating"), name
-        await assert_books_balance(office)
+        await assert_books_balance(runtime)
         for name in names[1::2]:
             await says(other, "n1", name, Phase.CANCELLED)
     for index, name in enumerate(names):
         if index % 4 == 1:
-            assert code(await object_ops.get(office, key(name))) == "not_found"
+            assert code(await object_ops.get(runtime, key(name))) == "not_found"
         elif index % 4 == 3:
-            assert (await status(office, name))["phase"] == "Pending"
-    await assert_books_balance(office)
+            assert (await status(runtime, name))["phase"] == "Pending"
+    await assert_books_balance(runtime)

@@ -8,17 +8,17 @@ import msgspec
 import pytest
 
 from bursar.core.objects.ask import Ask, Shape
-from bursar.core.objects.pending_reason import Why
-from bursar.core.scheduling.cycle.plan import Policy
-from bursar.core.scheduling.explain.explain_types import Explanation, Figures
-from bursar.core.scheduling.explain.wait_stats import Waits
-from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.objects.pending_reason import ReasonCode
+from bursar.core.scheduling.cycle.plan import SchedulingPolicy
+from bursar.core.scheduling.explain.explain_types import ExplainAnswer, Figures
+from bursar.core.scheduling.explain.wait_stats import WaitStats
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.values.refusal import Code, Refusal
 from bursar.loops.leader_query import run_answers
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling import leader_query as inquiry_ops
 from bursar.ops.scheduling.leader import stand
-from bursar.ops.scheduling.leader_query import Draft, Explain, Inquiries, Look, Simulate
+from bursar.ops.scheduling.leader_query import Draft, Explain, LeaderQueries, LookQuestion, Simulate
 from bursar.store.db.database import Connection, Database, connect
 from bursar.store.scheduling import leader_query as store
 from support.api.site import eventually
@@ -27,19 +27,21 @@ GPU = "nvidia.com/gpu"
 NOW = 1_000_000.0
 
 
-def small_world(*names: str) -> World:
-    world = World()
-    world.put_node("n0", {"cpu": 8000, GPU: 4000}, labels={})
+def small_world(*names: str) -> ClusterState:
+    cluster = ClusterState()
+    cluster.put_node("n0", {"cpu": 8000, GPU: 4000}, labels={})
     for name in names:
-        world.wait(Ask(name, "team", name, "physics", Shape((("cpu", 1000), (GPU, 8000))), NOW - 60))
-    return world
+        cluster.wait(Ask(name, "team", name, "physics", Shape((("cpu", 1000), (GPU, 8000))), NOW - 60))
+    return cluster
 
 
 @asynccontextmanager
-async def leading(office: Office, world: World | None, waits: Waits | None = None) -> AsyncIterator[None]:
+async def leading(
+    runtime: Runtime, cluster: ClusterState | None, waits: WaitStats | None = None
+) -> AsyncIterator[None]:
     """A leader with this world, which answers."""
-    assert await stand(office.database, "test", 60.0) is not None
-    task = asyncio.create_task(run_answers(office, lambda: world, Policy, lambda: NOW, waits))
+    assert await stand(runtime.database, "test", 60.0) is not None
+    task = asyncio.create_task(run_answers(runtime, lambda: cluster, SchedulingPolicy, lambda: NOW, waits))
     try:
         yield
     finally:
@@ -48,63 +50,65 @@ async def leading(office: Office, world: World | None, waits: Waits | None = Non
 
 
 @pytest.fixture
-async def inquiries(office: Office) -> AsyncIterator[Inquiries]:
-    asker = Inquiries(office.database)
+async def leader_queries(runtime: Runtime) -> AsyncIterator[LeaderQueries]:
+    asker = LeaderQueries(runtime.database)
     yield asker
     await asker.close()
 
 
-async def left(office: Office) -> int:
-    async with office.database.reader() as db:
+async def left(runtime: Runtime) -> int:
+    async with runtime.database.reader() as db:
         return int(await db.fetchval("SELECT count(*) FROM inquiry"))
 
 
-async def nothing_left(office: Office) -> bool:
-    return not await left(office)
+async def nothing_left(runtime: Runtime) -> bool:
+    return not await left(runtime)
 
 
-async def something_left(office: Office) -> bool:
-    return bool(await left(office))
+async def something_left(runtime: Runtime) -> bool:
+    return bool(await left(runtime))
 
 
-async def test_without_a_leader_nobody_waits_and_nothing_is_asked(office: Office, inquiries: Inquiries) -> None:
-    refused = await inquiries.explain("a")
+async def test_without_a_leader_nobody_waits_and_nothing_is_asked(
+    runtime: Runtime, leader_queries: LeaderQueries
+) -> None:
+    refused = await leader_queries.explain("a")
     assert isinstance(refused, Refusal)
     assert (refused.code, refused.retry_after_seconds) == (Code.UNAVAILABLE, 2)
     assert "no scheduler leads" in refused.message
     assert "bursar controller" in refused.hint
-    assert await left(office) == 0
+    assert await left(runtime) == 0
 
 
-async def test_a_term_that_has_run_out_leads_no_more(office: Office, inquiries: Inquiries) -> None:
-    await stand(office.database, "gone", 60.0)
-    async with office.database.reader() as db:
+async def test_a_term_that_has_run_out_leads_no_more(runtime: Runtime, leader_queries: LeaderQueries) -> None:
+    await stand(runtime.database, "gone", 60.0)
+    async with runtime.database.reader() as db:
         await db.execute("UPDATE leader SET until = clock_timestamp() - interval '1 second'")
-    assert await inquiries.figures() is inquiry_ops.NO_LEADER
+    assert await leader_queries.figures() is inquiry_ops.NO_LEADER
 
 
-async def test_an_answer_arrives_and_leaves_nothing_behind(office: Office, inquiries: Inquiries) -> None:
-    async with leading(office, small_world("a")):
-        found = await inquiries.explain("a")
-        assert isinstance(found, Explanation)
+async def test_an_answer_arrives_and_leaves_nothing_behind(runtime: Runtime, leader_queries: LeaderQueries) -> None:
+    async with leading(runtime, small_world("a")):
+        found = await leader_queries.explain("a")
+        assert isinstance(found, ExplainAnswer)
         assert (found.reason.code, found.position, found.queue) == (f"no_capacity_{GPU}", 1, "default")
         assert found.reason.short[0].needs == 8000
-        assert await inquiries.explain("nobody") is None
-        assert await left(office) == 0
+        assert await leader_queries.explain("nobody") is None
+        assert await left(runtime) == 0
 
 
-async def test_askers_of_several_processes_get_each_their_own(database_url: str, office: Office) -> None:
+async def test_askers_of_several_processes_get_each_their_own(database_url: str, runtime: Runtime) -> None:
     names = [f"a{index}" for index in range(20)]
     other = await Database.open(database_url)
-    askers = [Inquiries(office.database), Inquiries(other)]
+    askers = [LeaderQueries(runtime.database), LeaderQueries(other)]
     try:
-        async with leading(office, small_world(*names)):
+        async with leading(runtime, small_world(*names)):
             asked = [(asker, name) for asker in askers for name in names]
             found = await asyncio.gather(*(asker.explain(name) for asker, name in asked))
         for (_, name), one in zip(asked, found, strict=True):
-            assert isinstance(one, Explanation)
+            assert isinstance(one, ExplainAnswer)
             assert one.uid == name
-        assert await left(office) == 0
+        assert await left(runtime) == 0
     finally:
         for asker in askers:
             await asker.close()
@@ -112,22 +116,22 @@ async def test_askers_of_several_processes_get_each_their_own(database_url: str,
 
 
 async def test_a_question_that_fails_is_answered_with_an_error_and_the_next_one_is_answered(
-    office: Office, inquiries: Inquiries
+    runtime: Runtime, leader_queries: LeaderQueries
 ) -> None:
-    async with leading(office, small_world("a")):
+    async with leading(runtime, small_world("a")):
         broken = Simulate([Draft("u", "physics", {}, msgspec.Raw(b'{"metadata":{},"spec":7}'))], {})
-        refused = await inquiries.ask(broken, seconds=60)
+        refused = await leader_queries.ask(broken, seconds=60)
         assert isinstance(refused, Refusal)
         assert (refused.code, "could not answer" in refused.message) == (Code.UNAVAILABLE, True)
-        async with office.database.reader() as db:
+        async with runtime.database.reader() as db:
             await db.execute("INSERT INTO inquiry (question) VALUES ('[\"not a question\"]')")
-        assert not isinstance(await inquiries.ask(Explain("a"), seconds=60), Refusal)
+        assert not isinstance(await leader_queries.ask(Explain("a"), seconds=60), Refusal)
 
 
 async def test_a_question_that_was_given_up_while_it_was_put_is_withdrawn(
-    office: Office, inquiries: Inquiries, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, leader_queries: LeaderQueries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await stand(office.database, "silent", 60.0)
+    await stand(runtime.database, "silent", 60.0)
     go_on, asked, put = asyncio.Event(), asyncio.Event(), store.ask
 
     async def slowly(db: Connection, questions: Sequence[bytes]) -> Sequence[int]:
@@ -137,18 +141,18 @@ async def test_a_question_that_was_given_up_while_it_was_put_is_withdrawn(
         return ids
 
     monkeypatch.setattr(store, "ask", slowly)
-    asking = asyncio.create_task(inquiries.ask(Explain("a"), seconds=0.05))
+    asking = asyncio.create_task(leader_queries.ask(Explain("a"), seconds=0.05))
     await asked.wait()
     assert await asking is inquiry_ops.SILENT
-    assert await left(office) == 1
+    assert await left(runtime) == 1
     go_on.set()
-    await eventually(lambda: nothing_left(office))
+    await eventually(lambda: nothing_left(runtime))
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_an_asker_ends_when_it_is_closed_whatever_it_hears_at_that_moment(office: Office, turns: int) -> None:
-    await stand(office.database, "silent", 60.0)
-    asker = Inquiries(office.database)
+async def test_an_asker_ends_when_it_is_closed_whatever_it_hears_at_that_moment(runtime: Runtime, turns: int) -> None:
+    await stand(runtime.database, "silent", 60.0)
+    asker = LeaderQueries(runtime.database)
     asking = asyncio.create_task(asker.ask(Explain("a"), seconds=60))
     await eventually(lambda: is_listening(asker))
     asker._wake.set()
@@ -160,77 +164,81 @@ async def test_an_asker_ends_when_it_is_closed_whatever_it_hears_at_that_moment(
     await asyncio.gather(asking, return_exceptions=True)
 
 
-async def is_listening(asker: Inquiries) -> bool:
+async def is_listening(asker: LeaderQueries) -> bool:
     return bool(asker._waiting and asker._wake._waiters)
 
 
 async def test_a_leader_that_is_silent_is_given_up(
-    office: Office, inquiries: Inquiries, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, leader_queries: LeaderQueries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await stand(office.database, "silent", 60.0)
-    refused = await inquiries.ask(Explain("a"), seconds=0.05)
+    await stand(runtime.database, "silent", 60.0)
+    refused = await leader_queries.ask(Explain("a"), seconds=0.05)
     assert refused is inquiry_ops.SILENT
     # A glance does not wait for it again.
     monkeypatch.setattr(inquiry_ops, "GLIMPSE_SECONDS_MAX", 60.0)
     async with asyncio.timeout(10):
-        assert await inquiries.glimpse(Look("a")) is None
+        assert await leader_queries.glimpse(LookQuestion("a")) is None
     # What was given up is withdrawn.
-    await eventually(lambda: nothing_left(office))
+    await eventually(lambda: nothing_left(runtime))
 
 
-async def test_a_leader_that_is_loading_its_world_answers_when_it_has_it(office: Office, inquiries: Inquiries) -> None:
-    worlds: list[World] = []
-    await stand(office.database, "test", 60.0)
-    task = asyncio.create_task(run_answers(office, lambda: worlds[0] if worlds else None, Policy, lambda: NOW))
+async def test_a_leader_that_is_loading_its_world_answers_when_it_has_it(
+    runtime: Runtime, leader_queries: LeaderQueries
+) -> None:
+    cluster_states: list[ClusterState] = []
+    await stand(runtime.database, "test", 60.0)
+    task = asyncio.create_task(
+        run_answers(runtime, lambda: cluster_states[0] if cluster_states else None, SchedulingPolicy, lambda: NOW)
+    )
     try:
-        asking = asyncio.create_task(inquiries.explain("a"))
-        await eventually(lambda: something_left(office))
-        worlds.append(small_world("a"))
-        assert isinstance(await asking, Explanation)
+        asking = asyncio.create_task(leader_queries.explain("a"))
+        await eventually(lambda: something_left(runtime))
+        cluster_states.append(small_world("a"))
+        assert isinstance(await asking, ExplainAnswer)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_a_glance_tells_the_position(
-    office: Office, inquiries: Inquiries, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, leader_queries: LeaderQueries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inquiry_ops, "GLIMPSE_SECONDS_MAX", 60.0)
-    async with leading(office, small_world("a", "b")):
-        seen = await inquiries.glimpse(Look("b"))
+    async with leading(runtime, small_world("a", "b")):
+        seen = await leader_queries.glimpse(LookQuestion("b"))
         assert seen is not None
         assert seen.position == 2
-        assert await inquiries.glimpse(Look("gone")) is None
-        assert await inquiries.glimpse(Look(namespace="team", job="none")) is None
+        assert await leader_queries.glimpse(LookQuestion("gone")) is None
+        assert await leader_queries.glimpse(LookQuestion(namespace="team", job="none")) is None
 
 
-async def test_the_figures_come_from_what_the_leader_remembers(office: Office, inquiries: Inquiries) -> None:
-    waits = Waits()
+async def test_the_figures_come_from_what_the_leader_remembers(runtime: Runtime, leader_queries: LeaderQueries) -> None:
+    waits = WaitStats()
     waits.bound("default", NOW - 30, NOW - 20)
-    async with leading(office, small_world("a"), waits):
-        found = await inquiries.figures()
+    async with leading(runtime, small_world("a"), waits):
+        found = await leader_queries.figures()
     assert isinstance(found, Figures)
-    assert (found.waiting, found.waiting_by_reason) == (1, {str(Why.NOT_TRIED): 1})
+    assert (found.waiting, found.waiting_by_reason) == (1, {str(ReasonCode.NOT_TRIED): 1})
     assert (found.queues[0].depth, found.queues[0].wait.avg_seconds) == (1, 10)
 
 
-async def test_where_a_job_would_stand_with_another_priority(office: Office, inquiries: Inquiries) -> None:
-    world = small_world("first")
-    world.wait(Ask("mine", "team", "mine", "physics", Shape((("cpu", 1000),)), NOW, job="train", owner="job-1"))
-    async with leading(office, world):
-        assert await inquiries.boosted("team", "train", 1_000_000) == 1
-        assert await inquiries.boosted("team", "train", -1_000_000) == 2
-        assert await inquiries.boosted("team", "nobody", 1) is None
+async def test_where_a_job_would_stand_with_another_priority(runtime: Runtime, leader_queries: LeaderQueries) -> None:
+    cluster = small_world("first")
+    cluster.wait(Ask("mine", "team", "mine", "physics", Shape((("cpu", 1000),)), NOW, job="train", owner="job-1"))
+    async with leading(runtime, cluster):
+        assert await leader_queries.boosted("team", "train", 1_000_000) == 1
+        assert await leader_queries.boosted("team", "train", -1_000_000) == 2
+        assert await leader_queries.boosted("team", "nobody", 1) is None
 
 
 async def test_answers_survive_a_listener_that_was_cut_off(
-    office: Office, inquiries: Inquiries, postgres_admin: str
+    runtime: Runtime, leader_queries: LeaderQueries, postgres_admin: str
 ) -> None:
-    async with leading(office, small_world("a")):
-        assert isinstance(await inquiries.explain("a"), Explanation)
+    async with leading(runtime, small_world("a")):
+        assert isinstance(await leader_queries.explain("a"), ExplainAnswer)
         admin = await connect(postgres_admin)
         try:
-            async with office.database.reader() as db:
+            async with runtime.database.reader() as db:
                 name = await db.fetchval("SELECT current_database()")
             # What a backend did last tells who it serves: here whoever collected the answer.
             cut = await admin.fetchval(
@@ -240,11 +248,11 @@ async def test_answers_survive_a_listener_that_was_cut_off(
             assert cut == 1
         finally:
             await admin.close()
-        assert isinstance(await inquiries.explain("a"), Explanation)
+        assert isinstance(await leader_queries.explain("a"), ExplainAnswer)
 
 
-async def test_what_nobody_waits_for_is_forgotten_by_who_answers(office: Office) -> None:
-    async with office.database.reader() as db:
+async def test_what_nobody_waits_for_is_forgotten_by_who_answers(runtime: Runtime) -> None:
+    async with runtime.database.reader() as db:
         await db.execute("INSERT INTO inquiry (question, asked_at) VALUES ('{}', now() - interval '2 minutes')")
-    async with leading(office, small_world()):
-        await eventually(lambda: nothing_left(office))
+    async with leading(runtime, small_world()):
+        await eventually(lambda: nothing_left(runtime))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from bursar.loops.election import Terms, run_lead
-from bursar.ops.runtime.runtime import Office
+from bursar.loops.election import LeaderTerms, run_lead
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.leader import load_leader
 from bursar.store.db import database as database_module
 from bursar.store.db import stuck_sessions as session_module
@@ -59,7 +59,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_candidate_takes_over_from_who_was_paused_with_the_leaders_row_in_its_hands(
-    office: Office, database_url: str
+    runtime: Runtime, database_url: str
 ) -> None:
     async with stuck(database_url, f"SELECT fence, {LARGE} FROM leader FOR KEY SHARE"):
         leading = asyncio.Event()
@@ -68,26 +68,26 @@ async def test_a_candidate_takes_over_from_who_was_paused_with_the_leaders_row_i
             leading.set()
             await asyncio.Event().wait()
 
-        candidate = asyncio.create_task(run_lead(office.database, "second", work, Terms(term_seconds=0.5)))
+        candidate = asyncio.create_task(run_lead(runtime.database, "second", work, LeaderTerms(term_seconds=0.5)))
         try:
             async with asyncio.timeout(60):
                 await leading.wait()
-            assert (await load_leader(office.database)).holder.startswith("second/")
+            assert (await load_leader(runtime.database)).holder.startswith("second/")
         finally:
             candidate.cancel()
             await asyncio.gather(candidate, return_exceptions=True)
 
 
-async def test_whoever_needs_what_a_paused_process_has_locked_gets_it(office: Office, database_url: str) -> None:
-    await node(office, "n1", gpu=1)
-    await allocation(office, "default", "a", gpu=1)
+async def test_whoever_needs_what_a_paused_process_has_locked_gets_it(runtime: Runtime, database_url: str) -> None:
+    await node(runtime, "n1", gpu=1)
+    await allocation(runtime, "default", "a", gpu=1)
     async with stuck(database_url, f"SELECT name, {LARGE} FROM node FOR UPDATE"):
         async with asyncio.timeout(60):
-            assert code(await bind(office, "default", "a", "n1")) == "ok"
+            assert code(await bind(runtime, "default", "a", "n1")) == "ok"
 
 
 async def test_who_locks_nothing_is_left_alone_however_slowly_it_reads(
-    office: Office, database_url: str, db: Connection
+    runtime: Runtime, database_url: str, db: Connection
 ) -> None:
     locks = f"SELECT {LARGE} FROM leader FOR UPDATE"
     async with (
@@ -97,18 +97,18 @@ async def test_who_locks_nothing_is_left_alone_however_slowly_it_reads(
         async with stuck(database_url, locks) as writer:
             async with asyncio.timeout(60):
                 while await db.fetchval(WAITS_FOR, writer.pid) is not None:
-                    await session_module.end_stuck(office.database)
+                    await session_module.end_stuck(runtime.database)
         for one in (reader, follower):
             assert await db.fetchval(WAITS_FOR, one.pid) == "ClientWrite"
 
 
 async def test_who_reads_on_between_two_looks_is_left_alone(
-    office: Office, database_url: str, db: Connection, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, database_url: str, db: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "STUCK_SECONDS", 0.0)
     monkeypatch.setattr(session_module, "LOOK_AGAIN_SECONDS", 2.0)
     async with stuck(database_url, f"SELECT {LARGE} FROM leader FOR UPDATE") as slow:
-        looking = asyncio.create_task(session_module.end_stuck(office.database))
+        looking = asyncio.create_task(session_module.end_stuck(runtime.database))
         await asyncio.sleep(0.2)  # it has looked once
         slow.read_on()
         await looking

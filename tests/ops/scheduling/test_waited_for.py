@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bursar.core.values.refusal import Refusal
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling import bind as bind_ops
 from bursar.ops.scheduling.leader import stand
 from bursar.store.db.database import Connection
@@ -17,42 +17,42 @@ LOCK = "SELECT uid FROM object WHERE (kind, namespace, name) = ('Allocation', 'd
 
 
 @pytest.fixture
-async def holder(office: Office, db: Connection) -> AsyncIterator[Connection]:
+async def holder(runtime: Runtime, db: Connection) -> AsyncIterator[Connection]:
     """Somebody who holds allocation `a`; there is `b` as well, and room for both."""
-    await node(office, "n1", gpu=8)
+    await node(runtime, "n1", gpu=8)
     for name in ("a", "b"):
-        assert code(await allocation(office, "default", name, gpu=1)) == "ok"
+        assert code(await allocation(runtime, "default", name, gpu=1)) == "ok"
     async with db.transaction():
         await db.fetchval(LOCK, "a")
         yield db
 
 
-async def until_somebody_waits(office: Office) -> None:
+async def until_somebody_waits(runtime: Runtime) -> None:
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    async with office.database.reader() as db, asyncio.timeout(30):
+    async with runtime.database.reader() as db, asyncio.timeout(30):
         while not await db.fetchval(waiting):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
 
-async def unit(office: Office, *names: str, fence: int | None = None) -> bind_ops.Bind:
+async def unit(runtime: Runtime, *names: str, fence: int | None = None) -> bind_ops.Bind:
     """To be placed together, as they are now."""
-    members = [await member(office, "default", name, "n1") for name in names]
+    members = [await member(runtime, "default", name, "n1") for name in names]
     return bind_ops.Bind.unit([one for one in members if not isinstance(one, Refusal)], TEST, fence)
 
 
-async def placed(office: Office) -> int:
-    async with office.database.reader() as db:
+async def placed(runtime: Runtime) -> int:
+    async with runtime.database.reader() as db:
         return len(await node_store.load_placements_on(db, ["n1"]))
 
 
 @pytest.mark.parametrize("fenced", [False, True])
 async def test_what_was_created_anew_while_another_was_waited_for_is_not_placed(
-    office: Office, rival: Office, holder: Connection, fenced: bool
+    runtime: Runtime, rival: Runtime, holder: Connection, fenced: bool
 ) -> None:
-    leads = await stand(office.database, "test", 3600.0)
+    leads = await stand(runtime.database, "test", 3600.0)
     assert leads is not None
-    command = await unit(office, "a", "b", fence=leads.number if fenced else None)
-    binding = asyncio.create_task(office.binding.submit(command, "test"))
+    command = await unit(runtime, "a", "b", fence=leads.number if fenced else None)
+    binding = asyncio.create_task(runtime.binding.submit(command, "test"))
     await until_somebody_waits(rival)
     assert code(await delete(rival, "Allocation", "default", "b")) == "ok"
     assert code(await allocation(rival, "default", "b", gpu=2)) == "ok"
@@ -64,10 +64,10 @@ async def test_what_was_created_anew_while_another_was_waited_for_is_not_placed(
 
 
 async def test_who_creates_what_was_deleted_and_created_anew_meanwhile_is_told_that_it_exists(
-    office: Office, holder: Connection
+    runtime: Runtime, holder: Connection
 ) -> None:
-    creating = asyncio.create_task(allocation(office, "default", "a", gpu=1))
-    await until_somebody_waits(office)
+    creating = asyncio.create_task(allocation(runtime, "default", "a", gpu=1))
+    await until_somebody_waits(runtime)
     await holder.execute(
         """CREATE TEMPORARY TABLE kept AS SELECT * FROM object WHERE kind = 'Allocation' AND name = 'a';
            DELETE FROM object WHERE kind = 'Allocation' AND name = 'a';
@@ -75,21 +75,21 @@ async def test_who_creates_what_was_deleted_and_created_anew_meanwhile_is_told_t
            COMMIT; BEGIN"""
     )
     assert code(await creating) == "already_exists"
-    await assert_counters_equal_charges(office)
+    await assert_counters_equal_charges(runtime)
 
 
 async def test_of_two_who_waited_to_place_one_allocation_the_second_finds_it_placed(
-    office: Office, rival: Office, holder: Connection
+    runtime: Runtime, rival: Runtime, holder: Connection
 ) -> None:
     """What the first wrote is in the row that the second waited for."""
-    first, second = await unit(office, "a"), await unit(rival, "a")
+    first, second = await unit(runtime, "a"), await unit(rival, "a")
     both = [
-        asyncio.create_task(office.binding.submit(first, "test")),
+        asyncio.create_task(runtime.binding.submit(first, "test")),
         asyncio.create_task(rival.binding.submit(second, "test")),
     ]
-    await until_somebody_waits(office)
+    await until_somebody_waits(runtime)
     await holder.execute("COMMIT; BEGIN")
     assert sorted(code(answer) for answer in await asyncio.gather(*both)) == ["ok", "stale"]
-    assert await placed(office) == 1
-    assert await gpus(office, "tenant:default") == (2, 1)
-    await assert_counters_equal_charges(office)
+    assert await placed(runtime) == 1
+    assert await gpus(runtime, "tenant:default") == (2, 1)
+    await assert_counters_equal_charges(runtime)

@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bursar.core.usage.usage_levels import DAY, HOUR, Began, Ended, hours
-from bursar.ops.runtime.runtime import Office
+from bursar.core.usage.usage_levels import DAY, HOUR, UsageBegan, UsageEnded, hours
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.usage.usage_rollup import STRIDE, BudgetUse, Past, load_budgets, roll
 from bursar.store.usage import usage_levels as store
 from support.runtime.runtime import change, code, delete, tenant
@@ -16,28 +16,28 @@ FORGE = "UPDATE usage_day SET total = total + 3600000 WHERE username = '' AND at
 
 
 @pytest.fixture
-async def physics(office: Office) -> Office:
-    assert code(await tenant(office, "physics", gpuHoursBudget=100)) == "ok"
-    assert code(await tenant(office, "optics", parent="physics")) == "ok"
-    await spend(office, "physics", gpu_hours=4, days_ago=80)
-    await spend(office, "optics", gpu_hours=2, node_hours=0.5, days_ago=5)
-    return office
+async def physics(runtime: Runtime) -> Runtime:
+    assert code(await tenant(runtime, "physics", gpuHoursBudget=100)) == "ok"
+    assert code(await tenant(runtime, "optics", parent="physics")) == "ok"
+    await spend(runtime, "physics", gpu_hours=4, days_ago=80)
+    await spend(runtime, "optics", gpu_hours=2, node_hours=0.5, days_ago=5)
+    return runtime
 
 
-async def told(office: Office, now: datetime | None = None) -> BudgetUse:
+async def told(runtime: Runtime, now: datetime | None = None) -> BudgetUse:
     """As whoever keeps the past is told."""
-    async with office.database.reader() as db:
-        tree = await office.trees.refresh(db)
-        return (await load_budgets(db, tree, now, past=office.past_hours))["physics"]
+    async with runtime.database.reader() as db:
+        tree = await runtime.trees.refresh(db)
+        return (await load_budgets(db, tree, now, past=runtime.past_hours))["physics"]
 
 
-async def right(office: Office, now: datetime | None = None) -> BudgetUse:
-    async with office.database.reader() as db:
-        tree = await office.trees.refresh(db)
+async def right(runtime: Runtime, now: datetime | None = None) -> BudgetUse:
+    async with runtime.database.reader() as db:
+        tree = await runtime.trees.refresh(db)
         return (await load_budgets(db, tree, now, past=Past()))["physics"]
 
 
-async def test_days_that_are_over_are_not_added_up_again(physics: Office) -> None:
+async def test_days_that_are_over_are_not_added_up_again(physics: Runtime) -> None:
     now = datetime.now(UTC)
     assert await told(physics, now) == BudgetUse(6.0, 0.5)
     async with physics.database.reader() as db:
@@ -47,22 +47,22 @@ async def test_days_that_are_over_are_not_added_up_again(physics: Office) -> Non
 
 
 async def test_what_is_entered_late_for_days_that_are_over_counts_before_and_after_it_is_entered(
-    physics: Office,
+    physics: Runtime,
 ) -> None:
     assert await told(physics) == BudgetUse(6.0, 0.5)
     at = int(datetime.now(UTC).timestamp()) - 3 * DAY
-    late = Began("late", "n0", 1, "optics", "-", "old", "late", {GPU: 1000}, "", at)
+    late = UsageBegan("late", "n0", 1, "optics", "-", "old", "late", {GPU: 1000}, "", at)
     async with physics.database.reader() as db:
-        await store.save(db, (), (), [(late, Ended("late", "n0", at + HOUR, "Succeeded"))])
+        await store.save(db, (), (), [(late, UsageEnded("late", "n0", at + HOUR, "Succeeded"))])
     assert await told(physics) == BudgetUse(7.0, 0.5)
     while await roll(physics.database):
         pass
     assert await told(physics) == BudgetUse(7.0, 0.5)
 
 
-async def test_what_goes_on_for_days_counts_up_to_now_wherever_it_is_entered(physics: Office) -> None:
+async def test_what_goes_on_for_days_counts_up_to_now_wherever_it_is_entered(physics: Runtime) -> None:
     began_at = int(datetime.now(UTC).timestamp()) - 2 * DAY
-    long = Began("long", "n0", 1, "physics", "-", "ns", "long", {GPU: 1000, "nodes": 250}, "", began_at)
+    long = UsageBegan("long", "n0", 1, "physics", "-", "ns", "long", {GPU: 1000, "nodes": 250}, "", began_at)
     async with physics.database.reader() as db:
         await store.save(db, [long], ())
     for entered in (False, True):
@@ -74,7 +74,7 @@ async def test_what_goes_on_for_days_counts_up_to_now_wherever_it_is_entered(phy
         assert await told(physics, later) == await right(physics, later)
 
 
-async def test_the_window_moves_on_and_days_fall_out_of_it(physics: Office) -> None:
+async def test_the_window_moves_on_and_days_fall_out_of_it(physics: Runtime) -> None:
     now = datetime.now(UTC)
     assert await told(physics, now) == BudgetUse(6.0, 0.5)
     for seconds in (STRIDE, 9 * DAY + 23 * HOUR, 10 * DAY + 1800, 10 * DAY + 2 * HOUR):
@@ -84,11 +84,11 @@ async def test_the_window_moves_on_and_days_fall_out_of_it(physics: Office) -> N
 
 
 async def counted(
-    office: Office, now: datetime, since: dict[str, int] | None = None, *, day: int | None = None
+    runtime: Runtime, now: datetime, since: dict[str, int] | None = None, *, day: int | None = None
 ) -> BudgetUse:
     """As every record says of just the window, or from a day on."""
     begin, totals = day or int(now.timestamp()) - 90 * DAY, {GPU: 0, "nodes": 0}
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         for name in ("physics", "optics"):
             first = datetime.fromtimestamp(max(begin, (since or {}).get(name, begin)), UTC)
             for (resource, _), one in (await store.recompute(db, name, first, now)).items():
@@ -96,11 +96,11 @@ async def counted(
     return BudgetUse(hours(totals[GPU]), hours(totals["nodes"]))
 
 
-async def put(office: Office, uid: str, name: str, at: int, seconds: int, *, is_entered: bool = True) -> None:
-    began = Began(uid, "n0", 1, name, "-", "old", uid, {GPU: 3000, "nodes": 700}, "", at)
-    async with office.database.reader() as db:
-        await store.save(db, (), (), [(began, Ended(uid, "n0", at + seconds, "Succeeded"))])
-    while is_entered and await roll(office.database):
+async def put(runtime: Runtime, uid: str, name: str, at: int, seconds: int, *, is_entered: bool = True) -> None:
+    began = UsageBegan(uid, "n0", 1, name, "-", "old", uid, {GPU: 3000, "nodes": 700}, "", at)
+    async with runtime.database.reader() as db:
+        await store.save(db, (), (), [(began, UsageEnded(uid, "n0", at + seconds, "Succeeded"))])
+    while is_entered and await roll(runtime.database):
         pass
 
 
@@ -115,7 +115,7 @@ def moments(at: int) -> list[datetime]:
 
 
 @pytest.mark.parametrize("are_hours_kept", [True, False])
-async def test_what_is_told_is_what_records_say_of_just_the_window(physics: Office, are_hours_kept: bool) -> None:
+async def test_what_is_told_is_what_records_say_of_just_the_window(physics: Runtime, are_hours_kept: bool) -> None:
     begin = strides_ago(2)
     await put(physics, "across", "physics", begin - 5000, 9000)
     await put(physics, "for-days", "physics", begin - 5000, 3 * DAY)
@@ -131,7 +131,7 @@ async def test_what_is_told_is_what_records_say_of_just_the_window(physics: Offi
         assert expected.gpu_hours > 0
 
 
-async def test_what_was_kept_of_a_stride_is_read_again_after_something_came_late_there(physics: Office) -> None:
+async def test_what_was_kept_of_a_stride_is_read_again_after_something_came_late_there(physics: Runtime) -> None:
     begin = strides_ago(2)
     await put(physics, "first", "physics", begin - 100, 1000)
     now = datetime.fromtimestamp(begin + 300 + 90 * DAY, UTC)
@@ -144,7 +144,7 @@ async def test_what_was_kept_of_a_stride_is_read_again_after_something_came_late
         assert await told(physics, then) == await counted(physics, then)
 
 
-async def test_who_was_created_within_the_stride_counts_from_then_on(physics: Office) -> None:
+async def test_who_was_created_within_the_stride_counts_from_then_on(physics: Runtime) -> None:
     begin = strides_ago(2)
     await put(physics, "somebody", "optics", begin - 100, 5000)
     created = begin + 250
@@ -153,7 +153,7 @@ async def test_who_was_created_within_the_stride_counts_from_then_on(physics: Of
         assert await told(physics, now) == await right(physics, now) == await counted(physics, now, {"optics": created})
 
 
-async def test_where_records_are_gone_the_window_begins_with_its_day(physics: Office) -> None:
+async def test_where_records_are_gone_the_window_begins_with_its_day(physics: Runtime) -> None:
     begin = strides_ago(2)
     await put(physics, "of-old", "physics", begin - 3 * DAY, 6 * DAY)
     async with physics.database.reader() as db:
@@ -163,13 +163,13 @@ async def test_where_records_are_gone_the_window_begins_with_its_day(physics: Of
         assert await told(physics, now) == await right(physics, now) == await counted(physics, now, day=day)
 
 
-async def test_another_period_is_another_window(physics: Office) -> None:
+async def test_another_period_is_another_window(physics: Runtime) -> None:
     assert (await told(physics)).gpu_hours == 6.0
     assert code(await change(physics, "Settings", "", "system", scheduling={"budgetPeriodDays": 30})) == "ok"
     assert (await told(physics)).gpu_hours == 2.0
 
 
-async def test_a_successor_of_the_same_name_has_used_nothing_also_where_the_past_is_kept(physics: Office) -> None:
+async def test_a_successor_of_the_same_name_has_used_nothing_also_where_the_past_is_kept(physics: Runtime) -> None:
     await spend(physics, "optics", gpu_hours=3, days_ago=0.1)
     assert (await told(physics)).gpu_hours == 9.0
     assert code(await delete(physics, "Tenant", "", "optics")) == "ok"
@@ -177,7 +177,7 @@ async def test_a_successor_of_the_same_name_has_used_nothing_also_where_the_past
     assert (await told(physics)).gpu_hours == 4.0
 
 
-async def test_who_comes_and_goes_below_a_tenant_is_counted_with_it(physics: Office) -> None:
+async def test_who_comes_and_goes_below_a_tenant_is_counted_with_it(physics: Runtime) -> None:
     assert (await told(physics)).gpu_hours == 6.0
     assert code(await tenant(physics, "atoms", parent="physics")) == "ok"
     await spend(physics, "atoms", gpu_hours=1, days_ago=3)

@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta, tzinfo
 import asyncpg
 import pytest
 
-from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR, Began, Ended
+from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR, UsageBegan, UsageEnded
 from bursar.loops.housekeeping import Retention, keep_hours
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.usage.usage_rollup import BudgetUse, load_budgets, roll
 from bursar.store.db.database import Database, Unavailable
 from bursar.store.usage import usage_levels as store
@@ -28,13 +28,13 @@ def at(seconds: int) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def began(name: str, seconds: int, **amounts: int) -> Began:
+def began(name: str, seconds: int, **amounts: int) -> UsageBegan:
     taken = {key.replace("gpu", GPU): value for key, value in amounts.items()}
-    return Began(name, "n1", 1, "physics", "physics/ada", "ns", name, taken, "", STARTED + seconds)
+    return UsageBegan(name, "n1", 1, "physics", "physics/ada", "ns", name, taken, "", STARTED + seconds)
 
 
-def ended(name: str, seconds: int) -> Ended:
-    return Ended(name, "n1", STARTED + seconds, "Succeeded")
+def ended(name: str, seconds: int) -> UsageEnded:
+    return UsageEnded(name, "n1", STARTED + seconds, "Succeeded")
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ async def test_nothing_is_entered_ahead_of_the_databases_clock(
     at_present = int(datetime.now(UTC).timestamp())
     async with database.reader() as db:
         await db.execute("UPDATE usage_rolled SET at = date_trunc('hour', now() - interval '5 hours', 'UTC')")
-        one = Began("u", "n1", 1, "physics", "-", "ns", "x", {GPU: 1000}, "", at_present - 4 * HOUR)
+        one = UsageBegan("u", "n1", 1, "physics", "-", "ns", "x", {GPU: 1000}, "", at_present - 4 * HOUR)
         await store.save(db, [one], [])
     monkeypatch.setattr("bursar.ops.usage.usage_rollup.datetime", FastClock)
     while await roll(database):
@@ -211,131 +211,131 @@ async def test_nothing_is_entered_ahead_of_the_databases_clock(
 # Tenants, and their budgets.
 
 
-async def test_a_successor_of_the_same_name_starts_at_nothing(office: Office) -> None:
-    await node(office, "a", gpu=8)
-    await tenant(office, "physics")
-    async with office.database.reader() as db:
+async def test_a_successor_of_the_same_name_starts_at_nothing(runtime: Runtime) -> None:
+    await node(runtime, "a", gpu=8)
+    await tenant(runtime, "physics")
+    async with runtime.database.reader() as db:
         old = int((now() - timedelta(hours=30)).timestamp())
-        one = Began("old", "a", 1, "physics", "-", "lab", "old", {GPU: 8000, "nodes": 1000}, "", old)
+        one = UsageBegan("old", "a", 1, "physics", "-", "lab", "old", {GPU: 8000, "nodes": 1000}, "", old)
         await store.save(db, [one], [])
-        await store.save(db, [], [Ended("old", "a", int(now().timestamp()) - 2, "Succeeded")])
-    while await roll(office.database):
+        await store.save(db, [], [UsageEnded("old", "a", int(now().timestamp()) - 2, "Succeeded")])
+    while await roll(runtime.database):
         pass
-    await backdate(office, 0)
-    assert (await window(office, "physics", now() - timedelta(days=90)))["nodes", ""].total > 0
-    assert code(await delete(office, "Tenant", "", "physics")) == "ok"
-    assert code(await tenant(office, "physics")) == "ok"
-    assert await window(office, "physics", now() - timedelta(days=90)) == {}
+    await backdate(runtime, 0)
+    assert (await window(runtime, "physics", now() - timedelta(days=90)))["nodes", ""].total > 0
+    assert code(await delete(runtime, "Tenant", "", "physics")) == "ok"
+    assert code(await tenant(runtime, "physics")) == "ok"
+    assert await window(runtime, "physics", now() - timedelta(days=90)) == {}
 
 
-async def test_a_budget_counts_the_tenant_and_all_below_it(office: Office) -> None:
-    await tenant(office, "science", gpuHoursBudget=100)
-    await tenant(office, "physics", parent="science", nodeHoursBudget=50)
-    await tenant(office, "other")
-    await backdate(office, 0)
-    async with office.database.reader() as db:
+async def test_a_budget_counts_the_tenant_and_all_below_it(runtime: Runtime) -> None:
+    await tenant(runtime, "science", gpuHoursBudget=100)
+    await tenant(runtime, "physics", parent="science", nodeHoursBudget=50)
+    await tenant(runtime, "other")
+    await backdate(runtime, 0)
+    async with runtime.database.reader() as db:
         for number, name in enumerate(("science", "physics", "other")):
             begin = int(now().timestamp()) - 10 * HOUR
-            one = Began(
+            one = UsageBegan(
                 f"u{number}", "a", 1, name, "-", "ns", "x", {GPU: 4000, "amd.com/gpu": 1000, "nodes": 500}, "", begin
             )
             await store.save(db, [one], [])
-            await store.save(db, [], [Ended(one.uid, "a", begin + 2 * HOUR, "Succeeded")])
-        budgets = await load_budgets(db, await office.trees.refresh(db))
+            await store.save(db, [], [UsageEnded(one.uid, "a", begin + 2 * HOUR, "Succeeded")])
+        budgets = await load_budgets(db, await runtime.trees.refresh(db))
     assert budgets == {"science": BudgetUse(20.0, 2.0), "physics": BudgetUse(10.0, 1.0)}
 
 
-async def test_a_budget_is_for_the_period_that_the_settings_say(office: Office) -> None:
-    await tenant(office, "physics", gpuHoursBudget=100)
-    await backdate(office, 0)
-    async with office.database.reader() as db:
+async def test_a_budget_is_for_the_period_that_the_settings_say(runtime: Runtime) -> None:
+    await tenant(runtime, "physics", gpuHoursBudget=100)
+    await backdate(runtime, 0)
+    async with runtime.database.reader() as db:
         begin = int(now().timestamp()) - 20 * DAY
-        one = Began("u", "a", 1, "physics", "-", "ns", "x", {GPU: 1000}, "", begin)
+        one = UsageBegan("u", "a", 1, "physics", "-", "ns", "x", {GPU: 1000}, "", begin)
         await store.save(db, [one], [])
-        await store.save(db, [], [Ended("u", "a", begin + HOUR, "Succeeded")])
-        assert (await load_budgets(db, await office.trees.refresh(db)))["physics"].gpu_hours == 1.0
-    assert code(await change(office, "Settings", "", "system", scheduling={"budgetPeriodDays": 7})) == "ok"
-    async with office.database.reader() as db:
-        assert (await load_budgets(db, await office.trees.refresh(db)))["physics"].gpu_hours == 0.0
+        await store.save(db, [], [UsageEnded("u", "a", begin + HOUR, "Succeeded")])
+        assert (await load_budgets(db, await runtime.trees.refresh(db)))["physics"].gpu_hours == 1.0
+    assert code(await change(runtime, "Settings", "", "system", scheduling={"budgetPeriodDays": 7})) == "ok"
+    async with runtime.database.reader() as db:
+        assert (await load_budgets(db, await runtime.trees.refresh(db)))["physics"].gpu_hours == 0.0
 
 
-async def test_what_runs_counts_up_to_now(office: Office) -> None:
-    await node(office, "a", gpu=8)
-    await running(office, "one", "a", gpu=4)
-    await backdate(office, 7200)
+async def test_what_runs_counts_up_to_now(runtime: Runtime) -> None:
+    await node(runtime, "a", gpu=8)
+    await running(runtime, "one", "a", gpu=4)
+    await backdate(runtime, 7200)
     for entered in (False, True):
-        while entered and await roll(office.database):
+        while entered and await roll(runtime.database):
             pass
-        found = (await window(office, "default", now() - timedelta(days=90)))[GPU, ""]
+        found = (await window(runtime, "default", now() - timedelta(days=90)))[GPU, ""]
         assert 4 * 7200 * 1000 <= found.total <= 4 * 7300 * 1000
         assert (found.current, found.peak) == (4000, 4000)
-    await assert_hours_agree(office)
+    await assert_hours_agree(runtime)
 
 
 # Upkeep.
 
 
-async def test_months_are_made_ahead_and_strays_are_brought_home(office: Office) -> None:
+async def test_months_are_made_ahead_and_strays_are_brought_home(runtime: Runtime) -> None:
     later = now() + timedelta(days=400)
-    async with office.database.reader() as db:
-        one = Began("u", "a", 1, "default", "-", "ns", "x", {GPU: 1000}, "", int(later.timestamp()))
+    async with runtime.database.reader() as db:
+        one = UsageBegan("u", "a", 1, "default", "-", "ns", "x", {GPU: 1000}, "", int(later.timestamp()))
         await store.save(db, [one], [])
-        await store.save(db, [], [Ended("u", "a", int(later.timestamp()) + 5, "Succeeded")])
+        await store.save(db, [], [UsageEnded("u", "a", int(later.timestamp()) + 5, "Succeeded")])
         assert await db.fetchval("SELECT count(*) FROM usage_record_other") == 1
-        await asyncio.gather(*(_ensure(office, later) for _ in range(3)))
+        await asyncio.gather(*(_ensure(runtime, later) for _ in range(3)))
         assert await db.fetchval("SELECT count(*) FROM usage_record_other") == 0
         assert await db.fetchval(f"SELECT count(*) FROM usage_record_{later:%Y_%m}") == 1
 
 
-async def _ensure(office: Office, when: datetime) -> None:
-    async with office.database.reader() as db:
+async def _ensure(runtime: Runtime, when: datetime) -> None:
+    async with runtime.database.reader() as db:
         await usage_records.ensure_partitions(db, when)
 
 
-async def test_records_are_kept_for_as_long_as_the_settings_say(office: Office) -> None:
+async def test_records_are_kept_for_as_long_as_the_settings_say(runtime: Runtime) -> None:
     long_ago = now() - timedelta(days=300)
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await usage_records.ensure_partitions(db, long_ago)
-    assert await keep_hours(office, Retention()) == []
-    assert code(await change(office, "Settings", "", "system", usage={"recordDays": 200})) == "ok"
-    assert f"usage_record_{long_ago:%Y_%m}" in await keep_hours(office, Retention())
+    assert await keep_hours(runtime, Retention()) == []
+    assert code(await change(runtime, "Settings", "", "system", usage={"recordDays": 200})) == "ok"
+    assert f"usage_record_{long_ago:%Y_%m}" in await keep_hours(runtime, Retention())
 
 
-async def test_how_far_entering_is_behind_is_told(office: Office) -> None:
-    await backdate(office, 0)
-    while await roll(office.database):
+async def test_how_far_entering_is_behind_is_told(runtime: Runtime) -> None:
+    await backdate(runtime, 0)
+    while await roll(runtime.database):
         pass
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         assert await store.load_lag(db) < 60
         at = int(now().timestamp()) - 900
-        await store.save(db, [Began("u", "a", 1, "default", "-", "ns", "x", {GPU: 1000}, "", at)], [])
+        await store.save(db, [UsageBegan("u", "a", 1, "default", "-", "ns", "x", {GPU: 1000}, "", at)], [])
         assert await store.load_lag(db) >= 900
-    while await roll(office.database):
+    while await roll(runtime.database):
         pass
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         assert await store.load_lag(db) < 60
         await db.execute("UPDATE usage_rolled SET at = at - interval '3 hours'")
         assert await store.load_lag(db) >= 2 * HOUR
 
 
-async def test_what_is_old_is_dropped_and_windows_stay_right_by_the_day(office: Office) -> None:
-    await backdate(office, 0)
+async def test_what_is_old_is_dropped_and_windows_stay_right_by_the_day(runtime: Runtime) -> None:
+    await backdate(runtime, 0)
     old = int((now() - timedelta(days=70)).timestamp()) // DAY * DAY - 40 * DAY + 5 * HOUR
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await usage_records.ensure_partitions(db, datetime.fromtimestamp(old, UTC))
-        one = Began("u", "a", 1, "default", "-", "ns", "x", {GPU: 1000}, "", old)
+        one = UsageBegan("u", "a", 1, "default", "-", "ns", "x", {GPU: 1000}, "", old)
         await store.save(db, [one], [])
-        await store.save(db, [], [Ended("u", "a", old + 2 * HOUR, "Succeeded")])
-    while await roll(office.database):
+        await store.save(db, [], [UsageEnded("u", "a", old + 2 * HOUR, "Succeeded")])
+    while await roll(runtime.database):
         pass
     begin = datetime.fromtimestamp(old + HOUR, UTC)
-    assert (await window(office, "default", begin))[GPU, ""].total == HOUR * 1000
+    assert (await window(runtime, "default", begin))[GPU, ""].total == HOUR * 1000
     kept = Retention(hours=timedelta(days=1), records=timedelta(days=900))
-    assert await keep_hours(office, kept) == []
-    async with office.database.reader() as db:
+    assert await keep_hours(runtime, kept) == []
+    async with runtime.database.reader() as db:
         assert await db.fetchval("SELECT count(*) FROM usage_hour") == 0
-    assert (await window(office, "default", begin))[GPU, ""].total == HOUR * 1000  # from the day, and its records
+    assert (await window(runtime, "default", begin))[GPU, ""].total == HOUR * 1000  # from the day, and its records
     month = datetime.fromtimestamp(old, UTC)
-    assert f"usage_record_{month:%Y_%m}" in await keep_hours(office, Retention(records=timedelta(days=10)))
+    assert f"usage_record_{month:%Y_%m}" in await keep_hours(runtime, Retention(records=timedelta(days=10)))
     # Without records it cannot be told when in its day it ran: the window begins with the day.
-    assert (await window(office, "default", begin))[GPU, ""].total == 2 * HOUR * 1000
+    assert (await window(runtime, "default", begin))[GPU, ""].total == 2 * HOUR * 1000

@@ -13,7 +13,7 @@ from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.nodes.fence import fence
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.command import Command
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.report import Report
 from bursar.wire.kinds.registry import BY_NAME
 from support.nodes.liveness import silence
@@ -28,54 +28,54 @@ def when(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-async def test_shared_work_counts_what_it_has_and_its_part_of_the_node(office: Office) -> None:
+async def test_shared_work_counts_what_it_has_and_its_part_of_the_node(runtime: Runtime) -> None:
     await create(
-        office,
+        runtime,
         "Node",
         {
             "metadata": {"name": "a", "labels": {"gpu-type": "h100"}},
             "spec": {"capacity": {GPU: "8", "cpu": "64", "memory": "512Gi", "pods": "110"}},
         },
     )
-    await running(office, "one", "a", gpu=2, cpu=8, memory="64Gi")
-    (open_,) = await opened_now(office)
+    await running(runtime, "one", "a", gpu=2, cpu=8, memory="64Gi")
+    (open_,) = await opened_now(runtime)
     assert open_["amounts"] == {GPU: 2000, "cpu": 8000, "memory": 64 << 30, "nodes": 250}
     assert (open_["class"], open_["tenant"], open_["namespace"], open_["name"]) == ("h100", "default", "default", "one")
-    assert open_["started_at"] == when((await status(office, "one"))["startTime"])
-    assert code(await says(office, "a", "one", Phase.SUCCEEDED)) == "ok"
-    (record,) = await records(office)
-    assert record["ended_at"] == when((await status(office, "one"))["endTime"])
+    assert open_["started_at"] == when((await status(runtime, "one"))["startTime"])
+    assert code(await says(runtime, "a", "one", Phase.SUCCEEDED)) == "ok"
+    (record,) = await records(runtime)
+    assert record["ended_at"] == when((await status(runtime, "one"))["endTime"])
     assert (record["started_at"], record["phase"], record["amounts"]) == (
         open_["started_at"], "Succeeded", open_["amounts"],
     )  # fmt: skip
-    assert await opened_now(office) == []
-    await assert_books_balance(office)
+    assert await opened_now(runtime) == []
+    await assert_books_balance(runtime)
 
 
-async def test_exclusive_work_counts_whole_nodes_and_all_their_gpus(office: Office) -> None:
+async def test_exclusive_work_counts_whole_nodes_and_all_their_gpus(runtime: Runtime) -> None:
     for name in ("a", "b"):
-        await node(office, name, gpu=8, cpu=64)
-    await running(office, "wide", "a", "b", spec={"nodes": 2, "exclusive": True}, gpu=1)
-    assert [(one["node"], one["amounts"]) for one in await opened_now(office)] == [
+        await node(runtime, name, gpu=8, cpu=64)
+    await running(runtime, "wide", "a", "b", spec={"nodes": 2, "exclusive": True}, gpu=1)
+    assert [(one["node"], one["amounts"]) for one in await opened_now(runtime)] == [
         ("a", {GPU: 8000, "cpu": 64000, "nodes": 1000}),
         ("b", {GPU: 8000, "cpu": 64000, "nodes": 1000}),
     ]
-    await assert_hours_agree(office)
+    await assert_hours_agree(runtime)
 
 
-async def test_work_counts_for_who_submitted_it_and_work_of_nobody_for_nobody(office: Office) -> None:
-    await node(office, "a", gpu=8)
+async def test_work_counts_for_who_submitted_it_and_work_of_nobody_for_nobody(runtime: Runtime) -> None:
+    await node(runtime, "a", gpu=8)
     document = {"metadata": {"name": "hers", "namespace": "default"}, "spec": {"resources": {"requests": {GPU: "1"}}}}
     one = msgspec.convert(document, BY_NAME["Allocation"].type)
     command = create_command(BY_NAME["Allocation"], one, Origin("user:default/ada", "create"))
-    assert code(await object_ops.submit(office, command, tenant="default")) == "ok"
-    await bind(office, "default", "hers", "a")
-    await says(office, "a", "hers", Phase.RUNNING)
-    assert [one["username"] for one in await opened_now(office)] == ["default/ada"]
-    assert code(await object_ops.submit(office, _unsigned(document), tenant="default")) == "ok"
-    await bind(office, "default", "nobodys", "a")
-    await says(office, "a", "nobodys", Phase.RUNNING)
-    assert [one["username"] for one in await opened_now(office)] == ["default/ada", "-"]
+    assert code(await object_ops.submit(runtime, command, tenant="default")) == "ok"
+    await bind(runtime, "default", "hers", "a")
+    await says(runtime, "a", "hers", Phase.RUNNING)
+    assert [one["username"] for one in await opened_now(runtime)] == ["default/ada"]
+    assert code(await object_ops.submit(runtime, _unsigned(document), tenant="default")) == "ok"
+    await bind(runtime, "default", "nobodys", "a")
+    await says(runtime, "a", "nobodys", Phase.RUNNING)
+    assert [one["username"] for one in await opened_now(runtime)] == ["default/ada", "-"]
 
 
 def _unsigned(document: dict[str, Any]) -> Command:
@@ -84,128 +84,128 @@ def _unsigned(document: dict[str, Any]) -> Command:
     return create_command(BY_NAME["Allocation"], one, Origin("", "create"))
 
 
-async def test_what_waits_or_is_only_bound_counts_nothing(office: Office) -> None:
-    await node(office, "a", gpu=8)
-    await allocation(office, "default", "one", gpu=1)
-    await bind(office, "default", "one", "a")
-    assert await opened_now(office) == []
-    assert code(await end(office, "default", "one", Phase.FAILED)) == "ok"
-    assert (await opened_now(office), await records(office)) == ([], [])
+async def test_what_waits_or_is_only_bound_counts_nothing(runtime: Runtime) -> None:
+    await node(runtime, "a", gpu=8)
+    await allocation(runtime, "default", "one", gpu=1)
+    await bind(runtime, "default", "one", "a")
+    assert await opened_now(runtime) == []
+    assert code(await end(runtime, "default", "one", Phase.FAILED)) == "ok"
+    assert (await opened_now(runtime), await records(runtime)) == ([], [])
 
 
-async def test_what_ended_before_it_was_heard_to_run_counts_as_its_node_measured(office: Office) -> None:
-    await node(office, "a", gpu=8)
-    await allocation(office, "default", "quick", gpu=1)
-    await bind(office, "default", "quick", "a")
-    await _bound_ago(office, "quick", timedelta(seconds=100))
-    assert code(await says(office, "a", "quick", Phase.SUCCEEDED, measured=42_000_000)) == "ok"
-    (record,) = await records(office)
+async def test_what_ended_before_it_was_heard_to_run_counts_as_its_node_measured(runtime: Runtime) -> None:
+    await node(runtime, "a", gpu=8)
+    await allocation(runtime, "default", "quick", gpu=1)
+    await bind(runtime, "default", "quick", "a")
+    await _bound_ago(runtime, "quick", timedelta(seconds=100))
+    assert code(await says(runtime, "a", "quick", Phase.SUCCEEDED, measured=42_000_000)) == "ok"
+    (record,) = await records(runtime)
     assert record["ended_at"] - record["started_at"] == timedelta(seconds=42)
-    await assert_hours_agree(office)
+    await assert_hours_agree(runtime)
 
 
-async def test_nothing_counts_for_longer_than_it_was_bound(office: Office) -> None:
-    await node(office, "a", gpu=8)
-    await allocation(office, "default", "quick", gpu=1)
-    await bind(office, "default", "quick", "a")
-    assert code(await says(office, "a", "quick", Phase.SUCCEEDED, measured=3_600_000_000)) == "ok"
-    (record,) = await records(office)
+async def test_nothing_counts_for_longer_than_it_was_bound(runtime: Runtime) -> None:
+    await node(runtime, "a", gpu=8)
+    await allocation(runtime, "default", "quick", gpu=1)
+    await bind(runtime, "default", "quick", "a")
+    assert code(await says(runtime, "a", "quick", Phase.SUCCEEDED, measured=3_600_000_000)) == "ok"
+    (record,) = await records(runtime)
     assert record["ended_at"] - record["started_at"] < timedelta(seconds=10)
 
 
-async def _bound_ago(office: Office, name: str, ago: timedelta) -> None:
-    found = await status(office, name)
+async def _bound_ago(runtime: Runtime, name: str, ago: timedelta) -> None:
+    found = await status(runtime, name)
     at = when(found["scheduledTime"]) - ago
     found["scheduledTime"] = at.isoformat()
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await db.execute("UPDATE object SET status = $2 WHERE name = $1", name, msgspec.json.encode(found))
 
 
-async def test_a_report_that_is_repeated_begins_and_ends_nothing_again(office: Office) -> None:
-    await node(office, "a", gpu=8)
-    await running(office, "one", "a")
-    before = await opened_now(office)
-    assert code(await says(office, "a", "one", Phase.RUNNING)) == "ok"
-    assert await opened_now(office) == before
+async def test_a_report_that_is_repeated_begins_and_ends_nothing_again(runtime: Runtime) -> None:
+    await node(runtime, "a", gpu=8)
+    await running(runtime, "one", "a")
+    before = await opened_now(runtime)
+    assert code(await says(runtime, "a", "one", Phase.RUNNING)) == "ok"
+    assert await opened_now(runtime) == before
     for _ in range(2):
-        await says(office, "a", "one", Phase.SUCCEEDED)
-    assert len(await records(office)) == 1
+        await says(runtime, "a", "one", Phase.SUCCEEDED)
+    assert len(await records(runtime)) == 1
 
 
-async def test_what_is_evicted_counts_until_it_is_gone_and_anew_when_it_runs_again(office: Office) -> None:
-    await node(office, "a", gpu=8)
-    await running(office, "one", "a")
-    assert code(await stop(office, "one")) == "ok"
-    assert len(await opened_now(office)) == 1  # It still runs.
-    assert code(await says(office, "a", "one", Phase.FAILED)) == "ok"
-    assert await opened_now(office) == []
-    assert code(await bind(office, "default", "one", "a")) == "ok"
-    assert code(await says(office, "a", "one", Phase.RUNNING)) == "ok"
-    assert [one["epoch"] for one in await opened_now(office)] == [2]
-    assert [(one["epoch"], one["reason"]) for one in await records(office)] == [(1, "Preempted")]
-    await assert_books_balance(office)
+async def test_what_is_evicted_counts_until_it_is_gone_and_anew_when_it_runs_again(runtime: Runtime) -> None:
+    await node(runtime, "a", gpu=8)
+    await running(runtime, "one", "a")
+    assert code(await stop(runtime, "one")) == "ok"
+    assert len(await opened_now(runtime)) == 1  # It still runs.
+    assert code(await says(runtime, "a", "one", Phase.FAILED)) == "ok"
+    assert await opened_now(runtime) == []
+    assert code(await bind(runtime, "default", "one", "a")) == "ok"
+    assert code(await says(runtime, "a", "one", Phase.RUNNING)) == "ok"
+    assert [one["epoch"] for one in await opened_now(runtime)] == [2]
+    assert [(one["epoch"], one["reason"]) for one in await records(runtime)] == [(1, "Preempted")]
+    await assert_books_balance(runtime)
 
 
-async def test_of_work_on_several_nodes_each_part_counts_until_it_is_gone(office: Office) -> None:
+async def test_of_work_on_several_nodes_each_part_counts_until_it_is_gone(runtime: Runtime) -> None:
     for name in ("a", "b"):
-        await node(office, name, gpu=8)
-    await running(office, "wide", "a", "b", spec={"nodes": 2}, gpu=4)
-    assert code(await says(office, "a", "wide", Phase.SUCCEEDED)) == "ok"
-    assert [one["node"] for one in await opened_now(office)] == ["b"]
-    assert [one["node"] for one in await records(office)] == ["a"]
-    assert code(await says(office, "b", "wide", Phase.FAILED)) == "ok"
-    assert [(one["node"], one["phase"]) for one in await records(office)] == [("a", "Succeeded"), ("b", "Failed")]
-    await assert_hours_agree(office)
+        await node(runtime, name, gpu=8)
+    await running(runtime, "wide", "a", "b", spec={"nodes": 2}, gpu=4)
+    assert code(await says(runtime, "a", "wide", Phase.SUCCEEDED)) == "ok"
+    assert [one["node"] for one in await opened_now(runtime)] == ["b"]
+    assert [one["node"] for one in await records(runtime)] == ["a"]
+    assert code(await says(runtime, "b", "wide", Phase.FAILED)) == "ok"
+    assert [(one["node"], one["phase"]) for one in await records(runtime)] == [("a", "Succeeded"), ("b", "Failed")]
+    await assert_hours_agree(runtime)
 
 
-async def test_a_record_outlives_its_object(office: Office) -> None:
-    await node(office, "a", gpu=8)
-    await running(office, "one", "a")
-    assert code(await delete(office, "Allocation", "default", "one")) == "ok"
-    assert len(await opened_now(office)) == 1  # It was asked to stop, and has not said that it did.
-    assert code(await says(office, "a", "one", Phase.CANCELLED)) == "ok"
-    assert isinstance(await object_ops.get(office, key("one")), Refusal)
-    assert [one["phase"] for one in await records(office)] == ["Cancelled"]
-    await assert_hours_agree(office)
+async def test_a_record_outlives_its_object(runtime: Runtime) -> None:
+    await node(runtime, "a", gpu=8)
+    await running(runtime, "one", "a")
+    assert code(await delete(runtime, "Allocation", "default", "one")) == "ok"
+    assert len(await opened_now(runtime)) == 1  # It was asked to stop, and has not said that it did.
+    assert code(await says(runtime, "a", "one", Phase.CANCELLED)) == "ok"
+    assert isinstance(await object_ops.get(runtime, key("one")), Refusal)
+    assert [one["phase"] for one in await records(runtime)] == ["Cancelled"]
+    await assert_hours_agree(runtime)
 
 
-async def test_the_work_of_a_fenced_node_counts_no_longer(office: Office) -> None:
-    await node(office, "a", gpu=8)
-    await running(office, "one", "a")
-    await silence(office, "a", seconds=600)
-    assert code(await fence(office, "a", TEST, "burnt")) == "ok"
-    assert await opened_now(office) == []
-    assert [one["reason"] for one in await records(office)] == ["NodeLost"]
-    await assert_hours_agree(office)
+async def test_the_work_of_a_fenced_node_counts_no_longer(runtime: Runtime) -> None:
+    await node(runtime, "a", gpu=8)
+    await running(runtime, "one", "a")
+    await silence(runtime, "a", seconds=600)
+    assert code(await fence(runtime, "a", TEST, "burnt")) == "ok"
+    assert await opened_now(runtime) == []
+    assert [one["reason"] for one in await records(runtime)] == ["NodeLost"]
+    await assert_hours_agree(runtime)
 
 
-async def test_on_a_claimed_node_the_claim_counts_and_not_the_work(office: Office) -> None:
-    await node(office, "a", gpu=8)
-    await allocation(office, "default", "one", gpu=1)
-    await bind(office, "default", "one", "a")
+async def test_on_a_claimed_node_the_claim_counts_and_not_the_work(runtime: Runtime) -> None:
+    await node(runtime, "a", gpu=8)
+    await allocation(runtime, "default", "one", gpu=1)
+    await bind(runtime, "default", "one", "a")
     claim = {"id": "claim-1", "tenant": "default", "user": "ada", "since": "", "by": "ada"}
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await db.execute("UPDATE node SET claim = $1", msgspec.json.encode(claim))
-    assert code(await says(office, "a", "one", Phase.RUNNING)) == "ok"
-    assert await opened_now(office) == []
-    await assert_hours_agree(office)
+    assert code(await says(runtime, "a", "one", Phase.RUNNING)) == "ok"
+    assert await opened_now(runtime) == []
+    await assert_hours_agree(runtime)
 
 
-async def test_a_dry_run_counts_nothing(office: Office) -> None:
-    await node(office, "a", gpu=8)
-    await allocation(office, "default", "one", gpu=1)
-    await bind(office, "default", "one", "a")
+async def test_a_dry_run_counts_nothing(runtime: Runtime) -> None:
+    await node(runtime, "a", gpu=8)
+    await allocation(runtime, "default", "one", gpu=1)
+    await bind(runtime, "default", "one", "a")
     report = Report(key=Key("Allocation", "default", "one"), origin=TEST, phase=Phase.RUNNING, node="a")
-    await office.trying.submit(report, "default")
-    assert await opened_now(office) == []
+    await runtime.trying.submit(report, "default")
+    assert await opened_now(runtime) == []
 
 
 @pytest.mark.parametrize("amounts", [{"gpu": 1}, {"cpu": "250m"}, {"gpu": "0.5", "memory": "1Gi"}])
-async def test_what_began_is_what_ends(office: Office, amounts: dict[str, Any]) -> None:
-    await node(office, "a", gpu=8, cpu=64, memory="64Gi")
-    await running(office, "one", "a", **amounts)
-    await assert_hours_agree(office)
-    await end(office, "default", "one")
-    await assert_hours_agree(office)
-    async with office.database.reader() as db:
+async def test_what_began_is_what_ends(runtime: Runtime, amounts: dict[str, Any]) -> None:
+    await node(runtime, "a", gpu=8, cpu=64, memory="64Gi")
+    await running(runtime, "one", "a", **amounts)
+    await assert_hours_agree(runtime)
+    await end(runtime, "default", "one")
+    await assert_hours_agree(runtime)
+    async with runtime.database.reader() as db:
         assert await db.fetchval("SELECT sum(delta) FROM usage_step") == 0

@@ -13,9 +13,9 @@ from bursar.core.values.replace import replace
 from bursar.loops.housekeeping import finish_namespaces
 from bursar.ops.lifecycle.dispatch import delete_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.object import Preconditions
+from bursar.ops.objects.object import DeletePreconditions
 from bursar.ops.runtime.command import Reply, Written
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads import job as job_ops
 from bursar.ops.workloads import report as report_ops
 from bursar.ops.workloads.job_controller import step
@@ -41,14 +41,14 @@ def is_deleted(reply: Reply) -> bool:
 
 
 @pytest.fixture
-async def lab(office: Office) -> Office:
-    return await eight_gpus(office)
+async def lab(runtime: Runtime) -> Runtime:
+    return await eight_gpus(runtime)
 
 
 # Cancelling.
 
 
-async def test_cancelling_what_waits_ends_it_at_once(lab: Office) -> None:
+async def test_cancelling_what_waits_ends_it_at_once(lab: Runtime) -> None:
     await job(lab, parallelism=3)
     cancelled = document(await cancel(lab))["status"]
     assert (cancelled["phase"], cancelled["cancellationReason"]) == ("Cancelled", "superseded")
@@ -60,7 +60,7 @@ async def test_cancelling_what_waits_ends_it_at_once(lab: Office) -> None:
     assert await step(lab, key()) is None
 
 
-async def test_cancelling_what_runs_waits_for_its_end(lab: Office) -> None:
+async def test_cancelling_what_runs_waits_for_its_end(lab: Runtime) -> None:
     await job(lab, parallelism=3)
     await run(lab, "train-0", "train-1")
     cancelling = document(await cancel(lab))["status"]
@@ -86,7 +86,7 @@ def _running(name: str) -> report_ops.Report:
     return report_ops.Report(key=Key("Allocation", "lab", name), origin=TEST, phase=Phase.TERMINATING)
 
 
-async def test_what_has_ended_is_not_cancelled(lab: Office) -> None:
+async def test_what_has_ended_is_not_cancelled(lab: Runtime) -> None:
     await job(lab)
     await run(lab, "train-0")
     await finish(lab, "train-0")
@@ -95,7 +95,7 @@ async def test_what_has_ended_is_not_cancelled(lab: Office) -> None:
     assert (await status(lab))["phase"] == "Succeeded"
 
 
-async def test_cancelling_while_others_step_leaves_nothing_behind(lab: Office, database_url: str) -> None:
+async def test_cancelling_while_others_step_leaves_nothing_behind(lab: Runtime, database_url: str) -> None:
     async with opened(database_url) as other:
         for number in range(8):
             name = f"train-{number}"
@@ -112,10 +112,10 @@ async def test_cancelling_while_others_step_leaves_nothing_behind(lab: Office, d
 # Boosting.
 
 
-async def boost(office: Office, priority: int = 500, seconds: int = 3600) -> Reply:
+async def boost(runtime: Runtime, priority: int = 500, seconds: int = 3600) -> Reply:
     return await job_ops.boost(
-        office,
-        await stored(office),
+        runtime,
+        await stored(runtime),
         Origin("user:root", "boost", "incident"),
         priority=priority,
         seconds=seconds,
@@ -124,7 +124,7 @@ async def boost(office: Office, priority: int = 500, seconds: int = 3600) -> Rep
     )
 
 
-async def test_a_boost_is_kept_until_it_expires(lab: Office) -> None:
+async def test_a_boost_is_kept_until_it_expires(lab: Runtime) -> None:
     await job(lab, priority=200)
     first = document(await boost(lab))["status"]["boost"]
     assert first | {"expires": ""} == {
@@ -148,13 +148,13 @@ async def test_a_boost_is_kept_until_it_expires(lab: Office) -> None:
     assert third["previousPriority"] == 200
 
 
-async def test_the_priority_before_a_boost_may_be_that_of_the_class(lab: Office) -> None:
+async def test_the_priority_before_a_boost_may_be_that_of_the_class(lab: Runtime) -> None:
     await job(lab, priorityClass="high-priority")
     value = msgspec.json.decode((await get(lab, "PriorityClass", "", "high-priority")).doc)["value"]
     assert document(await boost(lab))["status"]["boost"]["previousPriority"] == value > 0
 
 
-async def test_what_ends_is_not_boosted(lab: Office) -> None:
+async def test_what_ends_is_not_boosted(lab: Runtime) -> None:
     await job(lab)
     await cancel(lab)
     assert code(await boost(lab)) == "ended"
@@ -163,7 +163,7 @@ async def test_what_ends_is_not_boosted(lab: Office) -> None:
 # Deleting.
 
 
-async def test_deleting_a_job_that_waits_deletes_its_allocations(lab: Office) -> None:
+async def test_deleting_a_job_that_waits_deletes_its_allocations(lab: Runtime) -> None:
     await job(lab, parallelism=3)
     assert is_deleted(await delete(lab, "Job", "lab", "train"))
     assert await phases(lab) == {}
@@ -171,7 +171,7 @@ async def test_deleting_a_job_that_waits_deletes_its_allocations(lab: Office) ->
     assert code(await job(lab, parallelism=3)) == "ok"
 
 
-async def test_a_deleted_job_stays_until_what_runs_has_stopped(lab: Office) -> None:
+async def test_a_deleted_job_stays_until_what_runs_has_stopped(lab: Runtime) -> None:
     await job(lab, parallelism=2, completions=3)
     await run(lab, "train-0", "train-1")
     await finish(lab, "train-0")
@@ -189,21 +189,21 @@ async def test_a_deleted_job_stays_until_what_runs_has_stopped(lab: Office) -> N
     await assert_counters_equal_charges(lab)
 
 
-async def test_an_orphan_outlives_its_job(lab: Office) -> None:
+async def test_an_orphan_outlives_its_job(lab: Runtime) -> None:
     await job(lab)
     before = await stored(lab)
-    command = delete_command(BY_NAME["Job"], before, TEST, preconditions=Preconditions(), orphan=True)
+    command = delete_command(BY_NAME["Job"], before, TEST, preconditions=DeletePreconditions(), orphan=True)
     assert is_deleted(await object_ops.submit(lab, command, tenant="lab"))
     assert await phases(lab) == {"train-0": "Pending"}
 
 
-async def test_a_job_that_moved_on_is_marked_and_deleted_by_the_controller(lab: Office) -> None:
+async def test_a_job_that_moved_on_is_marked_and_deleted_by_the_controller(lab: Runtime) -> None:
     await job(lab, completions=3)
     old = await stored(lab)
     await run(lab, "train-0")
     await finish(lab, "train-0")
     await step(lab, key())
-    command = delete_command(BY_NAME["Job"], replace(old), TEST, preconditions=Preconditions())
+    command = delete_command(BY_NAME["Job"], replace(old), TEST, preconditions=DeletePreconditions())
     assert document(await object_ops.submit(lab, command, tenant="lab"))["metadata"]["deletionTimestamp"]
     assert await phases(lab) == {"train-1": "Pending"}
     assert await step(lab, key()) is None
@@ -211,7 +211,7 @@ async def test_a_job_that_moved_on_is_marked_and_deleted_by_the_controller(lab: 
     assert code(await object_ops.get(lab, key())) == "not_found"
 
 
-async def test_an_allocation_of_the_same_name_that_is_not_the_job_s_is_left_alone(lab: Office) -> None:
+async def test_an_allocation_of_the_same_name_that_is_not_the_job_s_is_left_alone(lab: Runtime) -> None:
     await job(lab)
     await delete(lab, "Allocation", "lab", "train-0")
     await allocation(lab, "lab", "train-0", gpu=1)
@@ -219,7 +219,7 @@ async def test_an_allocation_of_the_same_name_that_is_not_the_job_s_is_left_alon
     assert await phases(lab) == {"train-0": "Pending"}
 
 
-async def test_a_namespace_that_ends_takes_its_jobs_along(lab: Office) -> None:
+async def test_a_namespace_that_ends_takes_its_jobs_along(lab: Runtime) -> None:
     await quota(lab, "lab", "small", hard={"pods": "10"})
     await job(lab, parallelism=2, completions=4)
     await run(lab, "train-0")

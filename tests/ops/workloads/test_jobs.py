@@ -11,7 +11,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads import job_controller
 from bursar.ops.workloads import report as report_ops
 from bursar.ops.workloads.job_controller import Stepped, step
@@ -37,14 +37,14 @@ from support.scheduling.jobs import cancel, eight_gpus, finish, job, key, phases
 
 
 @pytest.fixture
-async def lab(office: Office) -> Office:
-    return await eight_gpus(office)
+async def lab(runtime: Runtime) -> Runtime:
+    return await eight_gpus(runtime)
 
 
 # Making.
 
 
-async def test_a_job_and_its_first_allocations_are_made_together(lab: Office) -> None:
+async def test_a_job_and_its_first_allocations_are_made_together(lab: Runtime) -> None:
     made = document(await job(lab, parallelism=2, completions=4, queue="gpu-training", priority=200))
     assert made["metadata"]["uid"].startswith("job-")
     assert made["status"]["phase"] == "Queued"
@@ -65,7 +65,7 @@ async def test_a_job_and_its_first_allocations_are_made_together(lab: Office) ->
     await assert_counters_equal_charges(lab)
 
 
-async def test_the_template_has_the_last_word_and_its_labels_come_along(lab: Office) -> None:
+async def test_the_template_has_the_last_word_and_its_labels_come_along(lab: Runtime) -> None:
     spec = {"resources": {"requests": {"cpu": "1"}}, "priority": 7, "queue": "default"}
     template = {"metadata": {"labels": {"app": "x"}, "annotations": {"note": "y"}}, "spec": spec}
     of_job = {"template": template, "priority": 200, "queue": "gpu-training", "priorityClass": "batch-high"}
@@ -80,7 +80,7 @@ async def test_the_template_has_the_last_word_and_its_labels_come_along(lab: Off
     assert found.charge.facts.priority_class == "batch-high"
 
 
-async def test_without_room_for_all_of_them_nothing_is_made(lab: Office) -> None:
+async def test_without_room_for_all_of_them_nothing_is_made(lab: Runtime) -> None:
     await allocation(lab, "lab", "other", gpu=3)
     before = await counters(lab)
     refused = refusal(await job(lab, gpu=2, parallelism=3, completions=9))
@@ -95,7 +95,7 @@ async def test_without_room_for_all_of_them_nothing_is_made(lab: Office) -> None
     assert await counters(lab) == before
 
 
-async def test_of_many_jobs_at_once_as_many_are_made_as_there_is_room_for(lab: Office, database_url: str) -> None:
+async def test_of_many_jobs_at_once_as_many_are_made_as_there_is_room_for(lab: Runtime, database_url: str) -> None:
     async with opened(database_url) as other:
         replies = await asyncio.gather(
             *(job(one, f"j-{number}-{which}", parallelism=3)
@@ -106,7 +106,7 @@ async def test_of_many_jobs_at_once_as_many_are_made_as_there_is_room_for(lab: O
     await assert_counters_equal_charges(lab)
 
 
-async def test_a_name_that_is_taken_is_told(lab: Office) -> None:
+async def test_a_name_that_is_taken_is_told(lab: Runtime) -> None:
     await allocation(lab, "lab", "train-1", gpu=1)
     assert refusal(await job(lab, parallelism=2)).message == 'allocations "train-1" already exists'
     assert code(await job(lab, "other", parallelism=2)) == "ok"
@@ -114,13 +114,13 @@ async def test_a_name_that_is_taken_is_told(lab: Office) -> None:
     assert sorted(await phases(lab)) == ["other-0", "other-1", "train-1"]
 
 
-async def test_an_unknown_class_or_queue_is_named_where_it_stands(lab: Office) -> None:
+async def test_an_unknown_class_or_queue_is_named_where_it_stands(lab: Runtime) -> None:
     refused = refusal(await job(lab, priorityClass="none-such", template={"queue": "nowhere"}))
     assert [one.field for one in refused.causes] == ["spec.priorityClass", "spec.template.spec.queue"]
     assert await phases(lab) == {}
 
 
-async def test_a_repeated_request_makes_one_job(lab: Office) -> None:
+async def test_a_repeated_request_makes_one_job(lab: Runtime) -> None:
     first = await job(lab, parallelism=2, claimed=claim("r", "body"))
     assert await job(lab, parallelism=2, claimed=claim("r", "body")) == first
     assert code(await job(lab, "two", claimed=claim("r", "else"))) == "request_id_reused"
@@ -130,21 +130,21 @@ async def test_a_repeated_request_makes_one_job(lab: Office) -> None:
     assert await job(lab, "big", parallelism=9, claimed=claim("s", "body")) == refused
 
 
-async def test_thousands_are_made_and_cancelled_in_one_go(office: Office) -> None:
-    await namespace(office, "lab")
-    assert code(await job(office, parallelism=3000)) == "ok"
-    found = await phases(office)
+async def test_thousands_are_made_and_cancelled_in_one_go(runtime: Runtime) -> None:
+    await namespace(runtime, "lab")
+    assert code(await job(runtime, parallelism=3000)) == "ok"
+    found = await phases(runtime)
     assert len(found) == 3000
-    await assert_counters_equal_charges(office)
-    assert document(await cancel(office))["status"]["phase"] == "Cancelled"
-    assert await phases(office) == {}
-    await assert_counters_equal_charges(office)
+    await assert_counters_equal_charges(runtime)
+    assert document(await cancel(runtime))["status"]["phase"] == "Cancelled"
+    assert await phases(runtime) == {}
+    await assert_counters_equal_charges(runtime)
 
 
 # Gangs.
 
 
-async def test_the_allocations_of_a_gang_job_are_one_gang(lab: Office) -> None:
+async def test_the_allocations_of_a_gang_job_are_one_gang(lab: Runtime) -> None:
     template = {"scheduling": {"gangScheduling": {"timeout": "600s"}}}
     assert code(await job(lab, parallelism=4, template=template)) == "ok"
     found = await object_ops.get(lab, Key("Allocation", "lab", "train-3"))
@@ -158,7 +158,7 @@ async def test_the_allocations_of_a_gang_job_are_one_gang(lab: Office) -> None:
     assert echoed == {"gangScheduling": {"timeout": "600s"}}
 
 
-async def test_a_failed_member_is_replaced_in_its_gang_and_the_last_ones_form_a_smaller_one(lab: Office) -> None:
+async def test_a_failed_member_is_replaced_in_its_gang_and_the_last_ones_form_a_smaller_one(lab: Runtime) -> None:
     template = {"gangScheduling": {"minMembers": 3}}
     await job(lab, parallelism=3, backoffLimit=5, template=template, onMemberFailure="wait")
     await run(lab, "train-0", "train-1", "train-2")
@@ -180,7 +180,7 @@ async def test_a_failed_member_is_replaced_in_its_gang_and_the_last_ones_form_a_
     await assert_counters_equal_charges(lab)
 
 
-async def test_what_fails_in_a_gang_that_became_smaller_joins_it_again(lab: Office) -> None:
+async def test_what_fails_in_a_gang_that_became_smaller_joins_it_again(lab: Runtime) -> None:
     first = [f"train-{index}" for index in range(4)]
     template = {"gangScheduling": {"minMembers": 4}, "onMemberFailure": "wait"}
     await job(lab, parallelism=4, completions=6, backoffLimit=5, template=template)
@@ -202,7 +202,7 @@ async def test_what_fails_in_a_gang_that_became_smaller_joins_it_again(lab: Offi
     await assert_counters_equal_charges(lab)
 
 
-async def test_a_gang_whose_member_failed_is_tried_again_as_a_set(lab: Office) -> None:
+async def test_a_gang_whose_member_failed_is_tried_again_as_a_set(lab: Runtime) -> None:
     await job(lab, parallelism=3, backoffLimit=1, template={"gangScheduling": {}})
     await run(lab, "train-0", "train-1", "train-2")
     await finish(lab, "train-0")
@@ -236,7 +236,7 @@ async def test_a_gang_whose_member_failed_is_tried_again_as_a_set(lab: Office) -
     assert events[-1] == ("Completed", "job completed")
 
 
-async def test_between_two_tries_there_is_a_pause(lab: Office) -> None:
+async def test_between_two_tries_there_is_a_pause(lab: Runtime) -> None:
     await job(lab, backoffLimit=2, backoffSeconds=300)
     await run(lab, "train-0")
     await finish(lab, "train-0", phase=Phase.FAILED)
@@ -250,7 +250,7 @@ async def test_between_two_tries_there_is_a_pause(lab: Office) -> None:
     assert "nextRetryTime" not in await status(lab)
 
 
-async def test_a_job_that_is_cancelled_between_two_tries_tries_no_more(lab: Office) -> None:
+async def test_a_job_that_is_cancelled_between_two_tries_tries_no_more(lab: Runtime) -> None:
     await job(lab, backoffLimit=2, backoffSeconds=300)
     await run(lab, "train-0")
     await finish(lab, "train-0", phase=Phase.FAILED)
@@ -264,7 +264,7 @@ async def test_a_job_that_is_cancelled_between_two_tries_tries_no_more(lab: Offi
 # Going on.
 
 
-async def test_a_job_goes_on_until_enough_have_succeeded(lab: Office) -> None:
+async def test_a_job_goes_on_until_enough_have_succeeded(lab: Runtime) -> None:
     await job(lab, parallelism=2, completions=3)
     await run(lab, "train-0", "train-1")
     await step(lab, key())
@@ -288,7 +288,7 @@ async def test_a_job_goes_on_until_enough_have_succeeded(lab: Office) -> None:
     assert (await stored(lab)).revision == revision
 
 
-async def test_the_rest_is_released_when_enough_have_succeeded(lab: Office) -> None:
+async def test_the_rest_is_released_when_enough_have_succeeded(lab: Runtime) -> None:
     await job(lab, parallelism=3, completions=3, backoffLimit=0)
     await run(lab, "train-0", "train-1")
     await finish(lab, "train-0", phase=Phase.FAILED)
@@ -304,7 +304,7 @@ async def test_the_rest_is_released_when_enough_have_succeeded(lab: Office) -> N
     await assert_counters_equal_charges(lab)
 
 
-async def test_what_fails_is_tried_again_under_another_name_until_the_limit(lab: Office) -> None:
+async def test_what_fails_is_tried_again_under_another_name_until_the_limit(lab: Runtime) -> None:
     await job(lab, backoffLimit=1)
     await run(lab, "train-0")
     command = report_ops.Report(
@@ -323,7 +323,7 @@ async def test_what_fails_is_tried_again_under_another_name_until_the_limit(lab:
     assert sorted(await phases(lab)) == ["train-0", "train-0-1"]
 
 
-async def test_work_that_is_put_back_is_no_failure(lab: Office) -> None:
+async def test_work_that_is_put_back_is_no_failure(lab: Runtime) -> None:
     await job(lab, backoffLimit=0)
     await run(lab, "train-0")
     await step(lab, key())
@@ -334,7 +334,7 @@ async def test_work_that_is_put_back_is_no_failure(lab: Office) -> None:
 
 
 async def test_a_job_that_others_keep_changing_is_left_alone_for_a_moment(
-    lab: Office, monkeypatch: pytest.MonkeyPatch
+    lab: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await job(lab, completions=2)
     await run(lab, "train-0")
@@ -346,7 +346,7 @@ async def test_a_job_that_others_keep_changing_is_left_alone_for_a_moment(
     assert stepped.look_at >= began + timedelta(seconds=job_controller.TROUBLE_SECONDS)
 
 
-async def test_what_somebody_deletes_is_made_again(lab: Office) -> None:
+async def test_what_somebody_deletes_is_made_again(lab: Runtime) -> None:
     await job(lab, parallelism=2)
     await delete(lab, "Allocation", "lab", "train-0")
     await step(lab, key())
@@ -354,7 +354,7 @@ async def test_what_somebody_deletes_is_made_again(lab: Office) -> None:
     await assert_counters_equal_charges(lab)
 
 
-async def test_a_job_that_runs_too_long_fails(lab: Office) -> None:
+async def test_a_job_that_runs_too_long_fails(lab: Runtime) -> None:
     await job(lab, parallelism=2, activeDeadlineSeconds=600)
     # Waiting is not running.
     assert await step(lab, key(), now() + timedelta(hours=1)) == Stepped("lab")
@@ -370,7 +370,7 @@ async def test_a_job_that_runs_too_long_fails(lab: Office) -> None:
     assert await phases(lab) == {"train-0": "Terminating"}
 
 
-async def test_a_refused_allocation_shows_on_the_job_with_its_numbers_and_is_made_later(lab: Office) -> None:
+async def test_a_refused_allocation_shows_on_the_job_with_its_numbers_and_is_made_later(lab: Runtime) -> None:
     await job(lab, parallelism=4, completions=8)
     await run(lab, *(f"train-{index}" for index in range(4)))
     await change(lab, "Tenant", "", "lab", limits={GPU: 3})
@@ -397,7 +397,7 @@ async def test_a_refused_allocation_shows_on_the_job_with_its_numbers_and_is_mad
     await assert_counters_equal_charges(lab)
 
 
-async def test_a_name_that_was_taken_meanwhile_is_told_and_left_alone(lab: Office) -> None:
+async def test_a_name_that_was_taken_meanwhile_is_told_and_left_alone(lab: Runtime) -> None:
     await job(lab, completions=2)
     await allocation(lab, "lab", "train-1", gpu=1)
     await run(lab, "train-0")
@@ -411,7 +411,7 @@ async def test_a_name_that_was_taken_meanwhile_is_told_and_left_alone(lab: Offic
     assert (await phases(lab))["train-1"] == "Pending"
 
 
-async def test_two_controllers_racing_make_everything_once(lab: Office, database_url: str) -> None:
+async def test_two_controllers_racing_make_everything_once(lab: Runtime, database_url: str) -> None:
     async with opened(database_url) as other:
         await job(lab, parallelism=4, completions=12, backoffLimit=20)
         for round_ in range(6):

@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.core.nodes.eviction import Notice, Rule
+from bursar.core.nodes.eviction import EvictionRule, Notice
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.ops.lifecycle.dispatch import change_command, create_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.command import Reply
-from bursar.ops.runtime.runtime import Office
-from bursar.ops.scheduling.evict import Preempt, Victim, preempt
+from bursar.ops.runtime.runtime import Runtime
+from bursar.ops.scheduling.evict import EvictionVictim, Preempt, preempt
 from bursar.ops.workloads.priority import Priorities
 from bursar.wire.kinds.registry import BY_NAME
 from support.runtime.runtime import (
@@ -38,10 +38,10 @@ BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_databas
 
 
 @pytest.fixture
-async def acme(office: Office) -> Office:
-    await tenant(office, "acme")
-    await namespace(office, "lab", "acme")
-    return office
+async def acme(runtime: Runtime) -> Runtime:
+    await tenant(runtime, "acme")
+    await namespace(runtime, "lab", "acme")
+    return runtime
 
 
 def spec_of(name: str, spec: dict[str, Any], where: str = "lab", **metadata: Any) -> Any:
@@ -50,16 +50,16 @@ def spec_of(name: str, spec: dict[str, Any], where: str = "lab", **metadata: Any
 
 
 async def submit(
-    office: Office, name: str, spec: dict[str, Any] | None = None, *, admin: bool = False, where: str = "lab",
+    runtime: Runtime, name: str, spec: dict[str, Any] | None = None, *, admin: bool = False, where: str = "lab",
     **metadata: Any,
 ) -> Reply:  # fmt: skip
     one = spec_of(name, spec or {}, where, **metadata)
     assert KIND.check(one) == []
     origin = Origin("user:root", "create") if admin else USER
-    return await object_ops.submit(office, create_command(KIND, one, origin, admin=admin), tenant="acme")
+    return await object_ops.submit(runtime, create_command(KIND, one, origin, admin=admin), tenant="acme")
 
 
-async def revise(office: Office, name: str, *, admin: bool = False, where: str = "lab", **fields: Any) -> Reply:
+async def revise(runtime: Runtime, name: str, *, admin: bool = False, where: str = "lab", **fields: Any) -> Reply:
     """Set fields of the spec as a user does; None takes one away."""
 
     def edit(before: Stored, shown: dict[str, Any]) -> Any:
@@ -67,23 +67,23 @@ async def revise(office: Office, name: str, *, admin: bool = False, where: str =
         one = msgspec.convert({**shown, "spec": spec}, KIND.type)
         return change_command(KIND, before, one, USER, spec_changed=True, admin=admin)
 
-    return await object_ops.change(office, Key("Allocation", where, name), edit, tenant="acme")
+    return await object_ops.change(runtime, Key("Allocation", where, name), edit, tenant="acme")
 
 
-async def status(office: Office, name: str, where: str = "lab") -> dict[str, Any]:
-    shown: dict[str, Any] = msgspec.json.decode((await get(office, "Allocation", where, name)).status)
+async def status(runtime: Runtime, name: str, where: str = "lab") -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.json.decode((await get(runtime, "Allocation", where, name)).status)
     return shown
 
 
-async def shown_of(office: Office, name: str) -> dict[str, Any]:
-    shown: dict[str, Any] = msgspec.json.decode((await get(office, "Allocation", "lab", name)).doc)
+async def shown_of(runtime: Runtime, name: str) -> dict[str, Any]:
+    shown: dict[str, Any] = msgspec.json.decode((await get(runtime, "Allocation", "lab", name)).doc)
     return shown
 
 
 # Priorities.
 
 
-async def test_users_may_ask_for_as_much_as_their_tenant(acme: Office) -> None:
+async def test_users_may_ask_for_as_much_as_their_tenant(acme: Runtime) -> None:
     for name, spec in (("a", {"priority": 100}), ("b", {"priority": 1000}), ("c", {"priorityClass": "high-priority"}),
                        ("d", {"priorityClass": "batch-high"})):  # fmt: skip
         assert code(await submit(acme, name, spec)) == "ok"
@@ -94,21 +94,21 @@ async def test_users_may_ask_for_as_much_as_their_tenant(acme: Office) -> None:
     assert code(await submit(acme, "e", {"priority": 1001})) == "ok"
 
 
-async def test_an_administrator_may_let_in_more_and_it_is_told_who_did(acme: Office) -> None:
+async def test_an_administrator_may_let_in_more_and_it_is_told_who_did(acme: Runtime) -> None:
     assert code(await submit(acme, "a", {"priorityClass": "system-critical"}, admin=True)) == "ok"
     assert (await status(acme, "a"))["permittedBy"] == "root"
     assert code(await submit(acme, "b", {"priority": 10}, admin=True)) == "ok"
     assert "permittedBy" not in await status(acme, "b")
 
 
-async def test_a_class_may_be_granted_to_tenants(acme: Office) -> None:
+async def test_a_class_may_be_granted_to_tenants(acme: Runtime) -> None:
     shown = {"metadata": {"name": "urgent"}, "value": 9000, "allowedTenants": ["acme"]}
     assert code(await create(acme, "PriorityClass", shown)) == "ok"
     assert code(await submit(acme, "a", {"priorityClass": "urgent"})) == "ok"
     assert code(await submit(acme, "b", {"priorityClass": "urgent"}, where="default")) == "forbidden"
 
 
-async def test_a_number_counts_in_the_scope_of_the_class_that_it_reaches(acme: Office) -> None:
+async def test_a_number_counts_in_the_scope_of_the_class_that_it_reaches(acme: Runtime) -> None:
     terms = [{"scopeName": "PriorityClass", "operator": "In", "values": ["high-priority"]}]
     await quota(acme, "lab", "urgent", hard={"allocations": "1"}, scopeSelector={"matchExpressions": terms})
     assert code(await submit(acme, "a", {"priorityClass": "high-priority"})) == "ok"
@@ -129,7 +129,7 @@ async def test_a_number_counts_in_the_scope_of_the_class_that_it_reaches(acme: O
     assert code(await submit(acme, "d", {"priority": 900})) == "quota_exceeded"
 
 
-async def test_nobody_takes_a_boost_by_naming_a_job(acme: Office) -> None:
+async def test_nobody_takes_a_boost_by_naming_a_job(acme: Runtime) -> None:
     """Owner references to a job are the server's to make, and a label makes nothing a part of it."""
     owner = {"apiVersion": "bursar.io/v1", "kind": "Job", "name": "train", "uid": "job-1"}
     await submit(acme, "a", labels={"bursar.io/job": "train"}, ownerReferences=[owner])
@@ -149,7 +149,7 @@ async def test_nobody_takes_a_boost_by_naming_a_job(acme: Office) -> None:
 # Grants name tenants.
 
 
-async def test_a_tenant_stays_while_a_node_or_a_class_names_it(acme: Office) -> None:
+async def test_a_tenant_stays_while_a_node_or_a_class_names_it(acme: Runtime) -> None:
     await tenant(acme, "ghost")
     await node(acme, "n1", gpu=4)
     assert code(await change(acme, "Node", "", "n1", tenants=["acme", "ghost"])) == "ok"
@@ -166,7 +166,7 @@ async def test_a_tenant_stays_while_a_node_or_a_class_names_it(acme: Office) -> 
     assert code(await delete(acme, "Tenant", "", "ghost")) == "ok"
 
 
-async def test_a_tenant_that_is_not_there_is_granted_nothing(acme: Office) -> None:
+async def test_a_tenant_that_is_not_there_is_granted_nothing(acme: Runtime) -> None:
     absent = {"metadata": {"name": "urgent"}, "value": 9000, "allowedTenants": ["acme", "ghost"]}
     body = {"metadata": {"name": "n1"}, "spec": {"capacity": {"cpu": "1"}, "tenants": ["ghost"]}}
     await node(acme, "n2", gpu=4)
@@ -180,7 +180,7 @@ async def test_a_tenant_that_is_not_there_is_granted_nothing(acme: Office) -> No
         assert [one.field for one in refused.causes] == [field]
 
 
-async def test_grants_from_before_keep_their_names_and_hand_them_to_nobody(acme: Office) -> None:
+async def test_grants_from_before_keep_their_names_and_hand_them_to_nobody(acme: Runtime) -> None:
     """Older versions let a node name a tenant that does not exist."""
     await node(acme, "n1", gpu=4)
     async with acme.database.reader() as db:
@@ -195,7 +195,7 @@ async def test_grants_from_before_keep_their_names_and_hand_them_to_nobody(acme:
 
 @pytest.mark.parametrize("first", ["naming", "deleting"])
 async def test_a_tenant_is_never_deleted_past_a_grant_that_is_being_made(
-    acme: Office, rival: Office, first: str
+    acme: Runtime, rival: Runtime, first: str
 ) -> None:
     """Whichever has the tree's lock first is held up by a row that it locks next; the other waits for the tree."""
     await tenant(acme, "ghost")
@@ -220,7 +220,7 @@ async def test_a_tenant_is_never_deleted_past_a_grant_that_is_being_made(
 # Parts of devices.
 
 
-async def test_parts_of_a_device_that_are_too_small_are_refused(acme: Office) -> None:
+async def test_parts_of_a_device_that_are_too_small_are_refused(acme: Runtime) -> None:
     small, fine = ({"resources": {"requests": {GPU: part}}} for part in ("0.05", "0.1"))
     assert code(await submit(acme, "a", small)) == "invalid"
     assert code(await submit(acme, "a", small, admin=True)) == "invalid"
@@ -232,9 +232,9 @@ async def test_parts_of_a_device_that_are_too_small_are_refused(acme: Office) ->
 # Binding.
 
 
-async def gated(office: Office, name: str, **spec: Any) -> None:
-    await node(office, name, gpu=4)
-    assert code(await change(office, "Node", "", name, **spec)) == "ok"
+async def gated(runtime: Runtime, name: str, **spec: Any) -> None:
+    await node(runtime, name, gpu=4)
+    assert code(await change(runtime, "Node", "", name, **spec)) == "ok"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ async def gated(office: Office, name: str, **spec: Any) -> None:
     ],
 )  # fmt: skip
 async def test_what_keeps_work_off_a_node_is_checked_again_when_it_is_bound(
-    acme: Office, gate: dict[str, Any], spec: dict[str, Any], fine: bool
+    acme: Runtime, gate: dict[str, Any], spec: dict[str, Any], fine: bool
 ) -> None:
     await tenant(acme, "rival")
     await gated(acme, "n1", **gate)
@@ -266,7 +266,7 @@ async def test_what_keeps_work_off_a_node_is_checked_again_when_it_is_bound(
     assert code(await bind(acme, "lab", "a", "n1")) == ("ok" if fine else "stale")
 
 
-async def test_a_grant_that_was_taken_back_counts_no_more_when_work_is_bound(acme: Office) -> None:
+async def test_a_grant_that_was_taken_back_counts_no_more_when_work_is_bound(acme: Runtime) -> None:
     await gated(acme, "n1", taints=[{"key": "tenant", "value": "acme"}])
     asked = {"scheduling": {"tolerations": [{"key": "tenant", "operator": "Equal", "value": "acme"}]}}
     assert code(await submit(acme, "a", asked)) == "forbidden"
@@ -278,7 +278,7 @@ async def test_a_grant_that_was_taken_back_counts_no_more_when_work_is_bound(acm
     assert code(await bind(acme, "lab", "b", "n1")) == "stale"
 
 
-async def test_between_tenants_a_plan_by_priority_is_refused_unless_the_class_says_so(acme: Office) -> None:
+async def test_between_tenants_a_plan_by_priority_is_refused_unless_the_class_says_so(acme: Runtime) -> None:
     await tenant(acme, "rival")
     await namespace(acme, "den", "rival")
     await node(acme, "n1", gpu=1)
@@ -286,10 +286,10 @@ async def test_between_tenants_a_plan_by_priority_is_refused_unless_the_class_sa
     assert code(await bind(acme, "den", "victim", "n1")) == "ok"
     await submit(acme, "asker", {"priorityClass": "high-priority"})
     asker, victim = await get(acme, "Allocation", "lab", "asker"), await get(acme, "Allocation", "den", "victim")
-    notice = Notice("Preempted", Rule.LOWER_PRIORITY, "x", "x", 0)
+    notice = Notice("Preempted", EvictionRule.LOWER_PRIORITY, "x", "x", 0)
     command = Preempt(
         key=asker.key, uid=asker.uid, nominated=("n1",), until=now(), origin=USER,
-        victims=(Victim(victim.key, victim.uid, notice),),
+        victims=(EvictionVictim(victim.key, victim.uid, notice),),
     )  # fmt: skip
     assert [code(one) for one in await preempt(acme, [command])] == ["stale"]
 
@@ -305,7 +305,7 @@ async def test_between_tenants_a_plan_by_priority_is_refused_unless_the_class_sa
 # Changing what is pending.
 
 
-async def test_what_is_pending_may_be_made_more_urgent_and_keeps_its_place(acme: Office) -> None:
+async def test_what_is_pending_may_be_made_more_urgent_and_keeps_its_place(acme: Runtime) -> None:
     await submit(acme, "a", {"priority": 1, "queue": "default"})
     before = await shown_of(acme, "a")
     more = {"tolerations": [{"key": "dedicated", "operator": "Exists"}]}
@@ -333,13 +333,13 @@ async def test_what_is_pending_may_be_made_more_urgent_and_keeps_its_place(acme:
         pytest.param({"scheduling": {"nodeSelector": {"a": "b"}}}, "immutable", id="other nodes"),
     ],
 )
-async def test_a_change_is_judged_as_a_submission_is(acme: Office, fields: dict[str, Any], expected: str) -> None:
+async def test_a_change_is_judged_as_a_submission_is(acme: Runtime, fields: dict[str, Any], expected: str) -> None:
     await submit(acme, "a")
     assert code(await revise(acme, "a", **fields)) == expected
     await assert_counters_equal_charges(acme)
 
 
-async def test_what_a_scoped_quota_counts_moves_with_a_change(acme: Office) -> None:
+async def test_what_a_scoped_quota_counts_moves_with_a_change(acme: Runtime) -> None:
     terms = [{"scopeName": "PriorityClass", "operator": "In", "values": ["high-priority"]}]
     await quota(acme, "lab", "urgent", hard={"allocations": "1"}, scopeSelector={"matchExpressions": terms})
     for name in ("a", "b"):
@@ -351,7 +351,7 @@ async def test_what_a_scoped_quota_counts_moves_with_a_change(acme: Office) -> N
     await assert_counters_equal_charges(acme)
 
 
-async def test_a_member_of_a_gang_that_is_not_complete_may_be_changed(acme: Office) -> None:
+async def test_a_member_of_a_gang_that_is_not_complete_may_be_changed(acme: Runtime) -> None:
     gang = {"gangScheduling": {"groupId": "g", "minMembers": 2}}
     await submit(acme, "a", gang)
     assert code(await revise(acme, "a", priority=7)) == "ok"
@@ -361,7 +361,7 @@ async def test_a_member_of_a_gang_that_is_not_complete_may_be_changed(acme: Offi
     await assert_counters_equal_charges(acme)
 
 
-async def test_of_what_is_placed_nothing_changes(acme: Office) -> None:
+async def test_of_what_is_placed_nothing_changes(acme: Runtime) -> None:
     await node(acme, "n1", gpu=1)
     await submit(acme, "a")
     await bind(acme, "lab", "a", "n1")
@@ -371,7 +371,7 @@ async def test_of_what_is_placed_nothing_changes(acme: Office) -> None:
     assert "priorityClass" in refused.hint
 
 
-async def test_an_administrator_s_exception_ends_with_the_change_that_needs_none(acme: Office) -> None:
+async def test_an_administrator_s_exception_ends_with_the_change_that_needs_none(acme: Runtime) -> None:
     await submit(acme, "a", {"priority": 5000}, admin=True)
     assert code(await revise(acme, "a", ttl="1h")) == "forbidden"
     assert code(await revise(acme, "a", ttl="1h", admin=True)) == "ok"
@@ -383,22 +383,22 @@ async def test_an_administrator_s_exception_ends_with_the_change_that_needs_none
 # Whose figures are told.
 
 
-async def test_a_limit_above_the_tenant_is_told_without_its_figures(office: Office) -> None:
-    await tenant(office, "acme", limits={"allocations": "6"})
-    await tenant(office, "child", parent="acme")
-    await namespace(office, "lab", "acme")
-    await namespace(office, "den", "child")
+async def test_a_limit_above_the_tenant_is_told_without_its_figures(runtime: Runtime) -> None:
+    await tenant(runtime, "acme", limits={"allocations": "6"})
+    await tenant(runtime, "child", parent="acme")
+    await namespace(runtime, "lab", "acme")
+    await namespace(runtime, "den", "child")
     for number in range(6):
-        await submit(office, f"a{number}")
+        await submit(runtime, f"a{number}")
     one = spec_of("b", {}, "den")
     refused = refusal(
-        await object_ops.submit(office, create_command(KIND, one, Origin("user:child/kim", "create")), tenant="child")
+        await object_ops.submit(runtime, create_command(KIND, one, Origin("user:child/kim", "create")), tenant="child")
     )
     assert refused.code == "quota_exceeded"
     assert "acme" not in refused.message
     assert not any(cause.limit or cause.current_usage or cause.scope for cause in refused.causes)
-    own = refusal(await submit(office, "b"))
+    own = refusal(await submit(runtime, "b"))
     assert (own.causes[0].limit, own.causes[0].current_usage) == ("6", "6")
     assert 'tenant "acme"' in own.message
-    admin = refusal(await submit(office, "b", where="den", admin=True))
+    admin = refusal(await submit(runtime, "b", where="den", admin=True))
     assert 'tenant "acme"' in admin.message

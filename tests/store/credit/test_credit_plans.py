@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import account_statement, usage_events
 from bursar.store.credit.usage_events import KEPT_MICROS
 from bursar.store.db.database import Connection
@@ -38,9 +38,9 @@ def rows_read(plan: dict[str, Any], table: str) -> int:
 
 
 @pytest.fixture
-async def long_history(office: Office) -> Office:
+async def long_history(runtime: Runtime) -> Runtime:
     """Many leases of one account, each with some rollups in every block."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await db.execute(
             "INSERT INTO entry_rollup (block, account, lease, type, count, amount, micros, first, last, begin, until)"
             " SELECT block, $1, lease, 'debit', 1, -1, 1000000, 1, 1, 1, 2"
@@ -48,11 +48,11 @@ async def long_history(office: Office) -> Office:
             ACCOUNT, BLOCKS, LEASES,
         )  # fmt: skip
         await db.execute("ANALYZE entry_rollup")
-    return office
+    return runtime
 
 
 @pytest.mark.parametrize("after", [0, LEASES // 2, LEASES - SHOWN])
-async def test_a_page_of_a_statement_reads_what_it_shows(long_history: Office, after: int) -> None:
+async def test_a_page_of_a_statement_reads_what_it_shows(long_history: Runtime, after: int) -> None:
     async with long_history.database.reader() as db:
         plan = await plan_of(
             db, account_statement.SQL.lines, ACCOUNT, 1, BLOCKS, 0, 0, 0, 0, after, LEASES, SHOWN
@@ -63,9 +63,9 @@ async def test_a_page_of_a_statement_reads_what_it_shows(long_history: Office, a
     )  # once to find the leases, and once to add them up
 
 
-async def test_what_is_forgotten_of_usage_is_found_by_its_age(office: Office) -> None:
+async def test_what_is_forgotten_of_usage_is_found_by_its_age(runtime: Runtime) -> None:
     old = 25
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await db.execute(
             "INSERT INTO lease_ended (id, account, job, amounts, gpus, span, rate, opened_at, since, posted_until,"
             " paid_until, held, state, closed_at, reconciled_at)"

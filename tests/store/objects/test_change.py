@@ -4,7 +4,7 @@ import asyncio
 
 from bursar.core.objects.allocation import Phase
 from bursar.ops.runtime.command import Reply, Written
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import Connection, connect
 from bursar.store.objects import change as change_store
 from bursar.store.objects.change import (
@@ -28,7 +28,7 @@ async def partitions(db: Connection) -> list[str]:
 
 
 async def test_revisions_are_gapless_and_in_commit_order_under_writers_from_two_offices(
-    office: Office, database_url: str, db: Connection
+    runtime: Runtime, database_url: str, db: Connection
 ) -> None:
     """A reader that always asks for what is above the last revision it saw misses nothing and sees no number twice."""
     seen: list[int] = []
@@ -46,7 +46,7 @@ async def test_revisions_are_gapless_and_in_commit_order_under_writers_from_two_
             last += len(found)
             await asyncio.sleep(0)
 
-    async def work(one: Office, name: str) -> list[int]:
+    async def work(one: Runtime, name: str) -> list[int]:
         revisions = []
         for number in range(8):
             revisions.append(revision(await allocation(one, "default", f"{name}-{number}", gpu=1)))
@@ -61,7 +61,7 @@ async def test_revisions_are_gapless_and_in_commit_order_under_writers_from_two_
     async with opened(database_url) as other:
         start = (await load_position(db)).revision
         following = asyncio.create_task(follow())
-        told = await asyncio.gather(*(work(one, f"w{index}") for index, one in enumerate((office, other) * 6)))
+        told = await asyncio.gather(*(work(one, f"w{index}") for index, one in enumerate((runtime, other) * 6)))
         written.set()
         await following
     answered = sorted(number for revisions in told for number in revisions)
@@ -70,44 +70,44 @@ async def test_revisions_are_gapless_and_in_commit_order_under_writers_from_two_
     assert (await load_position(db)).revision == seen[-1]
 
 
-async def test_a_refused_command_takes_no_number(office: Office, db: Connection) -> None:
-    await allocation(office, "default", "one")
+async def test_a_refused_command_takes_no_number(runtime: Runtime, db: Connection) -> None:
+    await allocation(runtime, "default", "one")
     before = await load_position(db)
-    assert code(await allocation(office, "default", "one")) == "already_exists"
-    assert code(await namespace(office, "x", "nobody")) == "invalid"
+    assert code(await allocation(runtime, "default", "one")) == "already_exists"
+    assert code(await namespace(runtime, "x", "nobody")) == "invalid"
     assert await load_position(db) == before
 
 
-async def test_a_new_database_has_room_for_this_million_and_the_next(office: Office, db: Connection) -> None:
+async def test_a_new_database_has_room_for_this_million_and_the_next(runtime: Runtime, db: Connection) -> None:
     assert await partitions(db) == ["change_000000000", "change_000000001"]
 
 
-async def test_the_boundary_between_partitions_is_no_gap(office: Office, db: Connection) -> None:
+async def test_the_boundary_between_partitions_is_no_gap(runtime: Runtime, db: Connection) -> None:
     await db.execute("UPDATE revision SET value = $1", PARTITION_SIZE - 3)
-    answers = await asyncio.gather(*(allocation(office, "default", f"a-{number}") for number in range(6)))
+    answers = await asyncio.gather(*(allocation(runtime, "default", f"a-{number}") for number in range(6)))
     assert sorted(map(revision, answers)) == list(range(PARTITION_SIZE - 2, PARTITION_SIZE + 4))
     found = await load_since(db, PARTITION_SIZE - 3, 100)
     assert [one.revision for one in found] == list(range(PARTITION_SIZE - 2, PARTITION_SIZE + 4))
 
 
-async def test_a_missing_partition_is_made_when_the_first_change_needs_it(office: Office, db: Connection) -> None:
+async def test_a_missing_partition_is_made_when_the_first_change_needs_it(runtime: Runtime, db: Connection) -> None:
     far = 7 * PARTITION_SIZE + 5
     await db.execute("UPDATE revision SET value = $1", far)
-    answers = await asyncio.gather(*(allocation(office, "default", f"a-{number}", gpu=1) for number in range(5)))
+    answers = await asyncio.gather(*(allocation(runtime, "default", f"a-{number}", gpu=1) for number in range(5)))
     assert sorted(map(revision, answers)) == list(range(far + 1, far + 6))
     assert await partitions(db) == [f"change_{index:09d}" for index in (0, 1, 7, 8)]
-    assert (await counters(office))["tenant:default", "nvidia.com/gpu"].accepted == 5000
+    assert (await counters(runtime))["tenant:default", "nvidia.com/gpu"].accepted == 5000
 
 
 async def test_two_offices_that_miss_the_same_partition_both_go_on(
-    office: Office, database_url: str, db: Connection
+    runtime: Runtime, database_url: str, db: Connection
 ) -> None:
     async with opened(database_url) as other:
         for index in (3, 9, 15):
             await db.execute("UPDATE revision SET value = $1", index * PARTITION_SIZE)
             answers = await asyncio.gather(
-                *(allocation(one, "default", f"{name}-{index}") for name, one in (("a", office), ("b", other))),
-                *(tenant(one, f"{name}-{index}") for name, one in (("a", office), ("b", other))),
+                *(allocation(one, "default", f"{name}-{index}") for name, one in (("a", runtime), ("b", other))),
+                *(tenant(one, f"{name}-{index}") for name, one in (("a", runtime), ("b", other))),
             )
             assert sorted(map(revision, answers)) == [index * PARTITION_SIZE + offset for offset in range(1, 5)]
 
@@ -127,10 +127,10 @@ async def test_the_floor_only_rises(db: Connection) -> None:
     assert (await load_position(db)).floor == 10
 
 
-async def test_only_partitions_that_lie_wholly_below_are_dropped(office: Office, db: Connection) -> None:
-    await allocation(office, "default", "old")
+async def test_only_partitions_that_lie_wholly_below_are_dropped(runtime: Runtime, db: Connection) -> None:
+    await allocation(runtime, "default", "old")
     await db.execute("UPDATE revision SET value = $1", PARTITION_SIZE)
-    await allocation(office, "default", "new")
+    await allocation(runtime, "default", "new")
     assert await drop_before(db, PARTITION_SIZE - 1) == []
     assert (await load_position(db)).floor == 0
     assert await drop_before(db, PARTITION_SIZE + 1) == ["change_000000000"]
@@ -139,7 +139,7 @@ async def test_only_partitions_that_lie_wholly_below_are_dropped(office: Office,
 
 
 async def test_an_office_whose_feed_was_dropped_reads_the_tree_anew(
-    office: Office, database_url: str, db: Connection
+    runtime: Runtime, database_url: str, db: Connection
 ) -> None:
     """What happened to the tree meanwhile can no longer be read from the feed; it is read from the objects."""
     async with opened(database_url) as other:
@@ -147,5 +147,5 @@ async def test_an_office_whose_feed_was_dropped_reads_the_tree_anew(
         assert code(await namespace(other, "lab", "lab")) == "ok"
         await db.execute("UPDATE revision SET value = $1", PARTITION_SIZE)
         await drop_before(db, PARTITION_SIZE)
-        assert code(await allocation(office, "lab", "one", gpu=1)) == "ok"
-        assert code(await allocation(office, "lab", "two", gpu=1)) == "quota_exceeded"
+        assert code(await allocation(runtime, "lab", "one", gpu=1)) == "ok"
+        assert code(await allocation(runtime, "lab", "two", gpu=1)) == "quota_exceeded"

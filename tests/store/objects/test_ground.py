@@ -333,12 +333,14 @@ async def is_free(db: Connection, table: str) -> bool:
 async def test_counters_and_nodes_that_exist_are_locked_and_read(charged: Connection, another: Connect) -> None:
     looker = await another()
     async with charged.transaction():
-        counters, rooms = await nodes.lock_after_counters(charged, [GPU, CPU, ("tenant:x", "cpu")], ["n2", "n1", "n3"])
+        counters, capacities = await nodes.lock_after_counters(
+            charged, [GPU, CPU, ("tenant:x", "cpu")], ["n2", "n1", "n3"]
+        )
         assert {row: one.hard for row, one in counters.items()} == {CPU: 9, GPU: 9}
-        assert {name: one.allocatable for name, one in rooms.items()} == {"n1": {"cpu": 9}, "n2": {"cpu": 9}}
+        assert {name: one.allocatable for name, one in capacities.items()} == {"n1": {"cpu": 9}, "n2": {"cpu": 9}}
         assert not await is_free(looker, "quota")
         assert not await is_free(looker, "node")
-        assert await nodes.lock(charged, ["n1", "n2"]) == rooms
+        assert await nodes.lock(charged, ["n1", "n2"]) == capacities
         assert await counts.lock(charged, [CPU, GPU]) == counters
     assert await nodes.lock_after_counters(charged, [("tenant:x", "cpu")], ["n3"]) == ({}, {})
 
@@ -356,9 +358,9 @@ async def test_counters_and_nodes_that_were_waited_for_are_read_as_their_rivals_
         await charged.execute("""UPDATE node SET allocated = '{"cpu": 3}' WHERE name = 'n2'""")
         await first.execute("COMMIT; BEGIN")
         await second.execute("COMMIT; BEGIN")
-        counters, rooms = await locking
+        counters, capacities = await locking
     assert {row: one.bound for row, one in counters.items()} == {CPU: 0, GPU: 5}
-    assert {name: one.allocated for name, one in rooms.items()} == {"n1": {"cpu": 7}, "n2": {"cpu": 3}}
+    assert {name: one.allocated for name, one in capacities.items()} == {"n1": {"cpu": 7}, "n2": {"cpu": 3}}
 
 
 async def test_no_node_is_locked_while_a_counter_is_waited_for(charged: Connection, another: Connect) -> None:

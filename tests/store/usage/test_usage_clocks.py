@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from bursar.core.usage.usage_levels import Began, Ended, Used
-from bursar.ops.runtime.runtime import Office
+from bursar.core.usage.usage_levels import UsageBegan, UsageEnded, Used
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.usage.usage_rollup import roll
 from bursar.store.usage import usage_levels as store
 
@@ -19,17 +19,17 @@ def at(seconds: float) -> int:
 
 @pytest.mark.parametrize("is_entered", [False, True])
 @pytest.mark.parametrize("user", ["", "physics/ann"])
-async def test_what_ends_or_begins_only_later_is_not_counted_yet(office: Office, user: str, is_entered: bool) -> None:
+async def test_what_ends_or_begins_only_later_is_not_counted_yet(runtime: Runtime, user: str, is_entered: bool) -> None:
     begun = [
-        Began("ends-later", "n1", 1, "physics", "physics/ann", "lab", "a", {"nodes": 3000}, "", at(-600)),
-        Began("begins-later", "n1", 1, "physics", "physics/ann", "lab", "b", {"nodes": 5000}, "", at(120)),
+        UsageBegan("ends-later", "n1", 1, "physics", "physics/ann", "lab", "a", {"nodes": 3000}, "", at(-600)),
+        UsageBegan("begins-later", "n1", 1, "physics", "physics/ann", "lab", "b", {"nodes": 5000}, "", at(120)),
     ]
-    async with office.database.reader() as db, db.transaction():
+    async with runtime.database.reader() as db, db.transaction():
         await store.save(db, begun, ())
-        await store.save(db, (), [Ended("ends-later", "n1", at(60), "Succeeded")])
+        await store.save(db, (), [UsageEnded("ends-later", "n1", at(60), "Succeeded")])
     if is_entered:
-        await roll(office.database, NOW)
-    async with office.database.reader() as db:
+        await roll(runtime.database, NOW)
+    async with runtime.database.reader() as db:
         begin = NOW - timedelta(minutes=15)
         if user:
             found = (await store.load_user_window(db, user, ["physics"], begin, now=NOW))["physics", user]

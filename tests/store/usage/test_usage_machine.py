@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from bursar.core.credit.price import Price
 from bursar.core.quota.tenant_tree import Tenant, Tree, subtree
-from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR, Began, Ended, Tariff, Used, hours
+from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR, Tariff, UsageBegan, UsageEnded, Used, hours
 from bursar.ops.usage.usage_rollup import STRIDE, BudgetUse, Past, load_budgets, roll
 from bursar.store.credit import price as price_store
 from bursar.store.db.database import Database
@@ -55,8 +55,8 @@ class Model:
     """Everything that ever ran, and what was asked for it."""
 
     clock: int = START
-    ran: list[tuple[Began, int]] = field(default_factory=list)
-    runs: dict[tuple[str, str], Began] = field(default_factory=dict)
+    ran: list[tuple[UsageBegan, int]] = field(default_factory=list)
+    runs: dict[tuple[str, str], UsageBegan] = field(default_factory=dict)
     prices: list[Price] = field(default_factory=list)
 
     def expected(self, tenant: str, user: str, begin: int, end: int) -> dict[tuple[str, str], Used]:
@@ -140,10 +140,10 @@ class Hours(RuleBasedStateMachine):
         spec = {"scheduling": {"budgetPeriodDays": days}}
         self.run(self._put("Settings", "system", {"metadata": {"name": "system"}, "spec": spec}))
 
-    def _began(self, node: str, tenant: str, user: str, amounts: dict[str, int], klass: str, late: int) -> Began:
+    def _began(self, node: str, tenant: str, user: str, amounts: dict[str, int], klass: str, late: int) -> UsageBegan:
         self.serial += 1
         at = self.model.clock - late
-        return Began(f"u{self.serial}", node, self.serial, tenant, user, "ns", "work", amounts, klass, at)
+        return UsageBegan(f"u{self.serial}", node, self.serial, tenant, user, "ns", "work", amounts, klass, at)
 
     work = st.tuples(
         st.sampled_from(NODES), st.sampled_from(TENANTS), st.sampled_from(USERS), st.sampled_from(AMOUNTS),
@@ -161,7 +161,7 @@ class Hours(RuleBasedStateMachine):
     def end(self, data: st.DataObject, back: int) -> None:
         began = self._any(data)
         at = self.model.clock - back
-        self.run(self._save([], [Ended(began.uid, began.node, at, "Succeeded")]))
+        self.run(self._save([], [UsageEnded(began.uid, began.node, at, "Succeeded")]))
         del self.model.runs[began.node, began.uid]
         self.model.ran.append((began, max(at, began.at)))
 
@@ -171,18 +171,20 @@ class Hours(RuleBasedStateMachine):
         """It ends and begins again on the same node in one batch, and a short run lies between."""
         before = self._any(data)
         key, now = (before.node, before.uid), self.model.clock
-        short = Began(*key[::-1], before.epoch + 1, "biology", "-", "ns", "work", {GPU: 1000, "nodes": 1}, "", now - 3)
-        again = Began(*key[::-1], before.epoch + 2, before.tenant, "-", "ns", "work", AMOUNTS[1], "", now)
-        spent = [(short, Ended(before.uid, before.node, now, "Failed"))]
-        self.run(self._save([again], [Ended(before.uid, before.node, now, "Pending", "Preempted")], spent))
+        short = UsageBegan(
+            *key[::-1], before.epoch + 1, "biology", "-", "ns", "work", {GPU: 1000, "nodes": 1}, "", now - 3
+        )
+        again = UsageBegan(*key[::-1], before.epoch + 2, before.tenant, "-", "ns", "work", AMOUNTS[1], "", now)
+        spent = [(short, UsageEnded(before.uid, before.node, now, "Failed"))]
+        self.run(self._save([again], [UsageEnded(before.uid, before.node, now, "Pending", "Preempted")], spent))
         self.model.ran += [(before, max(now, before.at)), (short, now)]
         self.model.runs[key] = again
 
     @rule()
     def end_what_never_began(self) -> None:
-        self.run(self._save([], [Ended("ghost", "n1", self.model.clock, "Failed")]))
+        self.run(self._save([], [UsageEnded("ghost", "n1", self.model.clock, "Failed")]))
 
-    def _any(self, data: st.DataObject) -> Began:
+    def _any(self, data: st.DataObject) -> UsageBegan:
         return self.model.runs[data.draw(st.sampled_from(sorted(self.model.runs)))]
 
     @rule(seconds=TIMES)

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.cycle.plan import SchedulingPolicy
 from bursar.core.values.access import Role
-from bursar.loops.informer import Keeper
+from bursar.loops.informer import Informer
 from bursar.loops.leader_query import run_answers
 from bursar.ops.access.token import create_token
 from bursar.ops.runtime.clock import now
@@ -76,19 +76,19 @@ class Caller:
 @asynccontextmanager
 async def answering(site: Site) -> AsyncIterator[None]:
     """A leader that knows everybody's work and answers questions, and places nothing."""
-    keeper = Keeper(site.house.office)
-    await keeper.load()
-    assert await stand(site.house.database, "matrix", 3600.0) is not None
-    task = asyncio.create_task(run_answers(site.house.office, lambda: keeper.world, Policy))
+    informer = Informer(site.context.runtime)
+    await informer.load()
+    assert await stand(site.context.database, "matrix", 3600.0) is not None
+    task = asyncio.create_task(run_answers(site.context.runtime, lambda: informer.cluster, SchedulingPolicy))
     try:
         yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await resign(site.house.database, "matrix")
+        await resign(site.context.database, "matrix")
 
 
-async def assembled(site: Site, families: dict[str, Family], marks: Marks) -> list[Caller]:
+async def assembled(site: Site, families: dict[str, Family], fingerprints: Marks) -> list[Caller]:
     """Somebody of every role, and several without a good token."""
     shared = {"viewer": "user", "approver": "billing-admin", "joining node": "user"}
     found = []
@@ -103,17 +103,17 @@ async def assembled(site: Site, families: dict[str, Family], marks: Marks) -> li
             token, user = await site.token(role, user=f"the-{role}"), f"the-{role}"
         found.append(Caller(role, role, token, family, user))
     without: dict[str, str | None] = {"nobody": None, "an unknown token": "bsr_0123456789ab_" + "x" * 43}
-    without |= await tokens_of_the_gone(site, marks)
+    without |= await tokens_of_the_gone(site, fingerprints)
     return found + [Caller(name, "", token, families["user"]) for name, token in without.items()]
 
 
-async def tokens_of_the_gone(site: Site, marks: Marks) -> dict[str, str]:
+async def tokens_of_the_gone(site: Site, fingerprints: Marks) -> dict[str, str]:
     """Tokens of a tenant that was deleted, and of one that never was."""
-    gone = marks.tenant()
+    gone = fingerprints.tenant()
     await site.post("tenants", {"metadata": {"name": gone}, "spec": {}})
     tokens = {f"{role} of a deleted tenant": await site.token(role, tenant=gone) for role in ("tenant-admin", "user")}
     assert (await site.delete(f"tenants/{gone}")).status == 200
-    async with site.house.database.reader() as db:
-        made = await create_token(db, role=Role.USER, tenant=absent(marks).tenant, created_by="test", now=now())
+    async with site.context.database.reader() as db:
+        made = await create_token(db, role=Role.USER, tenant=absent(fingerprints).tenant, created_by="test", now=now())
     assert isinstance(made, tuple)
     return {**tokens, "user of no tenant": made[1]}

@@ -67,7 +67,7 @@ async def priced(site: Site) -> None:
 async def money(site: Site) -> list[Any]:
     """Everything that a refused request must leave as it was."""
     tables = ("account", "entry", "lease", "lease_ended", "price", "usage_event", "notice")
-    async with site.house.database.reader() as db:
+    async with site.context.database.reader() as db:
         rows = [await db.fetch(f"SELECT * FROM {table} ORDER BY 1") for table in tables]
     return [[tuple(row) for row in some] for some in rows]
 

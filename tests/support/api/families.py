@@ -97,23 +97,23 @@ async def prepare(site: Site) -> None:
     _done(await site.patch("settings/system", {"spec": {"limits": {"sensitive_pool_size": "1000"}}}))
 
 
-async def founded(site: Site, marks: Marks) -> Family:
+async def founded(site: Site, fingerprints: Marks) -> Family:
     """A family of four tenants, and the names that nobody has."""
-    label = marks.new(public=True)
-    parent = await _settled(site, marks, label, "")
-    own, sibling = await asyncio.gather(*(_settled(site, marks, label, parent.tenant) for _ in range(2)))
-    child = await _settled(site, marks, label, own.tenant)
-    return Family(own, sibling, child, parent, absent(marks))
+    label = fingerprints.new(public=True)
+    parent = await _settled(site, fingerprints, label, "")
+    own, sibling = await asyncio.gather(*(_settled(site, fingerprints, label, parent.tenant) for _ in range(2)))
+    child = await _settled(site, fingerprints, label, own.tenant)
+    return Family(own, sibling, child, parent, absent(fingerprints))
 
 
-def absent(marks: Marks) -> Target:
+def absent(fingerprints: Marks) -> Target:
     """Names as tenants have them, of things that do not exist."""
-    tenant = marks.tenant()
+    tenant = fingerprints.tenant()
     parts = (*_NAMES, "allocation", "pending", "job", "user", "family")
-    names = {part: marks.new(tenant, public=part in PUBLIC) for part in parts}
+    names = {part: fingerprints.new(tenant, public=part in PUBLIC) for part in parts}
     ids = {"token": "0123456789ab", "lease": "lease-4711000"}
     ids["account"] = f"account={tenant}/{names['user']}"
-    marks.known |= {one: Mark(tenant) for one in ids.values()}
+    fingerprints.known |= {one: Mark(tenant) for one in ids.values()}
     return Target(tenant, {"tenant": tenant, **names, **ids})
 
 
@@ -124,24 +124,24 @@ _NAMES = ("namespace", "resourcequota", "node", "claimed", "queue", "prioritycla
 PUBLIC = frozenset({"node", "claimed", "queue", "priorityclass", "tier"})
 
 
-async def _settled(site: Site, marks: Marks, family: str, parent: str) -> Target:
+async def _settled(site: Site, fingerprints: Marks, family: str, parent: str) -> Target:
     """One tenant with everything."""
-    tenant = marks.tenant()
+    tenant = fingerprints.tenant()
 
     def own(**more: Any) -> str:
-        return marks.new(tenant, **more)
+        return fingerprints.new(tenant, **more)
 
     names = {part: own(public=part in PUBLIC) for part in _NAMES}
     names |= {"tenant": tenant, "family": family}
-    marks.known[names["webhook"]] = Mark()
-    marks.known[names["colleague"]] = Mark(tenant, user=names["colleague"])
+    fingerprints.known[names["webhook"]] = Mark()
+    fingerprints.known[names["colleague"]] = Mark(tenant, user=names["colleague"])
     bound = (names["node"],)
-    marks.known[tenant] = Mark(tenant, nodes=bound, is_tenant=True)
+    fingerprints.known[tenant] = Mark(tenant, nodes=bound, is_tenant=True)
     names |= {"allocation": own(nodes=bound), "pending": own(), "job": own(), "user": own(nodes=bound)}
-    marks.known[names["namespace"]] = Mark(tenant, nodes=bound)
+    fingerprints.known[names["namespace"]] = Mark(tenant, nodes=bound)
 
     def meta(name: str, **more: Any) -> Document:
-        note = "public" if marks.known[name].public else own(**more)
+        note = "public" if fingerprints.known[name].public else own(**more)
         return {"name": name, "labels": {FAMILY: family}, "annotations": {"note": note}}
 
     spec = {"displayName": own(), **({"parent": parent} if parent else {})}
@@ -150,17 +150,17 @@ async def _settled(site: Site, marks: Marks, family: str, parent: str) -> Target
     space["labels"]["bursar.io/tenant"] = tenant
     _done(await site.post("namespaces", {"metadata": space}))
     tokens = {"user": await _token(site, names, "user", tenant=tenant, user=names["user"])}
-    marks.known[names["token"]] = Mark(tenant)
+    fingerprints.known[names["token"]] = Mark(tenant)
     for role in TOKENS:
         if role != "user":
             tokens[role] = await site.token(role, tenant=tenant, user=own())
     tokens["node"] = await _furnish_nodes(site, names, tokens["user"], own(), meta)
     await _furnish_catalogue(site, names, meta)
-    await _furnish_work(site, marks, names, tokens, meta)
-    await _furnish_money(site, marks, names, tokens["user"])
+    await _furnish_work(site, fingerprints, names, tokens, meta)
+    await _furnish_money(site, fingerprints, names, tokens["user"])
     quota = {"metadata": meta(names["resourcequota"]), "spec": {"hard": {"cpu": "100"}}}
     _done(await site.post(f"namespaces/{names['namespace']}/resourcequotas", quota))
-    url = f"https://hooks.example/{marks.new()}"
+    url = f"https://hooks.example/{fingerprints.new()}"
     _done(await site.post("webhooks", {"name": names["webhook"], "url": url, "tenant": tenant}))
     return Target(tenant, names, tokens)
 
@@ -187,47 +187,47 @@ async def _furnish_catalogue(site: Site, names: Mapping[str, str], meta: Any) ->
 
 
 async def _furnish_work(
-    site: Site, marks: Marks, names: Mapping[str, str], tokens: Mapping[str, str], meta: Any
+    site: Site, fingerprints: Marks, names: Mapping[str, str], tokens: Mapping[str, str], meta: Any
 ) -> None:
     """Work that runs, work that waits, and a job; passwords in their environments, as `kubectl apply` sends them."""
     tenant, space = names["tenant"], names["namespace"]
     for part, requests in (("allocation", {"cpu": "1"}), ("pending", {"cpu": "2"})):
         more = {"nodes": (names["node"],)} if part == "allocation" else {}
-        env = {"PASSWORD": marks.new(tenant, variable=True, **more)}
+        env = {"PASSWORD": fingerprints.new(tenant, variable=True, **more)}
         spec = {
-            "resources": {"requests": requests}, "env": env, "command": ["train", marks.new(tenant, **more)],
+            "resources": {"requests": requests}, "env": env, "command": ["train", fingerprints.new(tenant, **more)],
             "stdin": True,
         }  # fmt: skip
         body = {"metadata": meta(names[part], **more), "spec": spec}
         body["metadata"]["annotations"][LAST_APPLIED] = json.dumps(body)
         _done(await site.post(f"namespaces/{space}/allocations", body, token=tokens["user"]))
-    placed = await bind(site.house.office, space, names["allocation"], names["node"])
+    placed = await bind(site.context.runtime, space, names["allocation"], names["node"])
     assert isinstance(placed, Written), placed
     where = f"namespaces/{space}/allocations/{names['allocation']}/status"
     _done(await site.patch(where, {"status": {"phase": "Running"}}, token=tokens["node"]))
-    listed = [{"name": "PASSWORD", "value": marks.new(tenant, variable=True)}]
-    template = {"resources": {"requests": {"cpu": "1"}}, "env": listed, "command": ["train", marks.new(tenant)]}
+    listed = [{"name": "PASSWORD", "value": fingerprints.new(tenant, variable=True)}]
+    template = {"resources": {"requests": {"cpu": "1"}}, "env": listed, "command": ["train", fingerprints.new(tenant)]}
     job = {"metadata": meta(names["job"]), "spec": {"completions": 1, "template": {"spec": template}}}
     job["metadata"]["annotations"][LAST_APPLIED] = json.dumps(job)
     _done(await site.post(f"namespaces/{space}/jobs", job, token=tokens["user"]))
 
 
-async def _furnish_money(site: Site, marks: Marks, names: dict[str, str], token: str) -> None:
+async def _furnish_money(site: Site, fingerprints: Marks, names: dict[str, str], token: str) -> None:
     """Credit of the tenant, of its user and of a colleague, and a lease."""
     tenant, user, colleague = names["tenant"], names["user"], names["colleague"]
     for owner in ("", user, colleague):
         account = f"{tenant}/{owner}" if owner else tenant
-        reason = marks.new(tenant, user=owner)
+        reason = fingerprints.new(tenant, user=owner)
         if owner:
             _done(await site.post("accounts", {"tenant": tenant, "user": owner, "request_id": f"{account}-open"}))
         body = {"amount": "1000", "account": account, "reason": reason, "request_id": f"{account}-topup"}
         _done(await site.post("topups", body))
-    marks.known[names["leased"]] = Mark(tenant, user=user)
+    fingerprints.known[names["leased"]] = Mark(tenant, user=user)
     lease = {"job_id": names["leased"], "gpu_type": H100, "gpu_count": 1, "window_seconds": 3600}
     made = _done(await site.post("leases", {**lease, "request_id": f"{user}-lease"}, token=token))
     names["lease"] = str(made["lease_id"])
     names["account"] = f"account={tenant}/{user}"  # as queries name it
-    marks.known |= {names[part]: Mark(tenant, user=user) for part in ("lease", "account")}
+    fingerprints.known |= {names[part]: Mark(tenant, user=user) for part in ("lease", "account")}
 
 
 def _done(reply: Reply) -> Document:

@@ -13,10 +13,10 @@ import httpx2
 import uvicorn
 
 import bursar
-from bursar.api.http.app import Door
-from bursar.api.http.connection import Gate
-from bursar.api.http.context import House
-from bursar.api.serve import Server, opened_house
+from bursar.api.http.app import App
+from bursar.api.http.connection import ConnectionGate
+from bursar.api.http.context import ApiContext
+from bursar.api.serve import HttpServer, opened_context
 from bursar.api.site.routes import build_routes
 from bursar.core.values.access import Role
 from bursar.ops.access.token import create_token
@@ -60,7 +60,7 @@ class Reply:
 class Site:
     """A served house, and short words for asking it."""
 
-    house: House
+    context: ApiContext
     url: str
     http: httpx2.AsyncClient
     admin: str
@@ -125,7 +125,7 @@ class Site:
 
     async def state(self) -> tuple[Any, ...]:
         """Everything a refused request must leave as it was: the revision, all objects, all counters."""
-        async with self.house.database.reader() as db, db.transaction(isolation="repeatable_read"):
+        async with self.context.database.reader() as db, db.transaction(isolation="repeatable_read"):
             position = await load_position(db)
             counters = await quota_store.load_all(db)
             charges = await db.fetch(object_store.SQL.charges)
@@ -144,28 +144,32 @@ async def eventually(holds: Callable[[], Awaitable[bool]], seconds: float = 20) 
 @asynccontextmanager
 async def opened_site(database_url: str, **settings: Any) -> AsyncIterator[Site]:
     """An API process on this database, with the default objects and an administrator's token."""
-    async with opened_house(database_url, **settings) as house:
-        await bootstrap(house.office)
-        async with house.database.reader() as db:
+    async with opened_context(database_url, **settings) as context:
+        await bootstrap(context.runtime)
+        async with context.database.reader() as db:
             made = await create_token(db, role=Role.SYSTEM_ADMIN, user="admin", created_by="test", now=now())
         assert isinstance(made, tuple)
-        async with served(house) as url, httpx2.AsyncClient(timeout=30, trust_env=False) as http:
-            yield Site(house, url, http, made[1])
+        async with served(context) as url, httpx2.AsyncClient(timeout=30, trust_env=False) as http:
+            yield Site(context, url, http, made[1])
 
 
 @asynccontextmanager
 async def served(
-    house: House, gate: Gate | None = None, *, tls: tuple[Path, Path] | None = None, handshake_seconds: float = 60
+    context: ApiContext,
+    gate: ConnectionGate | None = None,
+    *,
+    tls: tuple[Path, Path] | None = None,
+    handshake_seconds: float = 60,
 ) -> AsyncIterator[str]:
     """The house's door behind a socket on loopback, with a certificate and its key behind TLS."""
-    door = Door(house, build_routes(bursar.__version__))
-    gate = Gate() if gate is None else gate
+    app = App(context, build_routes(bursar.__version__))
+    gate = ConnectionGate() if gate is None else gate
     config = uvicorn.Config(
-        door, http=gate.protocol(), ws="none", lifespan="off", log_level="warning", access_log=False, date_header=False,
+        app, http=gate.protocol(), ws="none", lifespan="off", log_level="warning", access_log=False, date_header=False,
         server_header=False, timeout_graceful_shutdown=1, ssl_certfile=tls[0] if tls else None,
         ssl_keyfile=tls[1] if tls else None,
     )  # fmt: skip
-    server = Server(config, handshake_seconds)
+    server = HttpServer(config, handshake_seconds)
     # With its protocol named, asyncio sends each write at once: else every answer waits for a delayed acknowledgement.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))
@@ -176,7 +180,7 @@ async def served(
             yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
-            door.end_streams()
+            app.end_streams()
             await running
             looking.cancel()
 

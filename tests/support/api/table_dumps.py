@@ -20,7 +20,7 @@ WITH_VARIABLES = frozenset({"change", "object", "request"})
 
 async def dump(site: Site) -> Dump:
     """Every row of every table, as text."""
-    async with site.house.database.reader() as db, db.transaction(isolation="repeatable_read"):
+    async with site.context.database.reader() as db, db.transaction(isolation="repeatable_read"):
         tables = await db.fetch(
             "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition"
             " AND relnamespace = 'public'::regnamespace"

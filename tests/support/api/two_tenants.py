@@ -7,7 +7,7 @@ from support.runtime.runtime import bind
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class TwoTenants:
     """Two tenants side by side, one of them with a child, and somebody of every role."""
 
     physics: str
@@ -25,7 +25,7 @@ class Cast:
     other_node: str
 
 
-async def assembled(site: Site) -> Cast:
+async def assembled(site: Site) -> TwoTenants:
     physics, biology = await site.namespace(name="physics"), await site.namespace(name="biology")
     await site.post("tenants", {"metadata": {"name": "optics"}, "spec": {"parent": "physics"}})
     optics = await site.namespace(tenant="optics", name="optics")
@@ -37,9 +37,9 @@ async def assembled(site: Site) -> Cast:
         await site.post(f"namespaces/{team}/allocations", allocation(f"{team}-job", cpu=1))
         quota = {"metadata": {"name": "quota"}, "spec": {"hard": {"cpu": "100"}}}
         await site.post(f"namespaces/{team}/resourcequotas", quota)
-    await bind(site.house.office, "physics", "physics-job", "worker-1")
-    await bind(site.house.office, "biology", "biology-job", "worker-2")
-    return Cast(
+    await bind(site.context.runtime, "physics", "physics-job", "worker-1")
+    await bind(site.context.runtime, "biology", "biology-job", "worker-2")
+    return TwoTenants(
         physics,
         optics,
         biology,

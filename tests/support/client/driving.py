@@ -4,12 +4,12 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from bursar.client import ConnectionFailed, Retries
-from bursar.client.calls import Place
-from bursar.client.flow import Outcome, Request, Response, Send, resume
+from bursar.client.calls import ResourcePath
+from bursar.client.flow import HttpRequest, Outcome, Response, SendRequest, resume
 
 JSON = {"content-type": "application/json"}
 LOST = ConnectionFailed("the cable was cut")
-ALLOCATIONS = Place("allocations", True, Retries(), "ml-team")
+ALLOCATIONS = ResourcePath("allocations", True, Retries(), "ml-team")
 
 
 def answer(status: int, body: bytes = b"{}", headers: Mapping[str, str] | None = None) -> Response:
@@ -24,11 +24,11 @@ def drive(flow: Generator[Any, Any, Any], *outcomes: Outcome) -> tuple[list[Any]
         step = next(flow)
         while True:
             steps.append(step)
-            step = resume(flow, waiting.pop(0) if isinstance(step, Send) else None)
+            step = resume(flow, waiting.pop(0) if isinstance(step, SendRequest) else None)
     except StopIteration as end:
         assert not waiting, "everything prepared was asked for"
         return steps, end.value
 
 
-def sent(steps: list[Any]) -> list[Request]:
-    return [step.request for step in steps if isinstance(step, Send)]
+def sent(steps: list[Any]) -> list[HttpRequest]:
+    return [step.request for step in steps if isinstance(step, SendRequest)]

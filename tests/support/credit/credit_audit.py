@@ -13,7 +13,7 @@ from typing import Any
 from bursar.agent.shim.clock import boot_seconds
 from bursar.core.values.money import MICROS, cost
 from bursar.ops.credit.seal import seal
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from support.credit.ledgers import assert_books_balance
 from support.credit.tellers import Teller, paid_in
 from support.process.agents import Agent
@@ -59,23 +59,23 @@ def _run(folder: Path) -> Run:
     return Run(float((folder / "started").read_bytes().split()[2]), round(seconds * MICROS))
 
 
-async def await_settled(office: Office, agents: Iterable[Agent]) -> None:
+async def await_settled(runtime: Runtime, agents: Iterable[Agent]) -> None:
     """Nothing is open, everything is reconciled, and what it cost is what ran."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while time.monotonic() < deadline:
-        async with office.database.reader() as db:
+        async with runtime.database.reader() as db:
             left = dict(await db.fetchrow(LEFT))
-        wrong = [] if any(left.values()) else await _wrong_costs(office, runs_of(agents))
+        wrong = [] if any(left.values()) else await _wrong_costs(runtime, runs_of(agents))
         if not any(left.values()) and not wrong:
             return
         await asyncio.sleep(0.2)
     raise AssertionError(f"not settled: {left}, {wrong}")
 
 
-async def _wrong_costs(office: Office, runs: dict[tuple[str, int], Run]) -> list[str]:
+async def _wrong_costs(runtime: Runtime, runs: dict[tuple[str, int], Run]) -> list[str]:
     """Leases that cost anything but their rate for the time that their shim measured; what never began is free."""
     wrong = []
-    for lease in await _ended(office):
+    for lease in await _ended(runtime):
         run = runs.get((lease["uid"], lease["epoch"]))
         true = cost(lease["rate"], run.micros) if run is not None else 0
         if lease["posted"] != true:
@@ -83,18 +83,18 @@ async def _wrong_costs(office: Office, runs: dict[tuple[str, int], Run]) -> list
     return wrong
 
 
-async def _ended(office: Office) -> list[Any]:
-    async with office.database.reader() as db:
+async def _ended(runtime: Runtime) -> list[Any]:
+    async with runtime.database.reader() as db:
         return list(await db.fetch("SELECT * FROM lease_ended WHERE uid <> '' ORDER BY id"))
 
 
-async def audit(office: Office, agents: Iterable[Agent], teller: Teller, rate: int, unpaid_seconds: float) -> None:
+async def audit(runtime: Runtime, agents: Iterable[Agent], teller: Teller, rate: int, unpaid_seconds: float) -> None:
     """Everything at once; `unpaid_seconds` is for how long anything may run without being paid. All is sealed then."""
     agents = list(agents)
-    await await_settled(office, agents)
-    await assert_books_balance(office)
+    await await_settled(runtime, agents)
+    await assert_books_balance(runtime)
     runs = runs_of(agents)
-    leases = await _ended(office)
+    leases = await _ended(runtime)
     assert {(one["uid"], one["epoch"]) for one in leases} >= set(runs), "something ran that no lease paid for"
     assert len({(one["uid"], one["epoch"]) for one in leases}) == len(leases), "something was paid for twice"
     for one in leases:
@@ -102,14 +102,14 @@ async def audit(office: Office, agents: Iterable[Agent], teller: Teller, rate: i
         assert one["written_off"] <= cost(rate, round(unpaid_seconds * MICROS)), dict(one)
         if run := runs.get((one["uid"], one["epoch"])):
             assert run.ended_at <= one["paid_until"] / MICROS + unpaid_seconds, f"{dict(one)} ran unpaid: {run}"
-    await _assert_each_request_once(office, teller)
-    await _assert_balances(office, teller)
-    await seal(office)
+    await _assert_each_request_once(runtime, teller)
+    await _assert_balances(runtime, teller)
+    await seal(runtime)
 
 
-async def _assert_each_request_once(office: Office, teller: Teller) -> None:
+async def _assert_each_request_once(runtime: Runtime, teller: Teller) -> None:
     assert not teller.faults, "\n".join(teller.faults)
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         entries = await db.fetch("SELECT type, request, amount, lease FROM entry WHERE request <> '' AND lease = 0")
         jobs = await db.fetch("SELECT job FROM lease_ended WHERE uid = ''")
     found = Counter(_name(row) for row in entries)
@@ -123,9 +123,9 @@ def _name(row: Any) -> str:
     return f"{row['type']}s:{row['request']}"
 
 
-async def _assert_balances(office: Office, teller: Teller) -> None:
+async def _assert_balances(runtime: Runtime, teller: Teller) -> None:
     """What came in by request, less what leases cost."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         rows = await db.fetch(
             "SELECT tenant, account.posted, held, coalesce(spent, 0)::bigint AS spent FROM account"
             "  LEFT JOIN (SELECT account AS id, sum(posted - written_off) AS spent FROM lease_ended GROUP BY account)"

@@ -8,7 +8,7 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit
 from bursar.ops.credit.credit import OpenLease, PutPrice
 from bursar.ops.credit.ledger import Receipt
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as store
 from support.runtime.runtime import one_moment
 
@@ -25,14 +25,14 @@ CREATE OR REPLACE FUNCTION ledger_now() RETURNS bigint LANGUAGE sql VOLATILE AS 
 """
 
 
-async def stop_clock(office: Office) -> None:
+async def stop_clock(runtime: Runtime) -> None:
     """From now on the ledger's time stands at START, and moves when it is told to."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await db.execute(CLOCK)
 
 
-async def pass_time(office: Office, micros: int) -> None:
-    async with office.database.reader() as db:
+async def pass_time(runtime: Runtime, micros: int) -> None:
+    async with runtime.database.reader() as db:
         await db.execute("UPDATE test_clock SET now = now + $1", micros)
 
 
@@ -46,14 +46,14 @@ def once(reply: Receipt | Refusal) -> Receipt:
     return replace(receipt(reply), replayed=False)
 
 
-async def priced(office: Office, per_second: str = "0.01", klass: str = "h100") -> None:
+async def priced(runtime: Runtime, per_second: str = "0.01", klass: str = "h100") -> None:
     command = PutPrice(actor="user:test", resource=GPU, klass=klass, per_second=nanocredits(per_second))
-    receipt(await credit.put_price(office, command))
+    receipt(await credit.put_price(runtime, command))
 
 
-async def funded(office: Office, amount: str, owner: Owner = LAB) -> int:
+async def funded(runtime: Runtime, amount: str, owner: Owner = LAB) -> int:
     """An account with so many credits; its number."""
-    account = receipt(await credit.top_up(office, owner, nanocredits(amount), actor="user:test")).account
+    account = receipt(await credit.top_up(runtime, owner, nanocredits(amount), actor="user:test")).account
     assert account is not None
     return account.id
 
@@ -62,22 +62,22 @@ def asking(gpus: int = 1, seconds: int = 15, owner: Owner = LAB, job: str = "tra
     return OpenLease(whose=owner, job=job, amounts={GPU: 1000 * gpus}, klass="h100", window=seconds * MICROS)
 
 
-async def leased(office: Office, gpus: int = 1, seconds: int = 15, owner: Owner = LAB) -> int:
+async def leased(runtime: Runtime, gpus: int = 1, seconds: int = 15, owner: Owner = LAB) -> int:
     """An open lease that runs; its number."""
-    lease = receipt(await credit.open_lease(office, asking(gpus, seconds, owner))).lease
+    lease = receipt(await credit.open_lease(runtime, asking(gpus, seconds, owner))).lease
     assert lease is not None
     return lease.id
 
 
-async def account_of(office: Office, owner: Owner = LAB) -> Account:
-    async with office.database.reader() as db:
+async def account_of(runtime: Runtime, owner: Owner = LAB) -> Account:
+    async with runtime.database.reader() as db:
         found = await store.find_accounts(db, [owner])
         return (await store.load_accounts(db, found.values()))[found[owner]]
 
 
-async def assert_books_balance(office: Office) -> None:
+async def assert_books_balance(runtime: Runtime) -> None:
     """What must be so after every commit, counted anew from all entries and leases, in one moment."""
-    async with one_moment(office) as db:
+    async with one_moment(runtime) as db:
         last = await store.load_last(db)
         entries = await db.fetch("SELECT number, debit, credit, amount FROM entry ORDER BY number")
         accounts = await db.fetch(

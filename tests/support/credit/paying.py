@@ -10,7 +10,7 @@ from bursar.core.objects.object import Key, Origin
 from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.command import Reply
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.report import Report, report
 from bursar.wire.kinds.registry import BY_NAME
 from support.credit.ledgers import priced
@@ -19,29 +19,29 @@ from support.runtime.runtime import TEST, change, code, create, get
 WINDOW = 15  # seconds
 
 
-async def prepaid(office: Office, tenant: str = "default", **billing: Any) -> None:
+async def prepaid(runtime: Runtime, tenant: str = "default", **billing: Any) -> None:
     """From now on this tenant pays for the next 15 seconds before they begin."""
     terms = {"mode": Billing.PREPAID, "leaseSeconds": WINDOW, **billing}
-    assert code(await change(office, "Tenant", "", tenant, billing=terms)) == "ok"
+    assert code(await change(runtime, "Tenant", "", tenant, billing=terms)) == "ok"
 
 
-async def machine(office: Office, name: str, klass: str = "h100", gpus: int = 8, **capacity: Any) -> None:
+async def machine(runtime: Runtime, name: str, klass: str = "h100", gpus: int = 8, **capacity: Any) -> None:
     """A node whose GPUs are of a class."""
     resources = {"nvidia.com/gpu": str(gpus), **{key: str(value) for key, value in capacity.items()}}
     document = {"metadata": {"name": name, "labels": {"gpu-type": klass}}, "spec": {"capacity": resources}}
-    assert code(await create(office, "Node", document)) == "ok"
+    assert code(await create(runtime, "Node", document)) == "ok"
 
 
-async def paid_nodes(office: Office, *names: str) -> None:
+async def paid_nodes(runtime: Runtime, *names: str) -> None:
     """The default tenant pays beforehand for work on these nodes, of whose H100s each costs 0.01 credits a second."""
-    await prepaid(office)
-    await priced(office)
+    await prepaid(runtime)
+    await priced(runtime)
     for name in names:
-        await machine(office, name)
+        await machine(runtime, name)
 
 
 async def submitted_by(
-    office: Office, user: str, name: str, gpus: int = 1, namespace: str = "default", **spec: Any
+    runtime: Runtime, user: str, name: str, gpus: int = 1, namespace: str = "default", **spec: Any
 ) -> Reply:
     """An allocation of somebody: `default/ann` is ann of the tenant default."""
     body = {"resources": {"requests": {"nvidia.com/gpu": str(gpus)}}, **spec}
@@ -49,32 +49,32 @@ async def submitted_by(
         {"metadata": {"name": name, "namespace": namespace}, "spec": body}, BY_NAME["Allocation"].type
     )
     command = create_command(BY_NAME["Allocation"], one, Origin(f"user:{user}", "create"))
-    return await object_ops.submit(office, command, tenant="test")
+    return await object_ops.submit(runtime, command, tenant="test")
 
 
-async def ends(office: Office, on: str, name: str, phase: Phase = Phase.SUCCEEDED, **said: Any) -> Reply:
+async def ends(runtime: Runtime, on: str, name: str, phase: Phase = Phase.SUCCEEDED, **said: Any) -> Reply:
     """A node says that something ended there."""
     key = Key("Allocation", "default", name)
-    gang = (await get(office, "Allocation", "default", name)).gang
+    gang = (await get(runtime, "Allocation", "default", name)).gang
     command = Report(key=key, origin=TEST, phase=phase, node=on, gang=gang, **said)
-    return await report(office, command)
+    return await report(runtime, command)
 
 
-async def leases(office: Office, name: str = "") -> list[dict[str, Any]]:
+async def leases(runtime: Runtime, name: str = "") -> list[dict[str, Any]]:
     """Open leases, in the order of their numbers; of one allocation, or all."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         rows = await db.fetch("SELECT * FROM lease ORDER BY id")
-    uid = (await get(office, "Allocation", "default", name)).uid if name else ""
+    uid = (await get(runtime, "Allocation", "default", name)).uid if name else ""
     return [dict(row) for row in rows if uid in ("", row["uid"])]
 
 
-async def ended(office: Office) -> list[dict[str, Any]]:
-    async with office.database.reader() as db:
+async def ended(runtime: Runtime) -> list[dict[str, Any]]:
+    async with runtime.database.reader() as db:
         return [dict(row) for row in await db.fetch("SELECT * FROM lease_ended ORDER BY id")]
 
 
-async def account(office: Office, tenant: str = "default", user: str = "") -> dict[str, Any]:
-    async with office.database.reader() as db:
+async def account(runtime: Runtime, tenant: str = "default", user: str = "") -> dict[str, Any]:
+    async with runtime.database.reader() as db:
         row = await db.fetchrow("SELECT * FROM account WHERE (tenant, username) = ($1, $2)", tenant, user)
     assert row is not None, f"there is no account {tenant}/{user}"
     return dict(row)
@@ -95,15 +95,15 @@ STATE = {
 }
 
 
-async def state(office: Office) -> dict[str, list[tuple[Any, ...]]]:
+async def state(runtime: Runtime) -> dict[str, list[tuple[Any, ...]]]:
     """Everything that what is refused must leave as it was."""
-    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+    async with runtime.database.reader() as db, db.transaction(isolation="repeatable_read"):
         return {table: [tuple(row) for row in await db.fetch(f"SELECT * FROM {rows}")] for table, rows in STATE.items()}
 
 
-async def assert_all_is_paid(office: Office) -> None:
+async def assert_all_is_paid(runtime: Runtime) -> None:
     """Each placement of who pays beforehand has its own open lease, and each lease of a placement has its placement."""
-    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+    async with runtime.database.reader() as db, db.transaction(isolation="repeatable_read"):
         placed = await db.fetch("SELECT node, uid, epoch, lease FROM placement WHERE lease IS NOT NULL")
         open_ = await db.fetch("SELECT node, uid, epoch, id AS lease FROM lease WHERE uid <> ''")
     assert sorted(map(tuple, placed)) == sorted(map(tuple, open_))

@@ -13,11 +13,11 @@ import asyncpg
 from bursar.core.credit.account import QUARTER, Owner
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.ops.credit import credit, ledger
-from bursar.ops.credit.credit import CloseLease, PutAccount
+from bursar.ops.credit.credit import CloseLeaseCommand, PutAccount
 from bursar.ops.credit.ledger import Extend
 from bursar.ops.credit.ledger_verify import verify
 from bursar.ops.credit.seal import seal
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import Connection, Database, Unavailable
 from support.credit.ledgers import LAB, funded, leased, pass_time, priced, receipt, stop_clock
 
@@ -25,66 +25,66 @@ ANNA = Owner("default", "anna")
 PARTITIONS = "SELECT inhrelid::regclass::text AS name FROM pg_inherits WHERE inhparent = 'entry'::regclass ORDER BY 1"
 
 
-async def history(office: Office, quarters: int = 3) -> dict[str, int]:
+async def history(runtime: Runtime, quarters: int = 3) -> dict[str, int]:
     """Two accounts with two leases each, over several quarters of an hour, sealed once in each; what is where."""
-    await stop_clock(office)
-    await priced(office)
-    await open_accounts(office)
-    lab, anna = await funded(office, "1000"), await funded(office, "500", ANNA)
-    leases = [await leased(office, 1 + index % 2, 600, owner) for index, owner in enumerate((LAB, LAB, ANNA, ANNA))]
+    await stop_clock(runtime)
+    await priced(runtime)
+    await open_accounts(runtime)
+    lab, anna = await funded(runtime, "1000"), await funded(runtime, "500", ANNA)
+    leases = [await leased(runtime, 1 + index % 2, 600, owner) for index, owner in enumerate((LAB, LAB, ANNA, ANNA))]
     for turn in range(quarters):
-        for beat in range(3):
-            await pass_time(office, QUARTER // 3)
-            await ledger.extend(office, [Extend(one, 10 * turn + beat + 1) for one in leases])
-        await seal(office)
-    receipt(await credit.close_lease(office, CloseLease(number=leases[0], measured=100 * MICROS)))
-    receipt(await credit.refund(office, LAB, nanocredits("0.5"), actor="user:test", reason="sorry", lease=leases[1]))
-    receipt(await credit.adjust(office, ANNA, nanocredits("-0.25"), actor="user:test", reason="put right"))
+        for heartbeat in range(3):
+            await pass_time(runtime, QUARTER // 3)
+            await ledger.extend(runtime, [Extend(one, 10 * turn + heartbeat + 1) for one in leases])
+        await seal(runtime)
+    receipt(await credit.close_lease(runtime, CloseLeaseCommand(number=leases[0], measured=100 * MICROS)))
+    receipt(await credit.refund(runtime, LAB, nanocredits("0.5"), actor="user:test", reason="sorry", lease=leases[1]))
+    receipt(await credit.adjust(runtime, ANNA, nanocredits("-0.25"), actor="user:test", reason="put right"))
     return {"lab": lab, "anna": anna, "first": leases[0], "second": leases[1], "third": leases[2]}
 
 
-async def beat(office: Office, seq: int) -> None:
+async def heartbeat(runtime: Runtime, seq: int) -> None:
     """Of all open leases."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         leases = [row["id"] for row in await db.fetch("SELECT id FROM lease ORDER BY id")]
-    await ledger.extend(office, [Extend(one, seq) for one in leases])
+    await ledger.extend(runtime, [Extend(one, seq) for one in leases])
 
 
-async def open_accounts(office: Office) -> None:
+async def open_accounts(runtime: Runtime) -> None:
     for owner in (LAB, ANNA):
-        receipt(await credit.put_account(office, PutAccount(actor="user:test", whose=owner, changes={})))
+        receipt(await credit.put_account(runtime, PutAccount(actor="user:test", whose=owner, changes={})))
 
 
-async def some_day(office: Office, chance: random.Random, steps: int, leases: dict[int, int]) -> None:
+async def some_day(runtime: Runtime, chance: random.Random, steps: int, leases: dict[int, int]) -> None:
     """Anything that moves money, at any pace; `leases` are the open ones, and the numbers of their last beats."""
     for _ in range(steps):
         owner = chance.choice((LAB, ANNA))
         match chance.randrange(8):
             case 0:
-                await funded(office, str(chance.randrange(1, 50)), owner)
+                await funded(runtime, str(chance.randrange(1, 50)), owner)
             case 1 | 2 if len(leases) < 6:
-                leases[await leased(office, chance.randrange(1, 5), chance.randrange(5, 900), owner)] = 0
+                leases[await leased(runtime, chance.randrange(1, 5), chance.randrange(5, 900), owner)] = 0
             case 3 if leases:
                 number = chance.choice(sorted(leases))
                 del leases[number]
                 measured = chance.choice((None, chance.randrange(1, 10**9)))
-                receipt(await credit.close_lease(office, CloseLease(number=number, measured=measured)))
+                receipt(await credit.close_lease(runtime, CloseLeaseCommand(number=number, measured=measured)))
             case 4:
-                await credit.adjust(office, owner, chance.randrange(-5, 5) * 10**8 + 1, actor="user:test", reason="so")
+                await credit.adjust(runtime, owner, chance.randrange(-5, 5) * 10**8 + 1, actor="user:test", reason="so")
             case 5 if leases:
                 number = chance.choice(sorted(leases))
-                await credit.refund(office, owner, chance.randrange(1, 10**9), actor="user:test", reason="so", lease=0)
+                await credit.refund(runtime, owner, chance.randrange(1, 10**9), actor="user:test", reason="so", lease=0)
             case _:
-                await pass_time(office, chance.choice((0, 1, chance.randrange(10**6), chance.randrange(10**9))))
+                await pass_time(runtime, chance.choice((0, 1, chance.randrange(10**6), chance.randrange(10**9))))
                 for number in leases:
                     leases[number] += 1
-                await ledger.extend(office, [Extend(number, seq) for number, seq in leases.items()])
+                await ledger.extend(runtime, [Extend(number, seq) for number, seq in leases.items()])
 
 
 @asynccontextmanager
-async def unguarded(office: Office) -> AsyncIterator[asyncpg.Connection]:
+async def unguarded(runtime: Runtime) -> AsyncIterator[asyncpg.Connection]:
     """A connection of somebody who has switched the guards off, as the owner of the tables can."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         for table in ("entry", "entry_kept"):
             await db.execute(f"ALTER TABLE {table} DISABLE TRIGGER USER")
         yield db
@@ -92,16 +92,16 @@ async def unguarded(office: Office) -> AsyncIterator[asyncpg.Connection]:
             await db.execute(f"ALTER TABLE {table} ENABLE TRIGGER USER")
 
 
-async def found(office: Office) -> list[tuple[str, str]]:
+async def found(runtime: Runtime) -> list[tuple[str, str]]:
     """What is wrong, and where."""
-    proof = await verify(office)
+    proof = await verify(runtime)
     assert not proof.more
     return [(str(one.check), one.where) for one in proof.findings]
 
 
-async def small_partitions(office: Office, size: int, number: int) -> None:
+async def small_partitions(runtime: Runtime, size: int, number: int) -> None:
     """Before the first entry: partitions of entries that are soon full."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         for row in await db.fetch(PARTITIONS):
             await db.execute(f"DROP TABLE {row['name']}")
         bounds = [*range(0, size * number + 1, size), 10_000_000]
@@ -110,8 +110,8 @@ async def small_partitions(office: Office, size: int, number: int) -> None:
             await db.execute(f"CREATE TABLE {name} PARTITION OF entry FOR VALUES FROM ({first}) TO ({end})")
 
 
-async def partitions(office: Office) -> list[str]:
-    async with office.database.reader() as db:
+async def partitions(runtime: Runtime) -> list[str]:
+    async with runtime.database.reader() as db:
         return [row["name"] for row in await db.fetch(PARTITIONS)]
 
 
@@ -188,17 +188,17 @@ class HeardLine:
         return do
 
 
-def hearing(office: Office, heard: list[Heard]) -> Office:
-    return replace(office, database=cast("Database", Hearing(office.database, heard)))
+def hearing(runtime: Runtime, heard: list[Heard]) -> Runtime:
+    return replace(runtime, database=cast("Database", Hearing(runtime.database, heard)))
 
 
-async def cut_everywhere(office: Office, do: Callable[[Office], Awaitable[object]]) -> AsyncIterator[str]:
+async def cut_everywhere(runtime: Runtime, do: Callable[[Runtime], Awaitable[object]]) -> AsyncIterator[str]:
     """Do something again and again, cut one step later each time, until it is done; after each cut, where it was."""
     for at in count(1):
         for done in (False, True):
-            plan = CutOff(office.database, at, done=done)
+            plan = CutOff(runtime.database, at, done=done)
             try:
-                await do(replace(office, database=cast("Database", plan)))
+                await do(replace(runtime, database=cast("Database", plan)))
             except (Cut, asyncpg.InterfaceError, Unavailable):
                 yield f"{'after' if done else 'before'} statement {at}"
             else:
@@ -206,8 +206,8 @@ async def cut_everywhere(office: Office, do: Callable[[Office], Awaitable[object
                 return
 
 
-async def everything(office: Office) -> dict[str, list[tuple[Any, ...]]]:
+async def everything(runtime: Runtime) -> dict[str, list[tuple[Any, ...]]]:
     """What sealing writes."""
     tables = ("entry_block", "entry_page", "entry_rollup", "account_balance", "entry_kept", "seal")
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         return {one: sorted((tuple(row) for row in await db.fetch(f"SELECT * FROM {one}")), key=repr) for one in tables}

@@ -12,7 +12,7 @@ from typing import Any
 import asyncpg
 import grpc
 
-from bursar.api.serve import opened_house
+from bursar.api.serve import opened_context
 from bursar.core.nodes.eviction import Notice
 from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Refusal
@@ -20,7 +20,7 @@ from bursar.ops.lifecycle.bootstrap import bootstrap
 from bursar.ops.nodes.x509 import OUR_LIFE
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.feed import Feed
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling import evict as evict_ops
 from bursar.rpc.serve import opened_grpc
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
@@ -36,7 +36,7 @@ SECONDS_MAX = 20
 class Door:
     """An API process that serves agents."""
 
-    office: Office
+    runtime: Runtime
     feed: Feed
     port: int
     channels: list[grpc.aio.Channel] = field(default_factory=list)
@@ -56,15 +56,15 @@ class Door:
 
 
 @asynccontextmanager
-async def opened_door(database_url: str, *, insecure: bool = True, life: timedelta = OUR_LIFE) -> AsyncIterator[Door]:
-    async with opened_house(database_url) as house:
-        await bootstrap(house.office)
-        async with opened_grpc(house.office, house.feed, "127.0.0.1:0", insecure=insecure, life=life) as port:
-            door = Door(house.office, house.feed, port)
+async def opened_app(database_url: str, *, insecure: bool = True, life: timedelta = OUR_LIFE) -> AsyncIterator[Door]:
+    async with opened_context(database_url) as context:
+        await bootstrap(context.runtime)
+        async with opened_grpc(context.runtime, context.feed, "127.0.0.1:0", insecure=insecure, life=life) as port:
+            app = Door(context.runtime, context.feed, port)
             try:
-                yield door
+                yield app
             finally:
-                await asyncio.gather(*(one.close() for one in door.channels))
+                await asyncio.gather(*(one.close() for one in app.channels))
 
 
 class Agent:
@@ -79,11 +79,11 @@ class Agent:
 
     async def send(self, *statuses: pb.PodStatus, **said: Any) -> int:
         self.seq += 1
-        beat = {"node_id": self.node, "seq": self.seq, "protocol_version": 1, **said}
-        await self.call.write(pb.HeartbeatRequest(pod_statuses=statuses, **beat))
+        heartbeat = {"node_id": self.node, "seq": self.seq, "protocol_version": 1, **said}
+        await self.call.write(pb.HeartbeatRequest(pod_statuses=statuses, **heartbeat))
         return self.seq
 
-    async def beat(self, *statuses: pb.PodStatus, **said: Any) -> pb.HeartbeatResponse:
+    async def heartbeat(self, *statuses: pb.PodStatus, **said: Any) -> pb.HeartbeatResponse:
         """Send a beat, and wait for its answer; what is pushed meanwhile is kept."""
         return await self.answer(await self.send(*statuses, **said))
 
@@ -128,34 +128,34 @@ class Agent:
 # Short words for what tests do.
 
 
-async def placed(office: Office, name: str, *nodes: str, spec: Any = None, **requests: Any) -> str:
+async def placed(runtime: Runtime, name: str, *nodes: str, spec: Any = None, **requests: Any) -> str:
     """A new allocation that is placed there; its uid."""
-    await allocation(office, "default", name, spec=spec, **(requests or {"cpu": 1}))
-    return str(document(await bind(office, "default", name, *nodes))["metadata"]["uid"])
+    await allocation(runtime, "default", name, spec=spec, **(requests or {"cpu": 1}))
+    return str(document(await bind(runtime, "default", name, *nodes))["metadata"]["uid"])
 
 
-async def evict(office: Office, name: str, grace_seconds: int = 30) -> None:
-    stored = await object_ops.get(office, Key("Allocation", "default", name))
+async def evict(runtime: Runtime, name: str, grace_seconds: int = 30) -> None:
+    stored = await object_ops.get(runtime, Key("Allocation", "default", name))
     notice = Notice("Preempted", "Admin", "user:test", "make room", grace_seconds)
-    document(await evict_ops.evict(office, stored, notice, TEST))  # type: ignore[arg-type]
+    document(await evict_ops.evict(runtime, stored, notice, TEST))  # type: ignore[arg-type]
 
 
-async def shown(office: Office, name: str, space: str = "default") -> Any:
-    stored = await object_ops.get(office, Key("Allocation", space, name))
+async def shown(runtime: Runtime, name: str, space: str = "default") -> Any:
+    stored = await object_ops.get(runtime, Key("Allocation", space, name))
     return None if isinstance(stored, Refusal) else decode(stored.doc, stored.status, stored.revision)
 
 
-async def joined(door: Door, name: str = "n1") -> Agent:
+async def joined(app: Door, name: str = "n1") -> Agent:
     """A node's agent whose stream is open."""
-    if isinstance(await object_ops.get(door.office, Key("Node", "", name)), Refusal):
-        await node(door.office, name, cpu=64)
-    agent = door.agent(name)
-    await agent.beat(inventory=True)
+    if isinstance(await object_ops.get(app.runtime, Key("Node", "", name)), Refusal):
+        await node(app.runtime, name, cpu=64)
+    agent = app.agent(name)
+    await agent.heartbeat(inventory=True)
     return agent
 
 
-async def node_shown(office: Office, name: str = "n1") -> Any:
-    stored = await object_ops.get(office, Key("Node", "", name))
+async def node_shown(runtime: Runtime, name: str = "n1") -> Any:
+    stored = await object_ops.get(runtime, Key("Node", "", name))
     assert not isinstance(stored, Refusal)
     return decode(stored.doc, stored.status, stored.revision)
 

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bursar.agent.executor.executor import Settings, Shell
+from bursar.agent.executor.executor import Executor, ExecutorSettings
 from bursar.agent.host.cgroup import Cgroups
 from bursar.agent.machine.events import Event, hear
 from bursar.agent.machine.state import Machine
-from bursar.agent.machine.types import ENDED, Place, Run, State, Status, Stop
+from bursar.agent.machine.types import ENDED, Place, PlacementState, PlacementStatus, Run, Stop
 from bursar.agent.shim.clock import boot_seconds
 
 PATIENCE_SECONDS = 60.0
@@ -36,9 +36,11 @@ SLEEP = ("sleep", "300")
 class Bench:
     """One life of an agent in a folder."""
 
-    def __init__(self, folder: Path, *, cgroups: Cgroups = NO_CGROUPS, settings: Settings | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, cgroups: Cgroups = NO_CGROUPS, settings: ExecutorSettings | None = None
+    ) -> None:
         self.machine = Machine()
-        self.shell = Shell(folder, NODE, self._heard, cgroups=cgroups, settings=settings)
+        self.shell = Executor(folder, NODE, self._heard, cgroups=cgroups, settings=settings)
         self.events: list[Event] = []
 
     async def __aenter__(self) -> Bench:
@@ -64,20 +66,20 @@ class Bench:
     def acknowledge(self, *places: Place) -> None:
         self.shell.execute(self.machine.acknowledged(places))
 
-    def status(self, place: Place) -> Status | None:
+    def status(self, place: Place) -> PlacementStatus | None:
         return next((one for one in self.machine.inventory() if one.place == place), None)
 
-    async def until(self, place: Place, *states: State) -> Status:
-        def found() -> Status | None:
+    async def until(self, place: Place, *states: PlacementState) -> PlacementStatus:
+        def found() -> PlacementStatus | None:
             status = self.status(place)
             return status if status is not None and status.state in states else None
 
         return await until(found)
 
-    async def end(self, place: Place) -> Status:
+    async def end(self, place: Place) -> PlacementStatus:
         return await self.until(place, *ENDED)
 
-    async def run(self, run: Run) -> Status:
+    async def run(self, run: Run) -> PlacementStatus:
         """How it ended."""
         self.want(run)
         return await self.end(run.place)
@@ -150,7 +152,7 @@ async def live(folder: Path, runs: list[Run], lease_seconds: float) -> None:
             bench.grant(lease_seconds)
         bench.want(*runs)
         for run in runs:
-            await bench.until(run.place, State.RUNNING)
+            await bench.until(run.place, PlacementState.RUNNING)
         sys.stdout.write("running\n")
         sys.stdout.flush()
         await asyncio.Event().wait()

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from bursar.core.objects.object import Stored
-from bursar.loops.node_liveness import Watch, look_after
-from bursar.ops.runtime.runtime import Office
+from bursar.loops.node_liveness import LivenessWatch, look_after
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.nodes import node as node_store
 from support.runtime.runtime import change, get
 
@@ -17,25 +17,25 @@ REQUEUE = {"onNodeLost": "requeue"}
 FAIL = {"onNodeLost": "fail"}
 
 
-def watch() -> Watch:
+def watch() -> LivenessWatch:
     """Of a controller that has been there for years."""
-    return Watch(since=-math.inf, calm_since=-math.inf)
+    return LivenessWatch(since=-math.inf, calm_since=-math.inf)
 
 
-async def look(office: Office, times: int = 1) -> None:
+async def look(runtime: Runtime, times: int = 1) -> None:
     for _ in range(times):
-        await look_after(office, watch())
+        await look_after(runtime, watch())
 
 
-async def hear(office: Office, *names: str) -> None:
+async def hear(runtime: Runtime, *names: str) -> None:
     """A beat of each of these nodes, now."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await node_store.save_seen(db, names)
 
 
-async def silence(office: Office, *names: str, seconds: float = 70, granted: float | None = None) -> None:
+async def silence(runtime: Runtime, *names: str, seconds: float = 70, granted: float | None = None) -> None:
     """As if these nodes had been heard last so long ago, and their leases had run out so long ago (or not at all)."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await db.execute(
             """INSERT INTO node_seen (node, at, granted_until)
                SELECT name, clock_timestamp() - make_interval(secs => $2),
@@ -48,9 +48,9 @@ async def silence(office: Office, *names: str, seconds: float = 70, granted: flo
         )
 
 
-async def regrant(office: Office, *names: str, granted: float) -> None:
+async def regrant(runtime: Runtime, *names: str, granted: float) -> None:
     """As if the leases of these nodes had run out so long ago, while their silence goes on."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await db.execute(
             "UPDATE node_seen SET granted_until = clock_timestamp() - make_interval(secs => $2) WHERE node = ANY($1)",
             list(names),
@@ -58,22 +58,22 @@ async def regrant(office: Office, *names: str, granted: float) -> None:
         )
 
 
-async def patience(office: Office, **seconds: int) -> None:
+async def patience(runtime: Runtime, **seconds: int) -> None:
     """Set how long silent nodes are waited for."""
-    await change(office, "Settings", "", "system", nodes=seconds)
+    await change(runtime, "Settings", "", "system", nodes=seconds)
 
 
-async def stored_node(office: Office, name: str) -> Stored:
-    return await get(office, "Node", "", name)
+async def stored_node(runtime: Runtime, name: str) -> Stored:
+    return await get(runtime, "Node", "", name)
 
 
-async def node_status(office: Office, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode((await stored_node(office, name)).status)
+async def node_status(runtime: Runtime, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.json.decode((await stored_node(runtime, name)).status)
     return found
 
 
-async def schedulable(office: Office, name: str) -> bool:
-    async with office.database.reader() as db:
+async def schedulable(runtime: Runtime, name: str) -> bool:
+    async with runtime.database.reader() as db:
         return (await node_store.load(db, [name]))[name].schedulable
 
 

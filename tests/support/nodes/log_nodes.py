@@ -5,13 +5,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bursar.agent.control.identity import Identity
-from bursar.agent.control.server import Snapshot, opened_door
+from bursar.agent.control.identity import AgentIdentity
+from bursar.agent.control.server import Snapshot, opened_app
 from bursar.agent.machine.types import Directive, Place
 from bursar.ops.nodes.node_ca import enrol
 from bursar.ops.nodes.x509 import Issued
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.nodes import heartbeat
 from bursar.store.nodes.heartbeat import SeenBeat
 from support.nodes.certificates import new_key, pem_of, request_for
@@ -48,25 +48,25 @@ class Logbook:
 
 @asynccontextmanager
 async def kept(
-    office: Office, name: str, home: Path, *, insecure: bool = False, shows: str = ""
+    runtime: Runtime, name: str, home: Path, *, insecure: bool = False, shows: str = ""
 ) -> AsyncIterator[Logbook]:
     """A registered node whose agent can be called. `shows`: the node whose certificate it shows instead of its own."""
     key = new_key()
-    issued = await enrol(office.database, shows or name, request_for(key))
+    issued = await enrol(runtime.database, shows or name, request_for(key))
     assert isinstance(issued, Issued)
-    identity = Identity(
+    identity = AgentIdentity(
         name=shows or name, key=pem_of(key), certificate=issued.certificate, authority=issued.authority, addresses=(),
         begins=now(), expires=issued.expires_at,
     )  # fmt: skip
-    book = Logbook(name, home)
-    async with opened_door(book, "127.0.0.1:0", identity=None if insecure else lambda: identity) as port:
-        book.address = f"127.0.0.1:{port}"
-        await advertise(office, name, book.address)
-        yield book
+    ledger = Logbook(name, home)
+    async with opened_app(ledger, "127.0.0.1:0", identity=None if insecure else lambda: identity) as port:
+        ledger.address = f"127.0.0.1:{port}"
+        await advertise(runtime, name, ledger.address)
+        yield ledger
 
 
-async def advertise(office: Office, name: str, address: str) -> None:
+async def advertise(runtime: Runtime, name: str, address: str) -> None:
     """As its first beat would have said."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         heard = await heartbeat.save_first(db, [SeenBeat(name, f"session-{address}", 0, 0, address, "test")])
     assert name in heard

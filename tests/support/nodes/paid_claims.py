@@ -2,7 +2,7 @@
 
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.ops.credit.ledger_verify import verify
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.wire.kinds.node import TRACELESS
 from support.credit.ledgers import assert_books_balance, pass_time, priced, stop_clock
 from support.credit.paying import machine, prepaid, submitted_by
@@ -17,34 +17,34 @@ WINDOW = 600
 HELD = RATE * WINDOW
 
 
-async def clinic(office: Office, pool: int = 3) -> None:
+async def clinic(runtime: Runtime, pool: int = 3) -> None:
     """A prepaid tenant without an account, nodes of eight H100s at 0.01 credits a second, and a clock that stands."""
-    await stop_clock(office)
-    await prepaid(office)
-    await priced(office)
+    await stop_clock(runtime)
+    await prepaid(runtime)
+    await priced(runtime)
     for name in NODES:
-        await machine(office, name)
-        await joins(office, name, TRACELESS)
-    await allow(office, pool)
+        await machine(runtime, name)
+        await joins(runtime, name, TRACELESS)
+    await allow(runtime, pool)
 
 
-async def claimed(office: Office, node: str = "n1", who: str = ANN) -> None:
-    assert code(await claim(office, node, who)) == "ok"
+async def claimed(runtime: Runtime, node: str = "n1", who: str = ANN) -> None:
+    assert code(await claim(runtime, node, who)) == "ok"
 
 
-async def placed(office: Office, name: str, *nodes: str, who: str = ANN, gpus: int = 1) -> None:
-    assert code(await submitted_by(office, who, name, gpus)) == "ok"
-    assert code(await bind(office, "default", name, *nodes)) == "ok"
+async def placed(runtime: Runtime, name: str, *nodes: str, who: str = ANN, gpus: int = 1) -> None:
+    assert code(await submitted_by(runtime, who, name, gpus)) == "ok"
+    assert code(await bind(runtime, "default", name, *nodes)) == "ok"
 
 
-async def passed(office: Office, seconds: float) -> None:
-    await pass_time(office, round(seconds * MICROS))
+async def passed(runtime: Runtime, seconds: float) -> None:
+    await pass_time(runtime, round(seconds * MICROS))
 
 
-async def assert_paid_once(office: Office) -> None:
+async def assert_paid_once(runtime: Runtime) -> None:
     """Each open lease is of one placement, or of one claim; what is placed on a node whose claim is paid for has that
     one. The ledger balances, and is proven."""
-    async with office.database.reader() as db, db.transaction(isolation="repeatable_read"):
+    async with runtime.database.reader() as db, db.transaction(isolation="repeatable_read"):
         claims = await db.fetch(
             "SELECT name AS node, claim ->> 'id' AS uid, (claim ->> 'lease')::bigint AS lease FROM node"
             " WHERE (claim ->> 'lease') IS NOT NULL AND claim ->> 'lease' <> '0'"
@@ -55,6 +55,6 @@ async def assert_paid_once(office: Office) -> None:
     own = {tuple(row) for row in placements if row["node"] not in of_claims}
     assert {tuple(row) for row in claims} | own == open_
     assert all(of_claims[row["node"]] == row["lease"] for row in placements if row["node"] in of_claims)
-    await assert_books_balance(office)
-    await assert_rooms_balance(office)
-    assert (await verify(office)).findings == ()
+    await assert_books_balance(runtime)
+    await assert_rooms_balance(runtime)
+    assert (await verify(runtime)).findings == ()

@@ -30,9 +30,9 @@ async def _bind(server: Server, namespace: str, node: str, *names: str) -> None:
     socket = server.data / "run"
     if (elsewhere := server.data / "socket-dir").exists():
         socket = type(socket)(elsewhere.read_text().strip())
-    async with opened(f"postgresql:///bursar?user=bursar&host={quote(str(socket), safe='')}") as office:
+    async with opened(f"postgresql:///bursar?user=bursar&host={quote(str(socket), safe='')}") as runtime:
         for name in names:
-            await bind(office, namespace, name, node)
+            await bind(runtime, namespace, name, node)
 
 
 def report(client: Client, namespace: str, name: str, phase: str) -> None:

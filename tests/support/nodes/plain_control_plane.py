@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 
 from bursar.agent.control.codec import directive_message, read_statuses
-from bursar.agent.machine.types import ENDED, Directive, Place, State
+from bursar.agent.machine.types import ENDED, Directive, Place, PlacementState
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 
@@ -18,8 +18,8 @@ class Plane:
     def __init__(self) -> None:
         self.wanted: dict[str, list[Directive]] = {}
         self.first: dict[str, list[pb.HeartbeatRequest]] = {}
-        self.beats: dict[str, list[int]] = {}
-        self.states: dict[Place, State] = {}
+        self.heartbeats: dict[str, list[int]] = {}
+        self.states: dict[Place, PlacementState] = {}
         self.contexts: dict[str, Any] = {}
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.beat_seconds = 1
@@ -27,25 +27,25 @@ class Plane:
         self._writing = asyncio.Lock()  # on a stream one word at a time
 
     async def heartbeat(self, request_iterator: Any, context: Any) -> None:
-        async for beat in request_iterator:
+        async for heartbeat in request_iterator:
             if self.refusal is not None:
                 await context.abort(*self.refusal)
-            if beat.seq == 1:
-                self.first.setdefault(beat.node_id, []).append(beat)
-                self.contexts[beat.node_id] = context
-            self.beats.setdefault(beat.node_id, []).append(beat.seq)
-            statuses = read_statuses(beat.pod_statuses)
+            if heartbeat.seq == 1:
+                self.first.setdefault(heartbeat.node_id, []).append(heartbeat)
+                self.contexts[heartbeat.node_id] = context
+            self.heartbeats.setdefault(heartbeat.node_id, []).append(heartbeat.seq)
+            statuses = read_statuses(heartbeat.pod_statuses)
             self.states |= {one.place: one.state for one in statuses}
             if not self.mute:
-                answer = self._answer(beat, [one.place for one in statuses if one.state in ENDED])
+                answer = self._answer(heartbeat, [one.place for one in statuses if one.state in ENDED])
                 async with self._writing:
                     await context.write(answer)
 
-    def _answer(self, beat: pb.HeartbeatRequest, ended: list[Place]) -> pb.HeartbeatResponse:
-        answer = pb.HeartbeatResponse(seq=beat.seq, complete=beat.inventory, beat_seconds=self.beat_seconds)
+    def _answer(self, heartbeat: pb.HeartbeatRequest, ended: list[Place]) -> pb.HeartbeatResponse:
+        answer = pb.HeartbeatResponse(seq=heartbeat.seq, complete=heartbeat.inventory, beat_seconds=self.beat_seconds)
         answer.acknowledgements.extend(pb.Acknowledgement(allocation_id=uid, epoch=epoch) for uid, epoch in ended)
-        if beat.inventory:
-            answer.directives.extend(directive_message(one) for one in self.wanted.get(beat.node_id, ()))
+        if heartbeat.inventory:
+            answer.directives.extend(directive_message(one) for one in self.wanted.get(heartbeat.node_id, ()))
         return answer
 
     async def push(self, node: str, *directives: Directive) -> None:

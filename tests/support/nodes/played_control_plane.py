@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from bursar.agent.control import identity as papers
-from bursar.agent.control.certificates import NoPapers
+from bursar.agent.control import identity as credentials
+from bursar.agent.control.certificates import NoCredentials
 from bursar.agent.control.codec import directive_message, read_statuses
-from bursar.agent.control.identity import Identity
-from bursar.agent.control.stream import Stream
+from bursar.agent.control.identity import AgentIdentity
+from bursar.agent.control.stream import ControlStream
 from bursar.agent.daemon import Daemon
 from bursar.agent.host.probe import Probe
-from bursar.agent.machine.types import Directive, Status
+from bursar.agent.machine.types import Directive, PlacementStatus
 from bursar.core.values.certificate import NodeIdentity
 from bursar.core.values.refusal import Refusal
 from bursar.ops.nodes import x509
@@ -47,7 +47,7 @@ class Control(Servicer):
     refusal: tuple[grpc.StatusCode, str] | None = None
     authority: Authority | None = None
     acknowledges: bool = True
-    beats: list[pb.HeartbeatRequest] = field(default_factory=list)
+    heartbeats: list[pb.HeartbeatRequest] = field(default_factory=list)
     streams: int = 0
     address: str = ""
     callers: list[dict[str, list[bytes]]] = field(default_factory=list)
@@ -62,24 +62,26 @@ class Control(Servicer):
         self.calls.append(context)
         # Only while the call lasts may it be asked.
         self.callers.append({name: list(values) for name, values in context.auth_context().items()})
-        async for beat in request_iterator:
-            self.beats.append(beat)
+        async for heartbeat in request_iterator:
+            self.heartbeats.append(heartbeat)
             async with self.changed:
                 self.changed.notify_all()
             if not self.silent:
-                await self.write(context, self.answer(beat))
+                await self.write(context, self.answer(heartbeat))
 
-    def answer(self, beat: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
+    def answer(self, heartbeat: pb.HeartbeatRequest) -> pb.HeartbeatResponse:
         ended = [pb.POD_PHASE_SUCCEEDED, pb.POD_PHASE_FAILED, pb.POD_PHASE_STOPPED]
-        over = [one for one in beat.pod_statuses if one.phase in ended and self.acknowledges]
+        over = [one for one in heartbeat.pod_statuses if one.phase in ended and self.acknowledges]
         return pb.HeartbeatResponse(
-            seq=beat.seq,
-            directives=[directive_message(one) for one in self.wanted] if beat.inventory else [],
-            complete=beat.inventory,
+            seq=heartbeat.seq,
+            directives=[directive_message(one) for one in self.wanted] if heartbeat.inventory else [],
+            complete=heartbeat.inventory,
             acknowledgements=[pb.Acknowledgement(allocation_id=one.allocation_id, epoch=one.epoch) for one in over],
             lease_duration_seconds=self.lease_seconds,
             beat_seconds=self.beat_seconds,
-            certificate=self.signed(beat.certificate_request, beat.node_id) if beat.certificate_request else b"",
+            certificate=self.signed(heartbeat.certificate_request, heartbeat.node_id)
+            if heartbeat.certificate_request
+            else b"",
         )
 
     def signed(self, request: bytes, node: str) -> bytes:
@@ -103,8 +105,8 @@ class Control(Servicer):
                 await self.changed.wait()
             return result
 
-    def statuses(self, uid: str) -> list[Status]:
-        said = [one for beat in self.beats for one in read_statuses(beat.pod_statuses)]
+    def statuses(self, uid: str) -> list[PlacementStatus]:
+        said = [one for heartbeat in self.heartbeats for one in read_statuses(heartbeat.pod_statuses)]
         return [one for one in said if one.uid == uid]
 
 
@@ -130,7 +132,7 @@ async def living(home: Path, control: Control, *, probe: Probe | None = None) ->
     """A whole agent in this process, which speaks with this control plane."""
     daemon = Daemon(NODE, home / "work", probe or Probe(home, fake_gpus=2))
     await daemon.open()
-    stream = Stream(NODE, NoPapers([control.address]), daemon)
+    stream = ControlStream(NODE, NoCredentials([control.address]), daemon)
     tasks = [asyncio.create_task(stream.run()), asyncio.create_task(daemon.run(stream.poke))]
     try:
         yield daemon
@@ -159,11 +161,11 @@ def node_certificate(authority: Authority, request: bytes, node: str, *, now: da
 
 def joined(
     directory: Path, authority: Authority, node: str, addresses: Sequence[str] = (), *, ago: timedelta = timedelta()
-) -> Identity:
+) -> AgentIdentity:
     """The papers of a node that joined so long ago, in the directory."""
-    key = papers.ensure_key(directory)
-    request = papers.certificate_request(key, node)
+    key = credentials.ensure_key(directory)
+    request = credentials.certificate_request(key, node)
     pem = node_certificate(authority, request, node, now=datetime.now(UTC) - ago)
-    made = papers._identity(node, key, pem, authority.pem, addresses)
-    papers.save(directory, made)
+    made = credentials._identity(node, key, pem, authority.pem, addresses)
+    credentials.save(directory, made)
     return made

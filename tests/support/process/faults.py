@@ -22,7 +22,7 @@ import psutil
 from anyio.from_thread import start_blocking_portal
 
 from bursar.client import Client
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from support.process.agents import Agent, joined_agent, part, status_of, until, users_of
 from support.process.server import Server
 from support.runtime.runtime import opened
@@ -232,7 +232,7 @@ def found(server: Server, victim: str) -> int:
 
 
 @asynccontextmanager
-async def office_of(server: Server) -> AsyncIterator[Office]:
+async def office_of(server: Server) -> AsyncIterator[Runtime]:
     """An office of our own on the server's database."""
     elsewhere = server.data / "socket-dir"
     socket = Path(elsewhere.read_text().strip()) if elsewhere.exists() else server.data / "run"

@@ -15,7 +15,7 @@ SOAK = bool(os.environ.get("BURSAR_SOAK"))
 
 
 class OfficeMachine(RuleBasedStateMachine):
-    """Each run has a database of its own; `office` is there from the first rule on."""
+    """Each run has a database of its own; `runtime` is there from the first rule on."""
 
     embedded: Embedded
     template: str
@@ -25,7 +25,7 @@ class OfficeMachine(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         self.database = self.runner.run(clone_database(self.embedded, self.template))
         self.opened = opened(_url(self.embedded, self.database))
-        self.office = self.runner.run(self.opened.__aenter__())
+        self.runtime = self.runner.run(self.opened.__aenter__())
 
     def teardown(self) -> None:
         self.runner.run(self.opened.__aexit__())

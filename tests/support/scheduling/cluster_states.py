@@ -4,21 +4,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bursar.core.nodes.node import WHOLE, NodeRoom, Shortage, choose_devices, device_list, fit, give
+from bursar.core.nodes.node import WHOLE, NodeCapacity, Shortage, choose_devices, device_list, fit, give
 from bursar.core.objects.allocation import Gang, GangKey
-from bursar.core.objects.ask import ANYWHERE, Ask, Company, Operator, Requirement, Shape, Spread, Taint, Where
+from bursar.core.objects.ask import ANYWHERE, Ask, InterPodTerm, Operator, Requirement, Shape, Spread, Taint, Where
 from bursar.core.objects.charge import Charge, Facts
-from bursar.core.objects.pending_reason import Reason
+from bursar.core.objects.pending_reason import PendingReason
 from bursar.core.quota.quota import Counter
 from bursar.core.quota.tenant_tree import Namespace, ResourceQuota, Tenant, Tree
 from bursar.core.scheduling.cycle.cycle import decide
-from bursar.core.scheduling.cycle.plan import Plan, Policy
-from bursar.core.scheduling.state.cluster_state import World
-from bursar.core.scheduling.state.equivalence import GroupKey
+from bursar.core.scheduling.cycle.plan import Plan, SchedulingPolicy
+from bursar.core.scheduling.state.cluster_state import ClusterState
+from bursar.core.scheduling.state.equivalence import EquivalenceKey
 from bursar.core.scheduling.state.fair_share import ShareOf
 from bursar.core.scheduling.state.fleet import Need
 from bursar.core.scheduling.state.placed_columns import NEVER, Spot
-from bursar.core.values.selector import Op, Selector, Term
+from bursar.core.values.selector import Op, Selector, SelectorTerm
 
 GPU = "nvidia.com/gpu"
 FPGA = "xilinx.com/fpga"
@@ -66,19 +66,21 @@ def machine(
     return Machine(name, {**amounts, **(offers or {})}, {HOST: name, **placed, **labels}, taints, ready, cordoned)
 
 
-def put(world: World, one: Machine) -> None:
-    world.put_node(
+def put(cluster: ClusterState, one: Machine) -> None:
+    cluster.put_node(
         one.name, one.offers, labels=one.labels, taints=one.taints, ready=one.ready, cordoned=one.cordoned
     )  # fmt: skip
 
 
-def world_of(*machines: Machine, tenants: Iterable[ShareOf] = (), profiles: Mapping[str, str] | None = None) -> World:
-    world = World()
+def cluster_of(
+    *machines: Machine, tenants: Iterable[ShareOf] = (), profiles: Mapping[str, str] | None = None
+) -> ClusterState:
+    cluster = ClusterState()
     for one in machines:
-        put(world, one)
-    world.tenants.update({share.name: share for share in tenants})
-    world.profiles.update(profiles or {})
-    return world
+        put(cluster, one)
+    cluster.tenants.update({share.name: share for share in tenants})
+    cluster.profiles.update(profiles or {})
+    return cluster
 
 
 # Asks.
@@ -143,15 +145,15 @@ def members(group: str, count: int, *, least: int = 0, timeout: int = 0, **what:
 
 
 def labelled(**labels: str) -> Selector:
-    return Selector(tuple(Term(key, Op.IN, (value,)) for key, value in sorted(labels.items())))
+    return Selector(tuple(SelectorTerm(key, Op.IN, (value,)) for key, value in sorted(labels.items())))
 
 
 def near(key: str, **labels: str) -> Where:
-    return Where(near=(Company(key, labelled(**labels)),))
+    return Where(near=(InterPodTerm(key, labelled(**labels)),))
 
 
 def apart(key: str, **labels: str) -> Where:
-    return Where(apart=(Company(key, labelled(**labels)),))
+    return Where(apart=(InterPodTerm(key, labelled(**labels)),))
 
 
 def spread(key: str, skew: int = 1, *, hard: bool = True, **labels: str) -> Where:
@@ -174,13 +176,13 @@ def requires(*terms: tuple[tuple[str, str, str], ...]) -> Where:
 # Running.
 
 
-def submit(world: World, *asks: Ask) -> None:
+def submit(cluster: ClusterState, *asks: Ask) -> None:
     for one in asks:
-        world.wait(one)
+        cluster.wait(one)
 
 
 def run(
-    world: World,
+    cluster: ClusterState,
     one: Ask,
     *names: str,
     since: float = LONG_AGO,
@@ -189,60 +191,60 @@ def run(
     ending: bool = False,
 ) -> None:
     """Let an allocation run on these nodes, on the devices given or on those that would be chosen."""
-    fleet = world.fleet
+    fleet = cluster.fleet
     spots = []
     for name in names:
         row = fleet.row_of[name]
-        taken = free_devices(world, row, fleet.need(one.shape), devices)
+        taken = free_devices(cluster, row, fleet.need(one.shape), devices)
         spots.append(Spot(row, taken))
-    world.place(one, spots, since=since, ends_at=NOW + ends_in, ending=ending)
+    cluster.place(one, spots, since=since, ends_at=NOW + ends_in, ending=ending)
 
 
 def free_devices(
-    world: World, row: int, need: Need, wanted: tuple[int, ...] | None = None
+    cluster: ClusterState, row: int, need: Need, wanted: tuple[int, ...] | None = None
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     if need.exclusive:
         return ()
     chosen = []
     for column, amount in [(column, count * WHOLE) for column, count in need.whole] + list(need.shared):
-        used = [WHOLE - int(part) for part in world.fleet.now.devices[column][row]]
+        used = [WHOLE - int(part) for part in cluster.fleet.now.devices[column][row]]
         found = choose_devices(used, amount, wanted)
         assert found is not None, "there is no such device free"
         chosen.append((column, found))
     return tuple(chosen)
 
 
-def full_of(**residents: dict[str, Any]) -> World:
+def full_of(**residents: dict[str, Any]) -> ClusterState:
     """One node with as many GPUs as there are residents, who have one each."""
-    world = world_of(machine("a", gpus=len(residents)))
+    cluster = cluster_of(machine("a", gpus=len(residents)))
     for name, what in residents.items():
         since = what.pop("since", LONG_AGO)
-        run(world, ask(name, gpus=1, **what), "a", since=since)
-    return world
+        run(cluster, ask(name, gpus=1, **what), "a", since=since)
+    return cluster
 
 
-def cycle(world: World, now: float = NOW, **policy: Any) -> Plan:
-    return decide(world, Policy(**policy), now)
+def cycle(cluster: ClusterState, now: float = NOW, **policy: Any) -> Plan:
+    return decide(cluster, SchedulingPolicy(**policy), now)
 
 
-def place(world: World, *asks: Ask, now: float = NOW, **policy: Any) -> dict[str, tuple[str, ...]]:
+def place(cluster: ClusterState, *asks: Ask, now: float = NOW, **policy: Any) -> dict[str, tuple[str, ...]]:
     """Submit these, decide once, and say what went where."""
-    submit(world, *asks)
-    return bound(world, cycle(world, now, **policy))
+    submit(cluster, *asks)
+    return bound(cluster, cycle(cluster, now, **policy))
 
 
-def bound(world: World, plan: Plan) -> dict[str, tuple[str, ...]]:
+def bound(cluster: ClusterState, plan: Plan) -> dict[str, tuple[str, ...]]:
     """What a plan places, by name, in the order of the plan."""
-    names = world.fleet.names
+    names = cluster.fleet.names
     return {
         one.uid: tuple(names[spot.row] for spot in spots) for binding in plan.bindings for one, spots in binding.members
     }
 
 
-def running(world: World) -> dict[str, tuple[str, ...]]:
+def running(cluster: ClusterState) -> dict[str, tuple[str, ...]]:
     """Everything that has room now."""
-    names = world.fleet.names
-    return {uid: tuple(names[spot.row] for spot in one.spots) for uid, one in world.placed.items()}
+    names = cluster.fleet.names
+    return {uid: tuple(names[spot.row] for spot in one.spots) for uid, one in cluster.placed.items()}
 
 
 def evicted(plan: Plan) -> dict[str, str]:
@@ -250,53 +252,56 @@ def evicted(plan: Plan) -> dict[str, str]:
     return {victim.uid: str(victim.rule) for one in plan.preemptions for victim in one.victims}
 
 
-def victims_for(world: World, now: float = NOW, gpus: float = 1, **what: Any) -> dict[str, str]:
+def victims_for(cluster: ClusterState, now: float = NOW, gpus: float = 1, **what: Any) -> dict[str, str]:
     """Submit one that asks, decide once, and say who goes for it."""
-    submit(world, ask("asker", gpus=gpus, **what))
-    return evicted(cycle(world, now))
+    submit(cluster, ask("asker", gpus=gpus, **what))
+    return evicted(cycle(cluster, now))
 
 
-def end(world: World, *uids: str) -> None:
+def end(cluster: ClusterState, *uids: str) -> None:
     for uid in uids:
-        world.forget(uid)
+        cluster.forget(uid)
 
 
-def stop_victims(world: World, plan: Plan) -> None:
+def stop_victims(cluster: ClusterState, plan: Plan) -> None:
     """The victims stop and wait again."""
     for preempting in plan.preemptions:
         for victim in preempting.victims:
-            world.wait(world.placed[victim.uid].ask)
+            cluster.wait(cluster.placed[victim.uid].ask)
 
 
-def end_what_is_due(world: World, now: float) -> None:
-    for uid in [uid for uid, one in world.placed.items() if one.ends_at <= now]:
-        world.forget(uid)
+def end_what_is_due(cluster: ClusterState, now: float) -> None:
+    for uid in [uid for uid, one in cluster.placed.items() if one.ends_at <= now]:
+        cluster.forget(uid)
 
 
 # Reasons.
 
 
-def why(world: World, plan: Plan, uid: str) -> Reason:
+def why(cluster: ClusterState, plan: Plan, uid: str) -> PendingReason:
     """Why something waits: as this plan says, or as was found before."""
-    group = world.waiting[uid]
-    keys: list[GroupKey | GangKey] = [group.key]
+    group = cluster.waiting[uid]
+    keys: list[EquivalenceKey | GangKey] = [group.key]
     if group.key.gang is not None:
         keys.append(group.key.gang)
     found = [plan.reasons[key] for key in keys if key in plan.reasons]
-    found += [world.blocked[key].reason for key in keys if key in world.blocked]
+    found += [cluster.blocked[key].reason for key in keys if key in cluster.blocked]
     assert found, f"nobody says why {uid} waits"
     return found[0]
 
 
-def reasons(world: World, plan: Plan) -> dict[str, Reason]:
-    return {uid: why(world, plan, uid) for uid in world.waiting}
+def reasons(cluster: ClusterState, plan: Plan) -> dict[str, PendingReason]:
+    return {uid: why(cluster, plan, uid) for uid in cluster.waiting}
 
 
 # Limits.
 
 
 def limit(
-    world: World, *tenants: Tenant, quotas: Iterable[ResourceQuota] = (), namespaces: Mapping[str, str] | None = None
+    cluster: ClusterState,
+    *tenants: Tenant,
+    quotas: Iterable[ResourceQuota] = (),
+    namespaces: Mapping[str, str] | None = None,
 ) -> None:
     """Put limits into force; by default namespace `n` is tenant `t`'s. What runs already is counted."""
     owners = namespaces or {"n": "t"}
@@ -312,40 +317,40 @@ def limit(
         (f"tenant:{one.name}", dimension): Counter(hard) for one in tenants for dimension, hard in one.limits.items()
     }
     counters.update({(one.scope, dimension): Counter(hard) for one in quotas for dimension, hard in one.hard.items()})
-    world.limits.load(tree, counters)
-    for one in world.placed.values():
-        parts = sum(world.fleet.node_part(spot.row, one.ask.shape) for spot in one.spots)
-        world.limits.bind(one.ask, parts, 1)
+    cluster.limits.load(tree, counters)
+    for one in cluster.placed.values():
+        parts = sum(cluster.fleet.node_part(spot.row, one.ask.shape) for spot in one.spots)
+        cluster.limits.bind(one.ask, parts, 1)
 
 
 # The same room, counted by the rules that commits are decided by.
 
 
-def rooms_of(machines: Iterable[Machine]) -> dict[str, NodeRoom]:
+def rooms_of(machines: Iterable[Machine]) -> dict[str, NodeCapacity]:
     return {
-        one.name: NodeRoom(
+        one.name: NodeCapacity(
             one.name, 1, one.ready and not one.cordoned, one.offers, {}, device_list(one.offers, {})
         )
         for one in machines
     }  # fmt: skip
 
 
-def settle(rooms: dict[str, NodeRoom], world: World, one: Ask, spots: Iterable[Spot]) -> None:
+def settle(capacities: dict[str, NodeCapacity], cluster: ClusterState, one: Ask, spots: Iterable[Spot]) -> None:
     """Give an allocation its room by the rules of `core.node`; fails where a plan has overfilled a node or device."""
-    resources = {column: name for name, column in world.fleet.device_column_of.items()}
+    resources = {column: name for name, column in cluster.fleet.device_column_of.items()}
     requests = dict(one.shape.requests)
     for spot in spots:
-        name = world.fleet.names[spot.row]
+        name = cluster.fleet.names[spot.row]
         wanted = {resources[column]: indices for column, indices in spot.devices}
-        taken = fit(rooms[name], requests, exclusive=one.shape.exclusive, wanted=wanted)
+        taken = fit(capacities[name], requests, exclusive=one.shape.exclusive, wanted=wanted)
         assert not isinstance(taken, Shortage), f"{one.uid} does not fit on {name}: {taken}"
-        rooms[name] = give(rooms[name], taken, requests)
+        capacities[name] = give(capacities[name], taken, requests)
 
 
-def recount(world: World, machines: Iterable[Machine]) -> dict[str, NodeRoom]:
+def recount(cluster: ClusterState, machines: Iterable[Machine]) -> dict[str, NodeCapacity]:
     """All nodes with everything that is placed given its room again, one by one."""
-    rooms = rooms_of(machines)
-    everything = sorted(world.placed.values(), key=lambda one: (one.ask.shape.exclusive, one.ask.uid))
+    capacities = rooms_of(machines)
+    everything = sorted(cluster.placed.values(), key=lambda one: (one.ask.shape.exclusive, one.ask.uid))
     for one in everything:
-        settle(rooms, world, one.ask, one.spots)
-    return rooms
+        settle(capacities, cluster, one.ask, one.spots)
+    return capacities

@@ -7,24 +7,24 @@ from bursar.core.objects.ask import Ask, Shape, Where
 from bursar.core.objects.charge import Charge
 from bursar.core.quota.quota import Counter
 from bursar.core.quota.tenant_tree import Namespace, Tenant, Tree
-from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.cycle.plan import SchedulingPolicy
 from bursar.core.scheduling.explain.explain import explain
-from bursar.core.scheduling.explain.explain_types import Explanation
-from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.explain.explain_types import ExplainAnswer
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.placed_columns import Spot
 
 GPU = "nvidia.com/gpu"
 NOW = 1_000_000.0
-POLICY = Policy()
+POLICY = SchedulingPolicy()
 
 
-def world_of(*nodes: int, labels: Mapping[str, str] | None = None, **options: Any) -> World:
+def cluster_of(*nodes: int, labels: Mapping[str, str] | None = None, **options: Any) -> ClusterState:
     """Nodes n0, n1, … with so many GPUs each."""
-    world = World()
+    cluster = ClusterState()
     for index, gpus in enumerate(nodes):
         offered = {"cpu": 64_000, "memory": 256 << 30, GPU: gpus * 1000, "pods": 110_000}
-        world.put_node(f"n{index}", offered, labels=dict(labels or {}), **options)
-    return world
+        cluster.put_node(f"n{index}", offered, labels=dict(labels or {}), **options)
+    return cluster
 
 
 def ask(
@@ -36,50 +36,52 @@ def ask(
     return Ask(name, "team", name, more.pop("tenant", "physics"), shape, **more)
 
 
-def placed(world: World, one: Ask, node: str, devices: tuple[int, ...], *, ends_in: float = float("inf")) -> None:
-    row = world.fleet.row_of[node]
-    spot = Spot(row, ((world.fleet.device_column_of[GPU], devices),))
-    world.place(one, [spot], since=NOW - 10_000, ends_at=NOW + ends_in)
+def placed(
+    cluster: ClusterState, one: Ask, node: str, devices: tuple[int, ...], *, ends_in: float = float("inf")
+) -> None:
+    row = cluster.fleet.row_of[node]
+    spot = Spot(row, ((cluster.fleet.device_column_of[GPU], devices),))
+    cluster.place(one, [spot], since=NOW - 10_000, ends_at=NOW + ends_in)
 
 
-def told(world: World, uid: str) -> Explanation:
-    found = explain(world, uid, POLICY, NOW)
+def told(cluster: ClusterState, uid: str) -> ExplainAnswer:
+    found = explain(cluster, uid, POLICY, NOW)
     assert found is not None
     return found
 
 
-def waiting(world: World, *asks: Ask) -> World:
+def waiting(cluster: ClusterState, *asks: Ask) -> ClusterState:
     for one in asks:
-        world.wait(one)
-    return world
+        cluster.wait(one)
+    return cluster
 
 
-def snapshot(world: World) -> Any:
+def snapshot(cluster: ClusterState) -> Any:
     """Everything that a question must leave as it was."""
-    now = world.fleet.now
+    now = cluster.fleet.now
     return (
         now.free.copy().tolist(),
         [one.copy().tolist() for one in now.devices],
         now.placed.tolist(),
-        dict(world.placed),
-        {uid: (one.ending, one.ends_at) for uid, one in world.placed.items()},
-        world.running.ends().tolist(),
-        {uid: sorted(group.members) for uid, group in world.waiting.items()},
-        dict(world.nominated),
-        dict(world.blocked),
-        world.reservation,
-        world.reserved_for,
-        {tenant: dict(used) for tenant, used in world.used.items()},
-        {row: (cell.hard, cell.bound) for row, cell in world.limits.cells.items()},
-        dict(world.boosts),
-        {kin: dict(rows) for kin, rows in world.tallies.rows.items()},
+        dict(cluster.placed),
+        {uid: (one.ending, one.ends_at) for uid, one in cluster.placed.items()},
+        cluster.running.ends().tolist(),
+        {uid: sorted(group.members) for uid, group in cluster.waiting.items()},
+        dict(cluster.nominated),
+        dict(cluster.blocked),
+        cluster.reservation,
+        cluster.reserved_for,
+        {tenant: dict(used) for tenant, used in cluster.used.items()},
+        {row: (cell.hard, cell.bound) for row, cell in cluster.limits.cells.items()},
+        dict(cluster.boosts),
+        {kin: dict(rows) for kin, rows in cluster.topology_counts.rows.items()},
     )
 
 
-def limited(world: World, hard: int, bound: int) -> World:
+def limited(cluster: ClusterState, hard: int, bound: int) -> ClusterState:
     tree = Tree(tenants={"physics": Tenant("physics")}, namespaces={"team": Namespace("team", "physics")})
-    world.limits.load(tree, {("tenant:physics", GPU): Counter(hard=hard * 1000, bound=bound * 1000)})
-    return world
+    cluster.limits.load(tree, {("tenant:physics", GPU): Counter(hard=hard * 1000, bound=bound * 1000)})
+    return cluster
 
 
 def charged(name: str, gpus: int) -> Ask:

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.allocation import Gang
-from bursar.core.objects.ask import Ask, Company, Effect, Operator, Requirement, Spread, Taint, Toleration, Where
+from bursar.core.objects.ask import Ask, Effect, InterPodTerm, Operator, Requirement, Spread, Taint, Toleration, Where
 from bursar.core.quota.tenant_tree import ResourceQuota, Tenant
-from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from support.scheduling.cluster_states import FPGA, GPU, HOST, NOW, RACK, ZONE, Machine, ask, labelled, limit, machine
 
 TENANTS = {"n": "t", "m": "u"}  # by namespace
@@ -43,8 +43,8 @@ def _machine(draw: st.DrawFn, name: str) -> Machine:
 
 
 @st.composite
-def companies(draw: st.DrawFn) -> Company:
-    return Company(draw(st.sampled_from(KEYS)), labelled(app=draw(st.sampled_from(APPS))))
+def companies(draw: st.DrawFn) -> InterPodTerm:
+    return InterPodTerm(draw(st.sampled_from(KEYS)), labelled(app=draw(st.sampled_from(APPS))))
 
 
 @st.composite
@@ -104,9 +104,9 @@ def asks(draw: st.DrawFn, most: int) -> list[Ask]:
     return [draw(single(number)) for number in range(draw(st.integers(1, most)))]
 
 
-def some_limits(world: World) -> None:
+def some_limits(cluster: ClusterState) -> None:
     limit(
-        world,
+        cluster,
         Tenant("t", limits={GPU: 5 * WHOLE, "nodes": 3 * WHOLE}),
         Tenant("u", limits={"allocations": 6 * WHOLE}),
         quotas=[ResourceQuota("n", "q", {"cpu": 9 * WHOLE})],

@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 
 from bursar.core.objects.object import Key, Stored
-from bursar.core.scheduling.cycle.plan import Policy
-from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.cycle.plan import SchedulingPolicy
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.fleet import ABSENT, NO_LIMIT, PODS
 from bursar.core.scheduling.state.placed_columns import Placed
 from bursar.core.values.quantity import UNLIMITED
-from bursar.loops.informer import Keeper
+from bursar.loops.informer import Informer
 from bursar.loops.schedule import Scheduler
 from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.command import Reply
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.leader import stand
 from bursar.sim.local import LocalNodes
 from bursar.sim.work import SECONDS
@@ -35,42 +35,44 @@ from support.scheduling.evictions import assert_books_balance
 GPU = "nvidia.com/gpu"
 WAIT_SECONDS_MAX = 60.0
 # What runs may be preempted at once, and a notice gives no time: tests need not wait for either.
-HASTY = Policy(min_runtime_seconds=0.0, grace_seconds=0.0, preemption_retry_seconds=0.05, quota_backoff_seconds=600.0)
+HASTY = SchedulingPolicy(
+    min_runtime_seconds=0.0, grace_seconds=0.0, preemption_retry_seconds=0.05, quota_backoff_seconds=600.0
+)
 
 
 # The world as values that can be compared: by the names of nodes, whatever rows and columns they have.
 
 
-def portrait(keeper: Keeper) -> dict[str, Any]:
+def portrait(informer: Informer) -> dict[str, Any]:
     """All that decisions are made of, and the reasons that are stored."""
-    world = keeper.world
+    cluster = informer.cluster
     return {
-        "nodes": {name: _node(world, row) for name, row in world.fleet.row_of.items()},
-        "placed": {uid: _placed(world, one) for uid, one in world.placed.items()},
-        "lines": _lines(world),
-        "waiting": {uid: group.members[uid] for uid, group in world.waiting.items()},
-        "groups": {(key, uid) for key, group in world.groups.items() for uid in group.members},
+        "nodes": {name: _node(cluster, row) for name, row in cluster.fleet.row_of.items()},
+        "placed": {uid: _placed(cluster, one) for uid, one in cluster.placed.items()},
+        "lines": _lines(cluster),
+        "waiting": {uid: group.members[uid] for uid, group in cluster.waiting.items()},
+        "groups": {(key, uid) for key, group in cluster.groups.items() for uid in group.members},
         "bands": {
             key: (one.min_members, one.timeout_seconds, set(one.waiting), set(one.placed), one.started)
-            for key, one in world.bands.items()
+            for key, one in cluster.bands.items()
         },
-        "nominated": dict(world.nominated),
-        "tenants": dict(world.tenants),
-        "profiles": dict(world.profiles),
-        "boosts": dict(world.boosts),
-        "settings": dict(keeper.settings),
-        "limits": {row: (cell.hard, cell.bound) for row, cell in world.limits.cells.items()},
-        "tree": world.limits.tree,
-        "used": {tenant: found for tenant, amounts in world.used.items() if (found := _nonzero(amounts))},
-        "capacity": _nonzero(world.capacity),
-        "kin": {kin: _by_name(world, rows) for kin, rows in world.tallies.rows.items()},
-        "shunning": {key: _by_name(world, rows) for key, rows in world.tallies.shunning.items()},
-        "noted": dict(keeper.noted),
+        "nominated": dict(cluster.nominated),
+        "tenants": dict(cluster.tenants),
+        "profiles": dict(cluster.profiles),
+        "boosts": dict(cluster.boosts),
+        "settings": dict(informer.settings),
+        "limits": {row: (cell.hard, cell.bound) for row, cell in cluster.limits.cells.items()},
+        "tree": cluster.limits.tree,
+        "used": {tenant: found for tenant, amounts in cluster.used.items() if (found := _nonzero(amounts))},
+        "capacity": _nonzero(cluster.capacity),
+        "kin": {kin: _by_name(cluster, rows) for kin, rows in cluster.topology_counts.rows.items()},
+        "shunning": {key: _by_name(cluster, rows) for key, rows in cluster.topology_counts.shunning.items()},
+        "noted": dict(informer.noted),
     }
 
 
-def _node(world: World, row: int) -> dict[str, Any]:
-    fleet, now = world.fleet, world.fleet.now
+def _node(cluster: ClusterState, row: int) -> dict[str, Any]:
+    fleet, now = cluster.fleet, cluster.fleet.now
     told = (fleet.labels[row], fleet.taints[row], fleet.generation[row], fleet.ready[row], fleet.cordoned[row])
     amounts = {
         name: (int(fleet.allocatable[column, row]), int(now.free[column, row]))
@@ -96,18 +98,18 @@ def _trimmed(devices: list[int]) -> list[int]:
     return devices
 
 
-def _placed(world: World, one: Placed) -> tuple[Any, ...]:
-    names = {column: name for name, column in world.fleet.device_column_of.items()}
+def _placed(cluster: ClusterState, one: Placed) -> tuple[Any, ...]:
+    names = {column: name for name, column in cluster.fleet.device_column_of.items()}
     spots = {
-        (world.fleet.names[spot.row], tuple(sorted((names[column], indices) for column, indices in spot.devices)))
+        (cluster.fleet.names[spot.row], tuple(sorted((names[column], indices) for column, indices in spot.devices)))
         for spot in one.spots
     }
     return one.ask, spots, one.since, one.ends_at, one.ending
 
 
-def _lines(world: World) -> list[tuple[Any, ...]]:
+def _lines(cluster: ClusterState) -> list[tuple[Any, ...]]:
     """What runs as columns, line by line."""
-    lines, fleet = world.running.lines, world.fleet
+    lines, fleet = cluster.running.lines, cluster.fleet
     found = []
     for line in (lines.row >= 0).nonzero()[0].tolist():
         amounts = {name: int(lines.amounts[column, line]) for name, column in fleet.column_of.items()}
@@ -123,24 +125,24 @@ def _lines(world: World) -> list[tuple[Any, ...]]:
     return sorted(found, key=repr)
 
 
-def _by_name(world: World, rows: Mapping[int, int]) -> dict[str, int]:
-    return {world.fleet.names[row]: count for row, count in rows.items()}
+def _by_name(cluster: ClusterState, rows: Mapping[int, int]) -> dict[str, int]:
+    return {cluster.fleet.names[row]: count for row, count in rows.items()}
 
 
 def _nonzero(amounts: Mapping[str, int]) -> dict[str, int]:
     return {name: amount for name, amount in amounts.items() if amount}
 
 
-async def loaded(office: Office) -> Keeper:
-    one = Keeper(office)
+async def loaded(runtime: Runtime) -> Informer:
+    one = Informer(runtime)
     await one.load()
     return one
 
 
-async def assert_as_if_loaded(office: Office, keeper: Keeper) -> None:
+async def assert_as_if_loaded(runtime: Runtime, informer: Informer) -> None:
     """What was followed is what would be loaded."""
-    followed, fresh = portrait(keeper), portrait(await loaded(office))
-    limited = {row: (one.hard, one.bound) for row, one in (await counters(office)).items() if one.hard != UNLIMITED}
+    followed, fresh = portrait(informer), portrait(await loaded(runtime))
+    limited = {row: (one.hard, one.bound) for row, one in (await counters(runtime)).items() if one.hard != UNLIMITED}
     assert fresh["limits"] == limited
     for one in (followed, fresh):
         # Which part of a node something took when it was bound is forgotten when that node offers something else.
@@ -160,7 +162,13 @@ def _difference(followed: Any, fresh: Any) -> str:
 
 
 async def edit(
-    office: Office, kind: str, namespace: str, name: str, by: Callable[[dict[str, Any]], None], *, status: bool = False
+    runtime: Runtime,
+    kind: str,
+    namespace: str,
+    name: str,
+    by: Callable[[dict[str, Any]], None],
+    *,
+    status: bool = False,
 ) -> Reply:
     """Change a document, as somebody would with a patch."""
 
@@ -171,25 +179,25 @@ async def edit(
         spec_changed = msgspec.json.encode(document.get("spec")) != spec_before
         return change_command(BY_NAME[kind], before, one, TEST, spec_changed=spec_changed, status=status)
 
-    return await object_ops.change(office, Key(kind, namespace, name), changed, tenant="test")
+    return await object_ops.change(runtime, Key(kind, namespace, name), changed, tenant="test")
 
 
-async def label(office: Office, kind: str, namespace: str, name: str, **labels: str) -> Reply:
+async def label(runtime: Runtime, kind: str, namespace: str, name: str, **labels: str) -> Reply:
     def by(document: dict[str, Any]) -> None:
         document["metadata"].setdefault("labels", {}).update(labels)
 
-    return await edit(office, kind, namespace, name, by)
+    return await edit(runtime, kind, namespace, name, by)
 
 
-async def annotate(office: Office, kind: str, namespace: str, name: str, notes: Mapping[str, str]) -> Reply:
+async def annotate(runtime: Runtime, kind: str, namespace: str, name: str, notes: Mapping[str, str]) -> Reply:
     def by(document: dict[str, Any]) -> None:
         document["metadata"].setdefault("annotations", {}).update(notes)
 
-    return await edit(office, kind, namespace, name, by)
+    return await edit(runtime, kind, namespace, name, by)
 
 
 async def submit(
-    office: Office,
+    runtime: Runtime,
     name: str,
     *,
     where: str = "default",
@@ -204,7 +212,7 @@ async def submit(
     if seconds is not None:
         metadata["annotations"] = {SECONDS: str(seconds)}
     document = {"metadata": metadata, "spec": {"resources": {"requests": resources}, **(spec or {})}}
-    assert code(await create(office, "Allocation", document)) == "ok"
+    assert code(await create(runtime, "Allocation", document)) == "ok"
 
 
 def gang(group: str, members: int, timeout: str = "") -> dict[str, Any]:
@@ -233,24 +241,24 @@ class Interrupted:
 # Looking.
 
 
-async def uid_of(office: Office, name: str) -> str:
-    return (await get(office, "Allocation", "default", name)).uid
+async def uid_of(runtime: Runtime, name: str) -> str:
+    return (await get(runtime, "Allocation", "default", name)).uid
 
 
-async def status(office: Office, name: str, where: str = "default") -> dict[str, Any]:
+async def status(runtime: Runtime, name: str, where: str = "default") -> dict[str, Any]:
     """Empty when there is no such allocation."""
-    found = await object_ops.get(office, Key("Allocation", where, name))
+    found = await object_ops.get(runtime, Key("Allocation", where, name))
     return msgspec.json.decode(found.status) if isinstance(found, Stored) else {}
 
 
 async def until(
-    office: Office, name: str, holds: Callable[[dict[str, Any]], bool], where: str = "default"
+    runtime: Runtime, name: str, holds: Callable[[dict[str, Any]], bool], where: str = "default"
 ) -> dict[str, Any]:
     """Ask until it holds: the status then."""
     now: dict[str, Any] = {}
     try:
         async with asyncio.timeout(WAIT_SECONDS_MAX):
-            while not holds(now := await status(office, name, where)):  # noqa: ASYNC110
+            while not holds(now := await status(runtime, name, where)):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"{name} stays {now}") from None
@@ -265,63 +273,63 @@ def waits_for(reason: str) -> Callable[[dict[str, Any]], bool]:
     return lambda now: now.get("phase") == "Pending" and now.get("reason") == reason
 
 
-async def changes(office: Office, name: str, where: str = "default") -> list[Change]:
+async def changes(runtime: Runtime, name: str, where: str = "default") -> list[Change]:
     """All that ever happened to an allocation of this name."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         found = await change_store.load_since(db, 0, 100_000)
     return [one for one in found if one.key == Key("Allocation", where, name)]
 
 
-async def history(office: Office, name: str, where: str = "default") -> list[str]:
+async def history(runtime: Runtime, name: str, where: str = "default") -> list[str]:
     """The phases that it went through."""
-    phases = [msgspec.json.decode(one.status).get("phase") for one in await changes(office, name, where)]
+    phases = [msgspec.json.decode(one.status).get("phase") for one in await changes(runtime, name, where)]
     return [phase for at, phase in enumerate(phases) if at == 0 or phases[at - 1] != phase]
 
 
-async def times_bound(office: Office) -> dict[str, int]:
+async def times_bound(runtime: Runtime) -> dict[str, int]:
     """How often each allocation went from waiting to being placed."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         rows = await db.fetch(
             "SELECT name, count(*) AS times FROM change WHERE kind = 'Allocation' AND verb = 'bind' GROUP BY name"
         )
     return {row["name"]: row["times"] for row in rows}
 
 
-async def assert_placed_once(office: Office, *names: str) -> None:
+async def assert_placed_once(runtime: Runtime, *names: str) -> None:
     """Everything has its place, was given it once, and the books balance."""
-    assert await times_bound(office) == dict.fromkeys(names, 1)
-    async with office.database.reader() as db:
-        rooms = await node_store.load_all(db)
-        placements = await node_store.load_placements_on(db, rooms)
+    assert await times_bound(runtime) == dict.fromkeys(names, 1)
+    async with runtime.database.reader() as db:
+        capacities = await node_store.load_all(db)
+        placements = await node_store.load_placements_on(db, capacities)
     assert sorted(one.name for one in placements) == sorted(names)
-    await assert_books_balance(office)
+    await assert_books_balance(runtime)
 
 
 # The loop at work.
 
 
-async def term(office: Office, holder: str = "test", *, depose: bool = False) -> int:
+async def term(runtime: Runtime, holder: str = "test", *, depose: bool = False) -> int:
     """The fence of a term that lasts; `depose` ends the one before."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         if depose:
             await db.execute("UPDATE leader SET until = clock_timestamp()")
-    fence = await stand(office.database, holder, 3600)
+    fence = await stand(runtime.database, holder, 3600)
     assert fence is not None
     return fence.number
 
 
 @asynccontextmanager
 async def scheduling(
-    office: Office,
-    policy: Policy | None = None,
+    runtime: Runtime,
+    policy: SchedulingPolicy | None = None,
     *,
     fence: int | None = None,
     clock: Callable[[], float] = time,
     **changed: Any,
 ) -> AsyncIterator[Scheduler]:
     """A leader that schedules from when its world is loaded."""
-    number = await term(office) if fence is None else fence
-    one = Scheduler(office, number, replace(policy or Policy(), **changed), clock)
+    number = await term(runtime) if fence is None else fence
+    one = Scheduler(runtime, number, replace(policy or SchedulingPolicy(), **changed), clock)
     task = asyncio.create_task(one.run())
     loading = asyncio.create_task(one.loaded.wait())
     try:
@@ -333,9 +341,9 @@ async def scheduling(
 
 
 @asynccontextmanager
-async def acting(office: Office, **options: Any) -> AsyncIterator[LocalNodes]:
+async def acting(runtime: Runtime, **options: Any) -> AsyncIterator[LocalNodes]:
     """Nodes that run what is bound to them, for ever unless it says how long."""
-    one = LocalNodes(office, **options)
+    one = LocalNodes(runtime, **options)
     task = asyncio.create_task(one.run())
     try:
         yield one

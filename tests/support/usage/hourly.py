@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from bursar.core.usage.usage_levels import Used
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.usage import usage_levels as store
 from support.runtime.runtime import one_moment
 
@@ -36,36 +36,36 @@ HAVING sum(amount) <> 0
 """
 
 
-async def assert_hours_agree(office: Office) -> None:
+async def assert_hours_agree(runtime: Runtime) -> None:
     """What counts as running is what runs, part by part; and levels are the sum of that."""
-    async with one_moment(office) as db:
+    async with one_moment(runtime) as db:
         runs = Counter(map(tuple, await db.fetch(RUNNING)))
         assert Counter(map(tuple, await db.fetch(OPEN))) == runs
         assert Counter(map(tuple, await db.fetch(STEPPED_NOW))) == Counter(map(tuple, await db.fetch(OPEN_NOW)))
 
 
-async def opened_now(office: Office) -> list[dict[str, Any]]:
-    return await _rows(office, "SELECT * FROM usage_open ORDER BY name, node")
+async def opened_now(runtime: Runtime) -> list[dict[str, Any]]:
+    return await _rows(runtime, "SELECT * FROM usage_open ORDER BY name, node")
 
 
-async def records(office: Office) -> list[dict[str, Any]]:
-    return await _rows(office, "SELECT * FROM usage_record ORDER BY name, node, epoch")
+async def records(runtime: Runtime) -> list[dict[str, Any]]:
+    return await _rows(runtime, "SELECT * FROM usage_record ORDER BY name, node, epoch")
 
 
-async def _rows(office: Office, statement: str) -> list[dict[str, Any]]:
-    async with office.database.reader() as db:
+async def _rows(runtime: Runtime, statement: str) -> list[dict[str, Any]]:
+    async with runtime.database.reader() as db:
         rows = await db.fetch(statement)
     return [{**row, "amounts": msgspec.json.decode(row["amounts"])} for row in rows]
 
 
-async def window(office: Office, tenant: str, begin: datetime, end: datetime | None = None) -> dict[Any, Used]:
-    async with office.database.reader() as db:
+async def window(runtime: Runtime, tenant: str, begin: datetime, end: datetime | None = None) -> dict[Any, Used]:
+    async with runtime.database.reader() as db:
         return (await store.load_window(db, [tenant], begin, end))[tenant]
 
 
-async def backdate(office: Office, seconds: int) -> None:
+async def backdate(runtime: Runtime, seconds: int) -> None:
     """As if everything had happened so much earlier, tenants included. Only before anything is entered."""
-    async with office.database.reader() as db, db.transaction():
+    async with runtime.database.reader() as db, db.transaction():
         for table, column in (
             ("usage_open", "started_at"),
             ("usage_record", "started_at"),

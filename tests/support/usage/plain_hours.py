@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from bursar.core.usage.usage_levels import Step
+from bursar.core.usage.usage_levels import LevelStep
 
 
-def part(last: int, steps: Iterable[Step], begin: int, end: int) -> int:
+def part(last: int, steps: Iterable[LevelStep], begin: int, end: int) -> int:
     """What was used at the end of a bucket, from `begin` until `end`, up to when it is entered: its last level without
     what came only later."""
     return last * (end - begin) - sum(one.delta * (one.at - begin) for one in steps if begin < one.at < end)

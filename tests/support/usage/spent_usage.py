@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 
 from bursar.core.credit.price import Price
-from bursar.core.usage.usage_levels import Began, Ended
+from bursar.core.usage.usage_levels import UsageBegan, UsageEnded
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.store.credit import price as price_store
 from bursar.store.db.database import Database
@@ -28,8 +28,8 @@ async def spent(
 ) -> None:
     """That so much of a node was used since then, for so long or until now."""
     uid = f"alloc-spent-{next(_numbers)}"
-    began = Began(uid, node, 1, tenant, user, tenant, uid, dict(amounts), klass, _seconds(begin))
-    ended = [] if hours is None else [Ended(uid, node, began.at + int(hours * 3600), "Succeeded")]
+    began = UsageBegan(uid, node, 1, tenant, user, tenant, uid, dict(amounts), klass, _seconds(begin))
+    ended = [] if hours is None else [UsageEnded(uid, node, began.at + int(hours * 3600), "Succeeded")]
     async with database.reader() as db, db.transaction():
         await usage_store.save(db, [began], [])
         if ended:

@@ -7,7 +7,7 @@ import pytest
 
 from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.nodes.liveness import Patience
-from bursar.core.scheduling.cycle.plan import Policy
+from bursar.core.scheduling.cycle.plan import SchedulingPolicy
 from bursar.core.values.refusal import field_fault
 from bursar.wire.kinds.settings import (
     SETTINGS,
@@ -36,7 +36,7 @@ def test_all_that_can_be_said_is_part_of_a_policy() -> None:
         minRuntimeSeconds=1, gracePeriodSeconds=2, quotaBackoffSeconds=3, preemption=False, backfill=False,
         energyPrice=0.75,
     )  # fmt: skip
-    assert Policy(**policy_of(msgspec.json.encode(everything))) == Policy(
+    assert SchedulingPolicy(**policy_of(msgspec.json.encode(everything))) == SchedulingPolicy(
         min_runtime_seconds=1, grace_seconds=2, quota_backoff_seconds=3, preemption=False, backfill=False,
         energy_price=0.75,
     )  # fmt: skip

@@ -12,8 +12,8 @@ from bursar.core.objects.allocation import Gang
 from bursar.core.objects.ask import (
     ANYWHERE,
     Ask,
-    Company,
     Effect,
+    InterPodTerm,
     Operator,
     Requirement,
     Shape,
@@ -24,7 +24,7 @@ from bursar.core.objects.ask import (
 )
 from bursar.core.objects.charge import NOTHING, Charge
 from bursar.core.values.refusal import Cause
-from bursar.core.values.selector import EVERYTHING, Op, Selector, Term
+from bursar.core.values.selector import EVERYTHING, Op, Selector, SelectorTerm
 from bursar.wire.kinds.allocation import ALLOCATION, Allocation, charge_of
 from bursar.wire.kinds.job import JOB, Job
 from bursar.wire.kinds.node import allocatable_in, capacity_in
@@ -180,9 +180,9 @@ def test_company_in_both_spellings(ending: str, field: str, wanted: str, rather:
         f"preferredDuringScheduling{ending}": [{"weight": 7, "podAffinityTerm": term}],
     }
     found = where(affinity={field: affinity})
-    company = Company("rack", Selector((Term("app", Op.IN, ("x",)),)), ("a", "b"))
-    assert getattr(found, wanted) == (company, Company("zone", EVERYTHING))
-    assert getattr(found, rather) == ((7, company),)
+    inter_pod = InterPodTerm("rack", Selector((SelectorTerm("app", Op.IN, ("x",)),)), ("a", "b"))
+    assert getattr(found, wanted) == (inter_pod, InterPodTerm("zone", EVERYTHING))
+    assert getattr(found, rather) == ((7, inter_pod),)
     assert found == Where(**{wanted: getattr(found, wanted), rather: getattr(found, rather)})
 
 
@@ -201,7 +201,7 @@ def test_spreads_are_hard_unless_they_say_otherwise_and_may_have_no_selector() -
     )
     assert found.spreads == (
         Spread("zone", 1, True, None),
-        Spread("rack", 2, False, Selector((Term("app", Op.EXISTS),))),
+        Spread("rack", 2, False, Selector((SelectorTerm("app", Op.EXISTS),))),
         Spread("host", 3, True, EVERYTHING),
     )
 
@@ -238,10 +238,10 @@ def test_a_selectors_values_are_sorted_and_distinct() -> None:
     }
     assert selector_of(msgspec.convert(document, LabelSelector)) == Selector(
         (
-            Term("a", Op.IN, ("1",)),
-            Term("b", Op.IN, ("2",)),
-            Term("c", Op.NOT_IN, ("x", "y")),
-            Term("d", Op.ABSENT),
+            SelectorTerm("a", Op.IN, ("1",)),
+            SelectorTerm("b", Op.IN, ("2",)),
+            SelectorTerm("c", Op.NOT_IN, ("x", "y")),
+            SelectorTerm("d", Op.ABSENT),
         )
     )
     assert selector_of(LabelSelector()) == EVERYTHING

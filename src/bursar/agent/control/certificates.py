@@ -16,7 +16,7 @@ import grpc
 import structlog
 
 from bursar.agent.control import identity as node
-from bursar.agent.control.identity import EnrolmentRefused, Identity, IdentityError
+from bursar.agent.control.identity import AgentIdentity, EnrolmentRefused, IdentityError
 from bursar.client.errors import ApiError, ConnectionFailed
 
 log = structlog.get_logger()
@@ -30,7 +30,7 @@ CHANNEL_OPTIONS = (
 )
 
 
-class Papers(Protocol):
+class NodeCredentials(Protocol):
     """What a stream needs to speak as the node."""
 
     @property
@@ -50,7 +50,7 @@ class Papers(Protocol):
         """The control plane does not take these papers."""
 
 
-class NoPapers:
+class NoCredentials:
     """For a control plane on this machine that asks for none."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -72,7 +72,7 @@ class NoPapers:
         return
 
 
-class NodePapers:
+class NodeCertificates:
     """Those of a node that joined. `addresses` are where to dial, if not where the control plane says it listens."""
 
     def __init__(
@@ -97,7 +97,7 @@ class NodePapers:
         self._now = now
         self._useless: set[bytes] = set()  # digests of tokens that need not be tried again
         self._doubtful = False  # the control plane does not take what we have
-        self.identity: Identity | None = node.load(directory, name)
+        self.identity: AgentIdentity | None = node.load(directory, name)
 
     @property
     def addresses(self) -> Sequence[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from bursar import __version__
 from bursar.agent.host.probe import Load
-from bursar.agent.machine.types import Directive, Grant, Place, Run, State, Status, Stop, Usage
+from bursar.agent.machine.types import Directive, LeaseGrant, Place, PlacementState, PlacementStatus, Run, Stop, Usage
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 PROTOCOL_VERSION = 1
@@ -21,12 +21,12 @@ WIPES = "wipe"  # there is a wipe hook
 WIPE = "wipe"  # in place of an allocation's name
 
 _PHASES = {
-    State.STARTING: pb.POD_PHASE_STARTING,
-    State.RUNNING: pb.POD_PHASE_RUNNING,
-    State.STOPPING: pb.POD_PHASE_STOPPING,
-    State.SUCCEEDED: pb.POD_PHASE_SUCCEEDED,
-    State.FAILED: pb.POD_PHASE_FAILED,
-    State.STOPPED: pb.POD_PHASE_STOPPED,
+    PlacementState.STARTING: pb.POD_PHASE_STARTING,
+    PlacementState.RUNNING: pb.POD_PHASE_RUNNING,
+    PlacementState.STOPPING: pb.POD_PHASE_STOPPING,
+    PlacementState.SUCCEEDED: pb.POD_PHASE_SUCCEEDED,
+    PlacementState.FAILED: pb.POD_PHASE_FAILED,
+    PlacementState.STOPPED: pb.POD_PHASE_STOPPED,
 }
 _STATES = {phase: state for state, phase in _PHASES.items()}
 
@@ -35,10 +35,10 @@ NO_LOAD = Load()
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class OutgoingHeartbeat:
     """What the agent says. `capacity` and `address` are said in the first beat of a stream, and when they change."""
 
-    statuses: Sequence[Status] = ()
+    statuses: Sequence[PlacementStatus] = ()
     inventory: bool = False
     load: Load = NO_LOAD
     capacity: Mapping[str, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HeartbeatAnswer:
     """What the control plane says. `seq` is the beat that it answers, 0 where it speaks by itself."""
 
     seq: int = 0
@@ -60,7 +60,7 @@ class Answer:
     acknowledged: tuple[Place, ...] = ()
     lease_seconds: float = 0.0
     kill_grace_seconds: float | None = None  # how long what has no lease any more may take to die
-    leases: Mapping[Place, Grant] = field(default_factory=dict)
+    leases: Mapping[Place, LeaseGrant] = field(default_factory=dict)
     certificate: bytes = b""
     beat_seconds: float = 0.0
     lease_token: str = ""  # what proves `leases`
@@ -70,27 +70,27 @@ class Answer:
 # What is said.
 
 
-def beat_message(beat: Beat, *, node: str, seq: int, timestamp_ms: int) -> pb.HeartbeatRequest:
+def heartbeat_message(heartbeat: OutgoingHeartbeat, *, node: str, seq: int, timestamp_ms: int) -> pb.HeartbeatRequest:
     return pb.HeartbeatRequest(
         node_id=node,
         timestamp=timestamp_ms,
         seq=seq,
         protocol_version=PROTOCOL_VERSION,
         agent_version=__version__,
-        inventory=beat.inventory,
-        pod_statuses=[status_message(one) for one in beat.statuses],
-        current_usage=load_message(beat.load),
-        capacity=beat.capacity,
-        address=beat.address,
-        certificate_request=beat.certificate_request,
-        nonce=beat.nonce,
-        isolation=beat.isolation,
-        isolation_message=beat.isolation_message,
-        features=(*FEATURES, *beat.features) if beat.inventory else (),
+        inventory=heartbeat.inventory,
+        pod_statuses=[status_message(one) for one in heartbeat.statuses],
+        current_usage=load_message(heartbeat.load),
+        capacity=heartbeat.capacity,
+        address=heartbeat.address,
+        certificate_request=heartbeat.certificate_request,
+        nonce=heartbeat.nonce,
+        isolation=heartbeat.isolation,
+        isolation_message=heartbeat.isolation_message,
+        features=(*FEATURES, *heartbeat.features) if heartbeat.inventory else (),
     )
 
 
-def status_message(status: Status) -> pb.PodStatus:
+def status_message(status: PlacementStatus) -> pb.PodStatus:
     return pb.PodStatus(
         allocation_id=status.uid,
         epoch=status.epoch,
@@ -120,9 +120,9 @@ def load_message(load: Load) -> pb.ResourceUsage:
 # What is heard.
 
 
-def read_answer(message: pb.HeartbeatResponse) -> Answer:
+def read_answer(message: pb.HeartbeatResponse) -> HeartbeatAnswer:
     directives = [read_directive(one) for one in message.directives]
-    return Answer(
+    return HeartbeatAnswer(
         seq=message.seq,
         directives=tuple(one for one in directives if one is not None),
         # A wanted set with a gap is no whole set: what it leaves out must not be stopped for it.
@@ -138,11 +138,11 @@ def read_answer(message: pb.HeartbeatResponse) -> Answer:
     )
 
 
-def read_grant(message: pb.LeaseGrant) -> Grant:
+def read_grant(message: pb.LeaseGrant) -> LeaseGrant:
     seconds = float(max(0, message.seconds))
     if not message.final:
-        return Grant(seconds)
-    return Grant(seconds, message.reason or "no reason was given", float(max(0, message.freeze_seconds)))
+        return LeaseGrant(seconds)
+    return LeaseGrant(seconds, message.reason or "no reason was given", float(max(0, message.freeze_seconds)))
 
 
 def read_directive(message: pb.SchedulingDirective) -> Directive | None:
@@ -230,12 +230,12 @@ def directive_message(directive: Directive) -> pb.SchedulingDirective:
     )
 
 
-def read_status(message: pb.PodStatus) -> Status | None:
+def read_status(message: pb.PodStatus) -> PlacementStatus | None:
     """None where the state is none that we know."""
     state = _STATES.get(message.phase)
     if state is None:
         return None
-    return Status(
+    return PlacementStatus(
         uid=message.allocation_id,
         epoch=message.epoch,
         state=state,
@@ -252,5 +252,5 @@ def read_status(message: pb.PodStatus) -> Status | None:
     )
 
 
-def read_statuses(messages: Iterable[pb.PodStatus]) -> list[Status]:
+def read_statuses(messages: Iterable[pb.PodStatus]) -> list[PlacementStatus]:
     return [one for message in messages if (one := read_status(message)) is not None]

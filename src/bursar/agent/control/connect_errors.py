@@ -66,7 +66,7 @@ _MEANINGS = (
 )
 
 
-class Trouble(NamedTuple):
+class ConnectTrouble(NamedTuple):
     """`passing`: it may be over without anybody doing anything."""
 
     why: str
@@ -81,33 +81,33 @@ class Trouble(NamedTuple):
         return f"{again}; {self.check}" if self.check else again
 
 
-def join_trouble(error: BursarError) -> Trouble:
+def join_trouble(error: BursarError) -> ConnectTrouble:
     """Why the API cannot be asked for papers."""
     passing = not isinstance(error, ConnectionFailed | ApiError) or error.passing
     named = isinstance(error, ConnectionFailed) and error.hint and error.passing
-    return Trouble(error.message, f"{error.hint}; --server names it" if named else error.hint, passing)
+    return ConnectTrouble(error.message, f"{error.hint}; --server names it" if named else error.hint, passing)
 
 
-def stream_trouble(code: grpc.StatusCode, details: str, address: str, node: str) -> Trouble:
+def stream_trouble(code: grpc.StatusCode, details: str, address: str, node: str) -> ConnectTrouble:
     """Why there is no stream to that address."""
     if code in REFUSED:
         check = (
             f"if node {node!r} should be here, make a token with `bursar node token --name {node}` and put it in the"
             " --token-file: the agent joins again by itself"
         )
-        return Trouble(f"{address}: {details}", check, passing=False)
+        return ConnectTrouble(f"{address}: {details}", check, passing=False)
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return Trouble(f"{address}: {details}", "that server does not serve agents: check --grpc, or update it")
+        return ConnectTrouble(f"{address}: {details}", "that server does not serve agents: check --grpc, or update it")
     if not any(words in details for words in _NO_CONNECTION):
-        return Trouble(f"{address}: {details}", "what runs here goes on")
+        return ConnectTrouble(f"{address}: {details}", "what runs here goes on")
     why, check = next(
         ((why, check) for words, why, check in _MEANINGS if any(one in details for one in words)), (details, _GRPC)
     )
-    return Trouble(f"could not reach {address}: {why}", check)
+    return ConnectTrouble(f"could not reach {address}: {why}", check)
 
 
 @dataclass(slots=True)
-class Telling:
+class ConnectErrorLog:
     """The same trouble once, and again after a while: an agent without a control plane must not fill the disk."""
 
     clock: Callable[[], float] = boot_seconds

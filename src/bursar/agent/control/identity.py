@@ -47,7 +47,7 @@ class EnrolmentRefused(IdentityError):
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class AgentIdentity:
     """The name, and the papers that prove it; `addresses` are where the control plane listens for agents."""
 
     name: str
@@ -89,7 +89,7 @@ class _Signed(msgspec.Struct):
 # What lies in the directory.
 
 
-def load(directory: Path, name: str) -> Identity | None:
+def load(directory: Path, name: str) -> AgentIdentity | None:
     """The node's papers; None where there are none, or not all, or such as do not belong together."""
     try:
         key, certificate, authority = ((directory / file).read_bytes() for file in (KEY, CERTIFICATE, AUTHORITY))
@@ -109,7 +109,7 @@ def load(directory: Path, name: str) -> Identity | None:
         return None
 
 
-def save(directory: Path, identity: Identity) -> None:
+def save(directory: Path, identity: AgentIdentity) -> None:
     """The certificate last: where it lies, all lies."""
     served = _Served(identity.name, list(identity.addresses))
     _write(directory / AUTHORITY, identity.authority)
@@ -143,7 +143,7 @@ def certificate_request(key: bytes, name: str) -> bytes:
 
 async def enrol(
     directory: Path, *, name: str, url: str, token: str, node: Mapping[str, Any], ca_file: str = ""
-) -> Identity:
+) -> AgentIdentity:
     """Join: have the key certified. Uses the token up; raises ConnectionFailed where nobody answers."""
     key = ensure_key(directory)
     wanted = {"certificateRequest": certificate_request(key, name).decode(), "node": dict(node)}
@@ -171,7 +171,7 @@ async def enrol(
     return identity
 
 
-def renewed(directory: Path, identity: Identity, certificate: bytes) -> Identity:
+def renewed(directory: Path, identity: AgentIdentity, certificate: bytes) -> AgentIdentity:
     """With the certificate that came over the stream, if it is the node's."""
     fresh = _identity(identity.name, identity.key, certificate, identity.authority, identity.addresses)
     save(directory, fresh)
@@ -196,7 +196,7 @@ def _next_step(error: ApiError, name: str) -> str:
     return error.hint
 
 
-def _identity(name: str, key: bytes, certificate: bytes, authority: bytes, addresses: Sequence[str]) -> Identity:
+def _identity(name: str, key: bytes, certificate: bytes, authority: bytes, addresses: Sequence[str]) -> AgentIdentity:
     """The papers, if they belong together."""
     try:
         leaf = x509.load_pem_x509_certificates(certificate)[0]
@@ -209,7 +209,7 @@ def _identity(name: str, key: bytes, certificate: bytes, authority: bytes, addre
     named = identity_in(_uris(leaf))
     if named is None or named.node != name:
         raise IdentityError(f"the certificate is not that of node {name!r}")
-    return Identity(
+    return AgentIdentity(
         name=name,
         key=key,
         certificate=certificate,

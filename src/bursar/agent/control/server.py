@@ -20,10 +20,10 @@ import grpc
 import structlog
 
 from bursar.agent.control.codec import NO_LOAD, load_message, read_directive, status_message
-from bursar.agent.control.identity import EVERYWHERE, Identity
+from bursar.agent.control.identity import EVERYWHERE, AgentIdentity
 from bursar.agent.host import logs
 from bursar.agent.host.probe import Load
-from bursar.agent.machine.types import ENDED, Directive, Place, Run, Status, Stop
+from bursar.agent.machine.types import ENDED, Directive, Place, PlacementStatus, Run, Stop
 from bursar.core.values.certificate import is_control_plane
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
@@ -38,7 +38,7 @@ OPTIONS = (
 )
 
 
-class DoorError(Exception):
+class AgentServerError(Exception):
     """Why the door cannot be opened; the message says what to do."""
 
 
@@ -48,7 +48,7 @@ class Snapshot:
 
     capacity: Mapping[str, str] = field(default_factory=dict)
     load: Load = NO_LOAD
-    statuses: Sequence[Status] = ()
+    statuses: Sequence[PlacementStatus] = ()
     cgroups: str = ""
 
 
@@ -71,17 +71,17 @@ class Host(Protocol):
 
 
 @asynccontextmanager
-async def opened_door(host: Host, listen: str, *, identity: Callable[[], Identity] | None) -> AsyncIterator[int]:
+async def opened_app(host: Host, listen: str, *, identity: Callable[[], AgentIdentity] | None) -> AsyncIterator[int]:
     """Serve for as long as the block lasts; gives the port. Without an identity it is open to this machine only."""
     server = grpc.aio.server(options=OPTIONS)
-    add_NodeAgentServicer_to_server(Door(host, secure=identity is not None), server)
+    add_NodeAgentServicer_to_server(AgentServer(host, secure=identity is not None), server)
     try:
         if identity is None:
             port = server.add_insecure_port(listen)
         else:
             port = server.add_secure_port(listen, _credentials(identity))
     except RuntimeError:
-        raise DoorError(
+        raise AgentServerError(
             f"cannot listen on {listen}: the address is in use, or not one of this machine's;"
             " choose another with --listen HOST:PORT"
         ) from None
@@ -92,7 +92,7 @@ async def opened_door(host: Host, listen: str, *, identity: Callable[[], Identit
         await server.stop(STOP_SECONDS)
 
 
-def _credentials(identity: Callable[[], Identity]) -> grpc.ServerCredentials:
+def _credentials(identity: Callable[[], AgentIdentity]) -> grpc.ServerCredentials:
     shown: list[bytes] = []
 
     def newest() -> Any:
@@ -106,7 +106,7 @@ def _credentials(identity: Callable[[], Identity]) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(newest(), newest, require_client_authentication=True)
 
 
-def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
+def _configuration(identity: AgentIdentity) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], identity.authority)
 
 
@@ -136,7 +136,7 @@ def _own_address(server: str) -> str:
 # What is asked at it.
 
 
-class Door(NodeAgentServicer):
+class AgentServer(NodeAgentServicer):
     """One answer per question; whoever is not the control plane gets none."""
 
     def __init__(self, host: Host, *, secure: bool) -> None:
@@ -214,5 +214,5 @@ class Door(NodeAgentServicer):
         # Who followed has everything by now; who did not, only if it had ended before it was read.
         yield pb.ReadLogResponse(offset=at, end=over or request.follow)
 
-    def _status(self, place: Place) -> Status | None:
+    def _status(self, place: Place) -> PlacementStatus | None:
         return next((one for one in self._host.snapshot().statuses if one.place == place), None)

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import grpc
 import structlog
 
-from bursar.agent.control.certificates import Papers
-from bursar.agent.control.codec import Answer, Beat, beat_message, read_answer
-from bursar.agent.control.connect_errors import REFUSED, Telling, Trouble, join_trouble, stream_trouble
+from bursar.agent.control.certificates import NodeCredentials
+from bursar.agent.control.codec import HeartbeatAnswer, OutgoingHeartbeat, heartbeat_message, read_answer
+from bursar.agent.control.connect_errors import REFUSED, ConnectErrorLog, ConnectTrouble, join_trouble, stream_trouble
 from bursar.agent.control.identity import IdentityError
 from bursar.agent.control.prepare import Away
 from bursar.agent.machine.types import Run
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-BEAT_SECONDS = 5.0  # until the control plane says how often
+HEARTBEAT_SECONDS = 5.0  # until the control plane says how often
 SILENCE_SECONDS_MIN = 10.0
-SILENCE_BEATS = 3
+SILENCE_HEARTBEATS = 3
 BACKOFF_SECONDS_MIN = 0.1
 BACKOFF_SECONDS_MAX = 5.0
 REQUEST_SECONDS = 60.0  # the same certificate is asked for again so often
@@ -50,14 +50,14 @@ Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.HeartbeatRequest, pb.HeartbeatRe
 class Speaker(Protocol):
     """Whose words the stream carries."""
 
-    def beat(self, *, first: bool) -> Beat:
+    def heartbeat(self, *, first: bool) -> OutgoingHeartbeat:
         """What is to be said now; in the first beat of a stream, everything."""
 
-    def hear(self, answer: Answer, sent_at: float | None) -> None:
+    def hear(self, answer: HeartbeatAnswer, sent_at: float | None) -> None:
         """`sent_at` is when the beat that is answered was sent."""
 
 
-class Lost(Exception):
+class StreamLost(Exception):
     """The stream is gone, and why."""
 
     def __init__(self, why: str, code: grpc.StatusCode | None = None) -> None:
@@ -65,14 +65,14 @@ class Lost(Exception):
         self.code = code
 
 
-class Stream:
+class ControlStream:
     """`run` keeps the stream until it is cancelled; `poke` says that there is news."""
 
     def __init__(
-        self, name: str, papers: Papers, speaker: Speaker, *, clock: Callable[[], float] = boot_seconds
+        self, name: str, credentials: NodeCredentials, speaker: Speaker, *, clock: Callable[[], float] = boot_seconds
     ) -> None:
         self._name = name
-        self._papers = papers
+        self._credentials = credentials
         self._speaker = speaker
         self._clock = clock
         self._poked = asyncio.Event()
@@ -81,8 +81,8 @@ class Stream:
         self._seq = 0
         self._heard_at = 0.0
         self._requested_at = -math.inf
-        self._beat_seconds = BEAT_SECONDS
-        self._telling = Telling(clock)
+        self._heartbeat_seconds = HEARTBEAT_SECONDS
+        self._telling = ConnectErrorLog(clock)
         self._stub: NodeAgentAsyncStub | None = None  # while there is a stream
         self.connected = asyncio.Event()  # the control plane has answered on this stream
 
@@ -114,18 +114,18 @@ class Stream:
                 self._tell(trouble, pause_seconds)
             await asyncio.sleep(pause_seconds)
 
-    async def _attempt(self, turn: int) -> tuple[bool, Trouble | None]:
+    async def _attempt(self, turn: int) -> tuple[bool, ConnectTrouble | None]:
         """One stream from beginning to end: whether anything was heard on it, and what is to be told of its end."""
         address, trouble = "", None
         try:
-            await self._papers.ensure()
-            address = self._papers.addresses[turn % len(self._papers.addresses)]
+            await self._credentials.ensure()
+            address = self._credentials.addresses[turn % len(self._credentials.addresses)]
             await self._talk(address)
         except IdentityError as error:
-            trouble = Trouble(str(error), error.hint, passing=False)
+            trouble = ConnectTrouble(str(error), error.hint, passing=False)
         except BursarError as error:
             trouble = join_trouble(error)
-        except Lost as error:
+        except StreamLost as error:
             trouble = self._lost(error, address)
         except Exception:
             log.exception("the stream failed", server=address)
@@ -135,7 +135,7 @@ class Stream:
 
     async def _talk(self, address: str) -> None:
         """Speak and listen until one of the two comes to an end."""
-        async with self._papers.channel(address) as channel:
+        async with self._credentials.channel(address) as channel:
             self._stub = NodeAgentStub(channel)
             call = self._stub.Heartbeat()
             self._seq, self._heard_at = 0, self._clock()
@@ -157,11 +157,11 @@ class Stream:
     async def _raise_end(self, call: Call, task: asyncio.Task[None]) -> None:
         """What ended it: our own reasons first, then the status of the call."""
         error = task.exception()
-        if isinstance(error, Lost) or (
+        if isinstance(error, StreamLost) or (
             error is not None and not isinstance(error, grpc.RpcError | grpc.aio.BaseError | asyncio.InvalidStateError)
         ):
             raise error
-        raise Lost(await call.details() or "the server ended the stream", await call.code())
+        raise StreamLost(await call.details() or "the server ended the stream", await call.code())
 
     # Speaking.
 
@@ -169,28 +169,28 @@ class Stream:
         # A server that cannot answer anybody for a while must not be left and called again by all of them at once.
         patience = random.uniform(1.0, 1.5)  # noqa: S311 - not a secret
         while True:
-            silence = max(SILENCE_SECONDS_MIN, SILENCE_BEATS * self._beat_seconds) * patience
+            silence = max(SILENCE_SECONDS_MIN, SILENCE_HEARTBEATS * self._heartbeat_seconds) * patience
             if self._clock() - self._heard_at > silence:
-                raise Lost(f"no beat was answered for {silence:.0f} s", grpc.StatusCode.DEADLINE_EXCEEDED)
+                raise StreamLost(f"no beat was answered for {silence:.0f} s", grpc.StatusCode.DEADLINE_EXCEEDED)
             try:
                 async with asyncio.timeout(silence):
-                    await self._beat(call)
+                    await self._heartbeat(call)
             except TimeoutError:
-                raise Lost("a beat could not be sent", grpc.StatusCode.DEADLINE_EXCEEDED) from None
+                raise StreamLost("a beat could not be sent", grpc.StatusCode.DEADLINE_EXCEEDED) from None
             await self._pause()
 
-    async def _beat(self, call: Call) -> None:
+    async def _heartbeat(self, call: Call) -> None:
         self._poked.clear()
         self._answered.clear()
-        beat = replace(self._speaker.beat(first=self._seq == 0), certificate_request=self._due_request())
+        heartbeat = replace(self._speaker.heartbeat(first=self._seq == 0), certificate_request=self._due_request())
         self._seq += 1
-        message = beat_message(beat, node=self._name, seq=self._seq, timestamp_ms=time.time_ns() // 1_000_000)
+        message = heartbeat_message(heartbeat, node=self._name, seq=self._seq, timestamp_ms=time.time_ns() // 1_000_000)
         # Before it leaves: a lease that is counted from here never lasts longer than the control plane thinks.
         self._sent[self._seq] = self._clock()
         await call.write(message)
 
     def _due_request(self) -> bytes:
-        if self._clock() - self._requested_at < REQUEST_SECONDS or not (request := self._papers.due_request()):
+        if self._clock() - self._requested_at < REQUEST_SECONDS or not (request := self._credentials.due_request()):
             return b""
         self._requested_at = self._clock()
         return request
@@ -199,9 +199,9 @@ class Stream:
         """Until the next beat is due; or until there is news, and somebody who listens."""
         began = asyncio.get_running_loop().time()
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._beat_seconds) as pause:
+            async with asyncio.timeout(self._heartbeat_seconds) as pause:
                 await self._answered.wait()
-                pause.reschedule(began + self._beat_seconds)  # The answer may have said how often.
+                pause.reschedule(began + self._heartbeat_seconds)  # The answer may have said how often.
                 await self._poked.wait()
 
     # Listening.
@@ -215,11 +215,11 @@ class Stream:
                 self._telling.over()
                 self.connected.set()
             if answer.beat_seconds:
-                self._beat_seconds = answer.beat_seconds
+                self._heartbeat_seconds = answer.beat_seconds
             self._speaker.hear(answer, self._sent_at(answer.seq))
             if answer.certificate:
-                self._papers.renew(answer.certificate)
-                raise Lost("the certificate was renewed")
+                self._credentials.renew(answer.certificate)
+                raise StreamLost("the certificate was renewed")
 
     def _sent_at(self, seq: int) -> float | None:
         """When this beat was sent. Those before it are answered by it too: a later lease is a longer one."""
@@ -232,15 +232,15 @@ class Stream:
 
     # What went wrong, for people.
 
-    def _lost(self, error: Lost, address: str) -> Trouble | None:
+    def _lost(self, error: StreamLost, address: str) -> ConnectTrouble | None:
         if error.code is None:
             log.info(str(error), server=address)
             return None
         if error.code in REFUSED:
-            self._papers.refused()
+            self._credentials.refused()
         return stream_trouble(error.code, str(error), address, self._name)
 
-    def _tell(self, trouble: Trouble, pause_seconds: float) -> None:
+    def _tell(self, trouble: ConnectTrouble, pause_seconds: float) -> None:
         if self._telling.is_news(trouble.why):
             say = log.warning if trouble.passing else log.error
             say("no stream to the control plane", why=trouble.why, next=trouble.next(pause_seconds))

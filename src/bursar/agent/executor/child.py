@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 import structlog
 
 from bursar.agent.executor import meter
-from bursar.agent.executor.placement_dir import STDIN, Claim, Exit, Folder, boot_id, sweep
+from bursar.agent.executor.placement_dir import STDIN, Exit, PlacementDir, ShimClaim, boot_id, sweep
 from bursar.agent.host import cgroup
-from bursar.agent.host.cgroup import Cgroups, Group
+from bursar.agent.host.cgroup import Cgroup, Cgroups
 from bursar.agent.host.environment import User, mark
 from bursar.agent.host.scratch import Scratches
-from bursar.agent.machine.events import Ended
-from bursar.agent.machine.state import Limit
+from bursar.agent.machine.events import PlacementEnded
+from bursar.agent.machine.state import ThrottlePlacement
 from bursar.agent.machine.types import Place, Run, Usage
 from bursar.agent.shim.clock import boot_seconds
 from bursar.agent.shim.deadline import Deadline
@@ -35,11 +35,11 @@ NODE_RESTARTED = "NodeRestarted"
 
 
 @dataclass(slots=True, eq=False)
-class Child:
+class RunningPlacement:
     run: Run
-    folder: Folder
+    folder: PlacementDir
     scratches: Scratches
-    group: Group | None = None
+    group: Cgroup | None = None
     started_at: float = field(default_factory=boot_seconds)
     deadline: Deadline | None = None
     deadline_written: Deadline | None = None
@@ -61,11 +61,11 @@ class Child:
         return mark(self.run.place)
 
     @property
-    def limit(self) -> Limit | None:
+    def limit(self) -> ThrottlePlacement | None:
         if self.deadline is None:
             return None
         at, _, freeze_until, reason = self.deadline
-        return Limit(at, freeze_until, reason)
+        return ThrottlePlacement(at, freeze_until, reason)
 
     def spawn(
         self,
@@ -114,7 +114,7 @@ class Child:
         self.remove_group()
         self.remove_scratch()
 
-    def conclude(self, claim: Claim | None) -> Ended:
+    def conclude(self, claim: ShimClaim | None) -> PlacementEnded:
         """How it ended, when its shim is gone. Nothing of it runs when this returns."""
         end = self.folder.exit()
         if end is None:
@@ -130,16 +130,16 @@ class Child:
         if out_of_memory and end.exit_code != 0 and not reason:
             limit = self.run.limits.get("memory") or self.run.requests.get("memory", "")
             reason, message = OOM_KILLED, f"it used more memory than its limit of {limit}"
-        return Ended(self.run.place, now, end.exit_code, reason, message, end.stopped, usage)
+        return PlacementEnded(self.run.place, now, end.exit_code, reason, message, end.stopped, usage)
 
-    def _lost(self, claim: Claim | None, now: float, usage: Usage) -> Ended:
+    def _lost(self, claim: ShimClaim | None, now: float, usage: Usage) -> PlacementEnded:
         reason, message = SHIM_LOST, "the process that watched over it was killed"
         if claim is None:
             why = self.folder.errors() or "its shim ended before it began"
             reason, message = START_FAILED, f"it could not be started: {why}"
         elif claim.boot != boot_id():
             reason, message = NODE_RESTARTED, "the node was restarted while it ran"
-        return Ended(self.run.place, now, None, reason, message, usage=usage)
+        return PlacementEnded(self.run.place, now, None, reason, message, usage=usage)
 
     def remove_group(self) -> None:
         if self.group is not None and not self.group.remove():
@@ -166,7 +166,7 @@ class Child:
         return max(0.0, now - self.started_at - frozen_seconds)
 
 
-def measure(children: Iterable[Child], now: float) -> dict[Place, Usage]:
+def measure(children: Iterable[RunningPlacement], now: float) -> dict[Place, Usage]:
     """One walk over all processes, and only where something has no group to ask."""
     children = list(children)
     found = meter.processes() if any(child.group is None and child.shim for child in children) else {}

@@ -27,17 +27,27 @@ from urllib.parse import quote
 import structlog
 
 from bursar.agent.control.prepare import Ask, NotGiven, nobody, prepare
-from bursar.agent.executor.child import START_FAILED, Child, measure
-from bursar.agent.executor.housing import Housing, Room
-from bursar.agent.executor.journal import Began, Gone, Journal, Line, Over, Wiped, began, over, used_in
+from bursar.agent.executor.child import START_FAILED, RunningPlacement, measure
+from bursar.agent.executor.housing import PlacementHome, PlacementHomes
+from bursar.agent.executor.journal import (
+    Journal,
+    JournalBegan,
+    JournalGone,
+    JournalOver,
+    Line,
+    Wiped,
+    began,
+    over,
+    used_in,
+)
 from bursar.agent.executor.log_retention import remove_all, remove_old
-from bursar.agent.executor.placement_dir import Claim, Folder, boot_id, sweep
+from bursar.agent.executor.placement_dir import PlacementDir, ShimClaim, boot_id, sweep
 from bursar.agent.host import cgroup
 from bursar.agent.host.cgroup import Cgroups
 from bursar.agent.host.environment import mark, user
 from bursar.agent.host.sandbox import NO_SANDBOX, Sandbox
-from bursar.agent.machine.events import Ended, Event, Started, hear
-from bursar.agent.machine.paid_window import Window, terms_of
+from bursar.agent.machine.events import Event, PlacementEnded, PlacementStarted, hear
+from bursar.agent.machine.paid_window import WindowLine, terms_of
 from bursar.agent.machine.state import Forget, Instruction, Machine, MoveDeadline, SignalStop, Start
 from bursar.agent.machine.types import Place, Run, Usage
 from bursar.agent.shim.clock import boot_seconds
@@ -52,11 +62,11 @@ LONG_SECONDS = 10.0  # for what has been killed to be dead
 CLOSE_SECONDS = 5.0
 TIDY_SECONDS = 60.0  # between one look for logs that are too old and the next
 
-__all__ = ["Ended", "Event", "Settings", "Shell", "Started", "hear"]
+__all__ = ["Event", "Executor", "ExecutorSettings", "PlacementEnded", "PlacementStarted", "hear"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ExecutorSettings:
     """`run_as` names the user that commands run as; without it, it is the agent's own. In a sandbox every tenant has a
     user of its own, in no group but its own; with `run_as_groups` in those of `run_as` as well. The logs of what is
     over are kept for so long, and up to so many bytes of them."""
@@ -71,7 +81,7 @@ class Settings:
     disk_reserve_bytes: int | None = None  # how much of the disk is kept free; None is as `diskguard.py` says
 
 
-class Shell:
+class Executor:
     """Runs placements in `folder`, which is the agent's own. `heard` is called in the event loop with all that
     happens; times are those of `boot_seconds`."""
 
@@ -82,17 +92,17 @@ class Shell:
         heard: Callable[[Event], None],
         *,
         cgroups: Cgroups | None = None,
-        settings: Settings | None = None,
+        settings: ExecutorSettings | None = None,
     ) -> None:
         self._folder = folder / "placements"
         for one in (folder, self._folder):
             one.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._node = node
         self._heard = heard
-        self._settings = settings or Settings()
+        self._settings = settings or ExecutorSettings()
         self.cgroups = cgroups if cgroups is not None else cgroup.find(group_name(folder))
         self._journal = Journal(folder / "journal")
-        self._housing = Housing(
+        self._housing = PlacementHomes(
             self._settings.sandbox,
             user(self._settings.run_as),
             folder / "homes",
@@ -101,8 +111,8 @@ class Shell:
             groups=self._settings.run_as_groups,
             disk_reserve_bytes=self._settings.disk_reserve_bytes,
         )
-        self._children: dict[Place, Child] = {}
-        self._queue: list[Instruction | Ended | Window | Wiped] = []
+        self._children: dict[Place, RunningPlacement] = {}
+        self._queue: list[Instruction | PlacementEnded | WindowLine | Wiped] = []
         self._woken = asyncio.Event()
         self._launches = asyncio.Semaphore(LAUNCHES_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,7 +154,7 @@ class Shell:
                 else:
                     self._watch(child)
             elif line.place not in {status.place for status in machine.inventory()}:
-                lines.append(Gone(*line.place))
+                lines.append(JournalGone(*line.place))
         machine.measured(await self.usages())
         await self._append(lines)
         await asyncio.to_thread(self._tidy)
@@ -157,7 +167,7 @@ class Shell:
         self._task(self._work())
         return done
 
-    def keep(self, window: Window) -> None:
+    def keep(self, window: WindowLine) -> None:
         """What was paid, into the journal: before any instruction that is given after this."""
         self._queue.append(window)
         self._woken.set()
@@ -206,19 +216,23 @@ class Shell:
 
     # What an earlier life left.
 
-    def _find(self, line: Began, ended: Over | None) -> tuple[Child | None, Ended | None]:
+    def _find(
+        self, line: JournalBegan, ended: JournalOver | None
+    ) -> tuple[RunningPlacement | None, PlacementEnded | None]:
         """It runs, or it has ended, or it was never started."""
         now = boot_seconds()
         if ended is not None:
             usage = used_in(line.run, ended)
-            return None, Ended(ended.place, now, ended.exit_code, ended.reason, ended.message, ended.stopped, usage)
-        child = Child(line.run, Folder(self._path(line.place)), self._housing.scratches)
-        escrow = self._journal.known.escrows.get(line.place)
+            return None, PlacementEnded(
+                ended.place, now, ended.exit_code, ended.reason, ended.message, ended.stopped, usage
+            )
+        child = RunningPlacement(line.run, PlacementDir(self._path(line.place)), self._housing.scratches)
+        paid_window = self._journal.known.escrows.get(line.place)
         if not line.run.command:
             child.started_at = line.begun_at(boot_id(), now)
             if line.run.paid:
                 # Nobody but us keeps its time.
-                child.deadline, child.ran_seconds = terms_of(escrow, boot_id(), now)
+                child.deadline, child.ran_seconds = terms_of(paid_window, boot_id(), now)
             return child, None
         claim = child.folder.claim()
         if claim is None:
@@ -232,7 +246,7 @@ class Shell:
             if child.folder.exit() is not None:
                 return None, child.conclude(claim)
             child.lost = True
-            child.ran_seconds = None if escrow is None else escrow.paid.used_seconds
+            child.ran_seconds = None if paid_window is None else paid_window.paid.used_seconds
             return child, None
         child.shim, child.process = claim.pid, process
         child.started_at = child.folder.started_at() or now
@@ -248,7 +262,7 @@ class Shell:
             batch, self._queue = self._queue, []
             failed = await self._write(batch)
             for one in batch:
-                if isinstance(one, Window | Wiped):
+                if isinstance(one, WindowLine | Wiped):
                     continue
                 try:
                     await self._carry_out(one, failed)
@@ -260,14 +274,14 @@ class Shell:
             if boot_seconds() >= self._tidied_at + TIDY_SECONDS:
                 await asyncio.to_thread(self._tidy)
 
-    async def _write(self, batch: list[Instruction | Ended | Window | Wiped]) -> str:
+    async def _write(self, batch: list[Instruction | PlacementEnded | WindowLine | Wiped]) -> str:
         """Into the journal, at once; why that failed, if it did."""
         lines = [*self._owed, *(line for one in batch if (line := _line(one)) is not None)]
         try:
             await self._append(lines)
         except OSError as error:
             # How things ended is told all the same, and written as soon as anything can be.
-            self._owed = [line for line in lines if isinstance(line, Over)]
+            self._owed = [line for line in lines if isinstance(line, JournalOver)]
             log.error("the journal cannot be written", error=str(error))
             return f"the agent's journal cannot be written: {error.strerror}"
         self._owed = []
@@ -276,7 +290,7 @@ class Shell:
     async def _append(self, lines: list[Line]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.append, lines)
 
-    async def _carry_out(self, one: Instruction | Ended, failed: str) -> None:
+    async def _carry_out(self, one: Instruction | PlacementEnded, failed: str) -> None:
         if isinstance(one, Start):
             self._start(one, failed)
         elif isinstance(one, SignalStop):
@@ -285,7 +299,7 @@ class Shell:
             if (child := self._children.get(one.place)) is not None:
                 child.deadline = (one.at, one.grace_seconds, one.freeze_until, one.reason)
                 await asyncio.get_running_loop().run_in_executor(self._writer, child.write_deadline)
-        elif isinstance(one, Ended):
+        elif isinstance(one, PlacementEnded):
             self._heard(one)
 
     def _start(self, start: Start, failed: str) -> None:
@@ -294,19 +308,19 @@ class Shell:
         if start.place in self._children or self._closed:
             return
         if failed:
-            self._heard(Ended(start.place, boot_seconds(), None, START_FAILED, failed))
+            self._heard(PlacementEnded(start.place, boot_seconds(), None, START_FAILED, failed))
             return
-        folder = Folder(self._path(start.place))
+        folder = PlacementDir(self._path(start.place))
         at = start.deadline
         deadline = None if at is None else (at, start.grace_seconds, start.freeze_until, start.reason)
-        child = Child(start.run, folder, self._housing.scratches, deadline=deadline)
+        child = RunningPlacement(start.run, folder, self._housing.scratches, deadline=deadline)
         self._children[start.place] = child
         if start.run.command:
             self._task(self._launch(child))
         else:
-            self._heard(Started(start.place, child.started_at))
+            self._heard(PlacementStarted(start.place, child.started_at))
 
-    async def _launch(self, child: Child) -> None:
+    async def _launch(self, child: RunningPlacement) -> None:
         try:
             needed = await prepare(self.ask, child.run, lambda: self._closed or child.kill_at is not None)
             if needed is None and child.kill_at is None:
@@ -318,12 +332,12 @@ class Shell:
             async with self._launches:
                 if child.run.wipe:
                     await self._clear()
-                room = await self._housing.room_of(child)
-                env = await asyncio.to_thread(room.environment, child.run, self._node)
+                capacity = await self._housing.room_of(child)
+                env = await asyncio.to_thread(capacity.environment, child.run, self._node)
                 env = needed.add_to(env, child.run.env)
-                options, pids_max = self._options(child.run, room), self._settings.pids_max
-                spawn = partial(child.spawn, sandbox=room.sandbox, pids_max=pids_max)
-                await asyncio.to_thread(spawn, env, room.owner, self.cgroups, options)
+                options, pids_max = self._options(child.run, capacity), self._settings.pids_max
+                spawn = partial(child.spawn, sandbox=capacity.sandbox, pids_max=pids_max)
+                await asyncio.to_thread(spawn, env, capacity.owner, self.cgroups, options)
             self._watch(child)
         except Exception as error:
             expected = isinstance(error, OSError | ValueError)
@@ -335,23 +349,23 @@ class Shell:
         """Nothing runs here, and nothing is left of what did but how it ended: that is in the journal, and is told
         until it is acknowledged."""
         live = set(self._children)
-        marks = {mark(place) for place in live}
-        await asyncio.to_thread(self._remove_all_but, marks)
-        await asyncio.to_thread(self._housing.scratches.remove_all_but, marks)
+        fingerprints = {mark(place) for place in live}
+        await asyncio.to_thread(self._remove_all_but, fingerprints)
+        await asyncio.to_thread(self._housing.scratches.remove_all_but, fingerprints)
         await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.strip, live)
 
-    async def _abandon(self, child: Child, why: str) -> None:
+    async def _abandon(self, child: RunningPlacement, why: str) -> None:
         child.lost = True
         await apart(child.abandon)
         self._never_began(child.run.place, why)
 
     def _never_began(self, place: Place, why: str) -> None:
         self._children.pop(place, None)
-        self._say(Ended(place, boot_seconds(), None, START_FAILED, f"it could not be started: {why}"))
+        self._say(PlacementEnded(place, boot_seconds(), None, START_FAILED, f"it could not be started: {why}"))
 
-    def _options(self, run: Run, room: Room) -> dict[str, object]:
+    def _options(self, run: Run, capacity: PlacementHome) -> dict[str, object]:
         options = {"ttl": run.ttl_seconds, "grace": run.grace_seconds, "output_bytes": self._settings.output_bytes}
-        return {**options, "umask": room.umask}
+        return {**options, "umask": capacity.umask}
 
     def _stop(self, stop: SignalStop) -> None:
         child = self._children.get(stop.place)
@@ -359,7 +373,7 @@ class Shell:
             return
         now = boot_seconds()
         if not child.run.command:
-            self._over(child, Ended(stop.place, now, None, stop.reason, stopped=True, usage=child.used(now)))
+            self._over(child, PlacementEnded(stop.place, now, None, stop.reason, stopped=True, usage=child.used(now)))
             return
         if child.kill_at is not None and child.kill_at < now and not child.forced:
             child.forced = True
@@ -369,14 +383,14 @@ class Shell:
         child.stop_reason = stop.reason
         self._ask(child)
 
-    def _ask(self, child: Child) -> None:
+    def _ask(self, child: RunningPlacement) -> None:
         """Until somebody listens: a shim that is on its way will."""
         if self._closed or child.lost or child.kill_at is None or self._children.get(child.run.place) is not child:
             return
         if not child.folder.ask_to_stop(child.kill_at - boot_seconds(), child.stop_reason):
             asyncio.get_running_loop().call_later(ASK_AGAIN_SECONDS, self._ask, child)
 
-    async def _force(self, child: Child) -> None:
+    async def _force(self, child: RunningPlacement) -> None:
         """Its shim should have killed it long ago. Perhaps somebody has stopped that. One at a time: what the kernel
         does not let die would else take up one thread after the other."""
         with suppress(OSError):
@@ -386,7 +400,7 @@ class Shell:
 
     # What happens to shims.
 
-    def _watch(self, child: Child) -> None:
+    def _watch(self, child: RunningPlacement) -> None:
         loop = asyncio.get_running_loop()
         if child.process >= 0:
             loop.add_reader(child.process, self._exited, child)
@@ -395,16 +409,16 @@ class Shell:
         if child.deadline != child.deadline_written:
             self._task(asyncio.to_thread(child.write_deadline))
 
-    def _announced(self, child: Child) -> None:
+    def _announced(self, child: RunningPlacement) -> None:
         told = os.read(child.announcement, 64)
         asyncio.get_running_loop().remove_reader(child.announcement)
         os.close(child.announcement)
         child.announcement = -1
         if told:
             child.started_at = boot_seconds()
-            self._heard(Started(child.run.place, child.started_at))
+            self._heard(PlacementStarted(child.run.place, child.started_at))
 
-    def _exited(self, child: Child) -> None:
+    def _exited(self, child: RunningPlacement) -> None:
         if child.announcement >= 0:
             self._announced(child)
         self._let_go(child)
@@ -413,25 +427,25 @@ class Shell:
                 os.waitpid(child.shim, os.WNOHANG)
         self._end(self._settle(child))
 
-    async def _settle(self, child: Child) -> None:
+    async def _settle(self, child: RunningPlacement) -> None:
         claim = await asyncio.to_thread(child.folder.claim)
         if claim is not None and claim.pid != child.shim and (process := claim.process()) is not None:
             # Another shim was first, which an earlier life of the agent had sent.
             child.shim, child.process, child.ours = claim.pid, process, False
             self._watch(child)
-            self._heard(Started(child.run.place, child.folder.started_at() or boot_seconds()))
+            self._heard(PlacementStarted(child.run.place, child.folder.started_at() or boot_seconds()))
             return
         child.lost = True
         await self._conclude(child, claim)
 
-    async def _conclude(self, child: Child, claim: Claim | None) -> None:
+    async def _conclude(self, child: RunningPlacement, claim: ShimClaim | None) -> None:
         """Until nothing of it is left it goes on, as far as anybody is told: its devices are not free."""
         work = asyncio.ensure_future(apart(lambda: child.conclude(claim)))
         if not (await asyncio.wait({work}, timeout=LONG_SECONDS))[0]:
             log.warning("a process cannot be killed: its placement has not ended", uid=child.run.uid, shim=child.shim)
         self._over(child, await work)
 
-    def _over(self, child: Child, end: Ended) -> None:
+    def _over(self, child: RunningPlacement, end: PlacementEnded) -> None:
         if self._children.get(child.run.place) is child:
             del self._children[child.run.place]
         if child.run.wipe and end.exit_code == 0 and not end.reason:
@@ -439,12 +453,12 @@ class Shell:
             self._queue.append(self._housing.give_back(self._children.values()))
         self._say(end)
 
-    def _say(self, end: Ended) -> None:
+    def _say(self, end: PlacementEnded) -> None:
         """When it is in the journal."""
         self._queue.append(end)
         self._woken.set()
 
-    def _let_go(self, child: Child) -> None:
+    def _let_go(self, child: RunningPlacement) -> None:
         loop = asyncio.get_running_loop()
         for fd in (child.process, child.announcement):
             if fd >= 0:
@@ -488,11 +502,11 @@ def group_name(folder: Path) -> str:
     return f"bursar-{sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
 
 
-def _line(one: Instruction | Ended | Window | Wiped) -> Line | None:
-    if isinstance(one, Window | Wiped):
+def _line(one: Instruction | PlacementEnded | WindowLine | Wiped) -> Line | None:
+    if isinstance(one, WindowLine | Wiped):
         return one
     if isinstance(one, Start):
         return began(one.run)
-    if isinstance(one, Ended):
+    if isinstance(one, PlacementEnded):
         return over(one)
-    return Gone(*one.place) if isinstance(one, Forget) else None
+    return JournalGone(*one.place) if isinstance(one, Forget) else None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from bursar.agent.executor.child import Child
+from bursar.agent.executor.child import RunningPlacement
 from bursar.agent.executor.journal import Assigned, Line, Wiped, bare_name
 from bursar.agent.host.cgroup import disk_bytes_max
 from bursar.agent.host.diskguard import LOOK_SECONDS, DiskGuard
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PlacementHome:
     owner: User
     sandbox: tuple[str, ...] = ()  # for bubblewrap; empty where nothing is isolated
     renumbered: bool = False  # it sees only its own GPUs
@@ -40,7 +40,7 @@ class Room:
         return environment(run, node, self.owner, inherited, renumbered=self.renumbered)
 
 
-class Housing:
+class PlacementHomes:
     """`shared` is whom all commands run as where nothing is isolated; with `groups` isolated ones are in its
     groups, which all tenants then share. `users` are those that tenants have already."""
 
@@ -64,17 +64,17 @@ class Housing:
         self._kept = set(users)  # those that are in the journal
         self._append = append
 
-    async def room_of(self, child: Child) -> Room:
+    async def room_of(self, child: RunningPlacement) -> PlacementHome:
         run, sandbox = child.run, self._sandbox
         if run.wipe:
-            return Room(user())
+            return PlacementHome(user())
         if not sandbox.isolates:
-            return Room(self._shared)
+            return PlacementHome(self._shared)
         uid = await self._user_of(run.owner)
         name, bytes_max = f"bursar-{uid}", disk_bytes_max(run.requests, run.limits)
         scratch = await asyncio.to_thread(self.scratches.make, child.mark, uid, name, bytes_max)
         owner = User(uid, uid, self._groups, name, str(scratch.home), changed=True)
-        return Room(owner, tuple(sandbox.arguments(run, scratch)), bool(sandbox.device_files(run)))
+        return PlacementHome(owner, tuple(sandbox.arguments(run, scratch)), bool(sandbox.device_files(run)))
 
     async def _user_of(self, tenant: str) -> int:
         """A user of its own for each tenant, by `Run.owner`. It is in the journal before anything runs as it."""
@@ -89,14 +89,14 @@ class Housing:
             self._kept.add(tenant)
         return uid
 
-    def give_back(self, children: Iterable[Child]) -> Wiped:
+    def give_back(self, children: Iterable[RunningPlacement]) -> Wiped:
         """The users of all tenants of which nothing runs."""
         live = {child.run.owner for child in children}
         self._users = {one: uid for one, uid in self._users.items() if not live.isdisjoint((one, bare_name(one)))}
         self._kept &= self._users.keys()
         return Wiped(tuple(self._users))
 
-    async def guard_disk(self, children: Mapping[Place, Child]) -> None:
+    async def guard_disk(self, children: Mapping[Place, RunningPlacement]) -> None:
         """Until it is cancelled: end what fills the disk."""
         guard = DiskGuard(self.scratches, self._disk_reserve_bytes)
         while True:
@@ -115,7 +115,7 @@ class Housing:
             await asyncio.sleep(LOOK_SECONDS)
 
 
-def _on_disk(children: Mapping[Place, Child]) -> dict[Place, tuple[str, int | None]]:
+def _on_disk(children: Mapping[Place, RunningPlacement]) -> dict[Place, tuple[str, int | None]]:
     return {
         place: (child.mark, disk_bytes_max(child.run.requests, child.run.limits))
         for place, child in children.items()

@@ -21,8 +21,8 @@ import msgspec
 
 from bursar.agent.executor.meter import gpus
 from bursar.agent.executor.placement_dir import boot_id
-from bursar.agent.machine.events import Ended
-from bursar.agent.machine.paid_window import Escrow, Window, windows
+from bursar.agent.machine.events import PlacementEnded
+from bursar.agent.machine.paid_window import PaidWindow, WindowLine, windows
 from bursar.agent.machine.state import NOT_WANTED, REMEMBERED_MAX
 from bursar.agent.machine.types import Place, Run, Usage
 from bursar.agent.shim.clock import boot_seconds
@@ -31,7 +31,7 @@ SPARE_LINES = 2_000  # so many of the past are kept before the file is written a
 SPARE_BYTES = 4 << 20  # or so much of them
 
 
-class Began(msgspec.Struct, frozen=True, tag="began"):
+class JournalBegan(msgspec.Struct, frozen=True, tag="began"):
     """Synced before anything is done: whatever runs is known."""
 
     run: Run
@@ -48,7 +48,7 @@ class Began(msgspec.Struct, frozen=True, tag="began"):
         return self.clock if self.boot == boot else now - max(0.0, time.time() - self.at)
 
 
-class Over(msgspec.Struct, frozen=True, tag="over"):
+class JournalOver(msgspec.Struct, frozen=True, tag="over"):
     uid: str
     epoch: int
     exit_code: int | None = None
@@ -64,7 +64,7 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
         return self.uid, self.epoch
 
 
-class Gone(msgspec.Struct, frozen=True, tag="gone"):
+class JournalGone(msgspec.Struct, frozen=True, tag="gone"):
     """It was acknowledged. Only that it was here is kept, so that it is never started again."""
 
     uid: str
@@ -93,30 +93,30 @@ class Wiped(msgspec.Struct, frozen=True, tag="wiped"):
     kept: tuple[str, ...] = ()  # tenants of which something runs
 
 
-Line: TypeAlias = Began | Over | Gone | Window | Assigned | Wiped
+Line: TypeAlias = JournalBegan | JournalOver | JournalGone | WindowLine | Assigned | Wiped
 
 
 @dataclass(slots=True)
 class Known:
     """What the lines say together."""
 
-    began: dict[Place, Began] = field(default_factory=dict)
-    over: dict[Place, Over] = field(default_factory=dict)
+    began: dict[Place, JournalBegan] = field(default_factory=dict)
+    over: dict[Place, JournalOver] = field(default_factory=dict)
     gone: dict[Place, None] = field(default_factory=dict)
-    escrows: dict[Place, Escrow] = field(default_factory=dict)
+    escrows: dict[Place, PaidWindow] = field(default_factory=dict)
     users: dict[str, int] = field(default_factory=dict)  # by tenant
 
     def take(self, line: Line) -> None:
-        if isinstance(line, Began):
+        if isinstance(line, JournalBegan):
             if line.place not in self.gone:
                 self.began[line.place] = line
-        elif isinstance(line, Over):
+        elif isinstance(line, JournalOver):
             if line.place in self.began:
                 self.over[line.place] = line
-        elif isinstance(line, Window):
+        elif isinstance(line, WindowLine):
             for paid in line.paid:
                 if paid.place not in self.gone:
-                    self.escrows[paid.place] = Escrow(line.boot, line.token, paid)
+                    self.escrows[paid.place] = PaidWindow(line.boot, line.token, paid)
         elif isinstance(line, Assigned):
             if self.users.get(bare_name(line.tenant)) == line.user:
                 del self.users[bare_name(line.tenant)]
@@ -137,7 +137,7 @@ class Known:
         for place, line in self.began.items():
             if place not in live:
                 self.began[place] = msgspec.structs.replace(line, run=_bare(line.run))
-                self.over.setdefault(place, Over(*place, None, NOT_WANTED, "the node is wiped", stopped=True))
+                self.over.setdefault(place, JournalOver(*place, None, NOT_WANTED, "the node is wiped", stopped=True))
 
     def __len__(self) -> int:
         return len(self.gone) + len(self.began) + len(self.over) + len(self.escrows) + len(self.users)
@@ -145,7 +145,7 @@ class Known:
     def lines(self) -> list[Line]:
         paid = windows(self.escrows.values())
         users = (Assigned(tenant, user) for tenant, user in self.users.items())
-        return [*(Gone(*place) for place in self.gone), *self.began.values(), *self.over.values(), *paid, *users]
+        return [*(JournalGone(*place) for place in self.gone), *self.began.values(), *self.over.values(), *paid, *users]
 
 
 class Journal:
@@ -215,17 +215,17 @@ def _bare(run: Run) -> Run:
     return Run(run.uid, run.epoch, "", "", devices=run.devices)
 
 
-def began(run: Run) -> Began:
-    return Began(run, time.time(), boot_id(), boot_seconds())
+def began(run: Run) -> JournalBegan:
+    return JournalBegan(run, time.time(), boot_id(), boot_seconds())
 
 
-def over(end: Ended) -> Over:
+def over(end: PlacementEnded) -> JournalOver:
     used = end.usage
     use = (None,) if used is None else (used.seconds, used.cpu_seconds, used.memory_bytes_max)
-    return Over(*end.place, end.exit_code, end.reason, end.message, end.stopped, *use)
+    return JournalOver(*end.place, end.exit_code, end.reason, end.message, end.stopped, *use)
 
 
-def used_in(run: Run, end: Over) -> Usage | None:
+def used_in(run: Run, end: JournalOver) -> Usage | None:
     if end.seconds is None:
         return None
     return Usage(end.seconds, end.cpu_seconds, 0, end.memory_bytes_max, end.seconds * gpus(run))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bursar.agent.executor.placement_dir import Exit
-from bursar.agent.host.cgroup import Group
+from bursar.agent.host.cgroup import Cgroup
 from bursar.agent.host.environment import GPU_VENDOR
 from bursar.agent.machine.types import Run, Usage
 
@@ -56,7 +56,7 @@ def use_below(pid: int, found: Mapping[int, Process], by_parent: Mapping[int, li
     return cpu_seconds, memory_bytes
 
 
-def usage(run: Run, seconds: float, group: Group | None, below: tuple[float, int], before: Usage) -> Usage:
+def usage(run: Run, seconds: float, group: Cgroup | None, below: tuple[float, int], before: Usage) -> Usage:
     """What it has used so far. No figure falls: what has ended was used all the same."""
     cpu_seconds, memory_bytes = below
     memory_most = memory_bytes
@@ -72,7 +72,7 @@ def usage(run: Run, seconds: float, group: Group | None, below: tuple[float, int
     )
 
 
-def final_usage(run: Run, end: Exit, group: Group | None, before: Usage) -> Usage:
+def final_usage(run: Run, end: Exit, group: Cgroup | None, before: Usage) -> Usage:
     """What it used in all, when nothing of it runs any more."""
     used = usage(run, end.seconds, group, (end.cpu_seconds, 0), before)
     most = used.memory_bytes_max or end.memory_bytes_max

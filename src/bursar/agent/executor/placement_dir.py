@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from bursar.agent.host.cgroup import Group
+from bursar.agent.host.cgroup import Cgroup
 from bursar.agent.host.environment import MARK, User
 from bursar.agent.shim import shim
 from bursar.agent.shim.deadline import LEASE_EXPIRED, Deadline, format_deadline, parse_deadline
@@ -42,7 +42,7 @@ class Exit(msgspec.Struct, frozen=True, rename="camel"):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ShimClaim:
     """By whom a placement was taken. The start time tells it from others that came to have its pid."""
 
     pid: int
@@ -65,7 +65,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class PlacementDir:
     path: Path
 
     # For the shim.
@@ -84,7 +84,7 @@ class Folder:
         *,
         cwd: str,
         owner: User,
-        group: Group | None,
+        group: Cgroup | None,
         options: Mapping[str, object],
         sandbox: Iterable[str] = (),
     ) -> None:
@@ -187,12 +187,12 @@ class Folder:
 
     # From the shim.
 
-    def claim(self) -> Claim | None:
+    def claim(self) -> ShimClaim | None:
         data = self._read("claim")
         if data is None or data == VOID:
             return None
         pid, ticks, boot = data.decode().split()
-        return Claim(int(pid), int(ticks), boot)
+        return ShimClaim(int(pid), int(ticks), boot)
 
     def exit(self) -> Exit | None:
         data = self._read("status")
@@ -221,13 +221,13 @@ class Folder:
         lines = (self._read("errors") or b"").decode("utf-8", "replace").strip().splitlines()
         return lines[-1][:500] if lines else ""
 
-    def group(self) -> Group | None:
+    def group(self) -> Cgroup | None:
         """As it was made, wherever the agent would make them today."""
         paths = msgspec.json.decode(self._read("group") or b"null", type=_GroupPaths | None)
         if paths is None:
             return None
         folders = tuple(map(Path, paths.folders))
-        return Group(folders, _path(paths.unified), _path(paths.memory), _path(paths.cpu_usage))
+        return Cgroup(folders, _path(paths.unified), _path(paths.memory), _path(paths.cpu_usage))
 
     def _read(self, name: str) -> bytes | None:
         try:
@@ -250,7 +250,7 @@ class Folder:
         new.replace(self.path / name)
 
 
-def sweep(mark: str, group: Group | None) -> None:
+def sweep(mark: str, group: Cgroup | None) -> None:
     """Kills all that is left of a placement whose shim is gone, and returns when nothing is."""
     pause = shim.SETTLE_SECONDS_MIN
     while pids := _left(mark, group):
@@ -261,7 +261,7 @@ def sweep(mark: str, group: Group | None) -> None:
         pause = min(2 * pause, shim.SETTLE_SECONDS_MAX)
 
 
-def _left(mark: str, group: Group | None) -> set[int]:
+def _left(mark: str, group: Cgroup | None) -> set[int]:
     found: set[int] = set()
     if group is not None:
         with suppress(OSError):
@@ -295,7 +295,7 @@ class _GroupPaths(msgspec.Struct, frozen=True):
     cpu_usage: str | None
 
 
-def _group_paths(group: Group) -> _GroupPaths:
+def _group_paths(group: Cgroup) -> _GroupPaths:
     rest = (group.unified, group.memory, group.cpu_usage)
     return _GroupPaths([str(one) for one in group.folders], *(None if one is None else str(one) for one in rest))
 

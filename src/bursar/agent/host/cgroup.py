@@ -25,7 +25,7 @@ MOUNTS, OWN = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CgroupLimits:
     """In thousandths of a core, and bytes; None is no limit."""
 
     cpu_request_milli: int = 0
@@ -34,10 +34,10 @@ class Limits:
     pids_max: int | None = None
 
 
-def limits_of(requests: Mapping[str, str], limits: Mapping[str, str], pids_max: int | None = None) -> Limits:
+def limits_of(requests: Mapping[str, str], limits: Mapping[str, str], pids_max: int | None = None) -> CgroupLimits:
     """Memory is limited to what was asked for, where nothing else is said: it can only be taken from others."""
     memory = _amount(limits, "memory") or _amount(requests, "memory") or None
-    return Limits(_amount(requests, "cpu") or 0, _amount(limits, "cpu"), memory, pids_max)
+    return CgroupLimits(_amount(requests, "cpu") or 0, _amount(limits, "cpu"), memory, pids_max)
 
 
 def disk_bytes_max(requests: Mapping[str, str], limits: Mapping[str, str]) -> int | None:
@@ -46,7 +46,7 @@ def disk_bytes_max(requests: Mapping[str, str], limits: Mapping[str, str]) -> in
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Cgroup:
     """The groups of one placement, one folder in each hierarchy that is used."""
 
     folders: tuple[Path, ...]
@@ -114,7 +114,7 @@ class Cgroups:
     parents: Mapping[str, Path] = field(default_factory=dict)  # "" is the second generation's
     cores: int = 1
 
-    def make(self, name: str, limits: Limits) -> Group | None:
+    def make(self, name: str, limits: CgroupLimits) -> Cgroup | None:
         """A group with these limits. A limit that cannot be set is an error: nobody would notice that it is missing."""
         group = self.group(name)
         if group is None:
@@ -130,16 +130,16 @@ class Cgroups:
             self._limit_v1(name, limits)
         return group
 
-    def group(self, name: str) -> Group | None:
+    def group(self, name: str) -> Cgroup | None:
         if not self.parents:
             return None
         folders = {controller: parent / name for controller, parent in self.parents.items()}
         unified = folders.get("")
         if self.version == "v2":
             assert unified is not None
-            return Group((unified,), unified, unified, unified / "cpu.stat")
+            return Cgroup((unified,), unified, unified, unified / "cpu.stat")
         cpu_usage = folders["cpuacct"] / "cpuacct.usage" if "cpuacct" in folders else None
-        return Group(tuple(dict.fromkeys(folders.values())), unified, folders.get("memory"), cpu_usage)
+        return Cgroup(tuple(dict.fromkeys(folders.values())), unified, folders.get("memory"), cpu_usage)
 
     def tidy(self, live: Collection[str] = ()) -> None:
         """Removes what an earlier life of the agent left behind, where nothing runs in it."""
@@ -147,7 +147,7 @@ class Cgroups:
             with suppress(OSError):
                 for path in parent.iterdir():
                     if path.is_dir() and path.name not in live:
-                        Group((path,)).remove()
+                        Cgroup((path,)).remove()
 
     def remove(self, live: Collection[str] = ()) -> None:
         """All that may be removed; it is made again when it is needed."""
@@ -156,7 +156,7 @@ class Cgroups:
             with suppress(OSError):
                 parent.rmdir()
 
-    def _limit_v2(self, folder: Path, limits: Limits) -> None:
+    def _limit_v2(self, folder: Path, limits: CgroupLimits) -> None:
         if limits.memory_limit_bytes is not None:
             _set(folder / "memory.max", limits.memory_limit_bytes)
             for name, value in (("memory.swap.max", 0), ("memory.oom.group", 1)):
@@ -169,7 +169,7 @@ class Cgroups:
         if limits.cpu_limit_milli is not None:
             _set(folder / "cpu.max", f"{_quota(limits.cpu_limit_milli)} {PERIOD_MICROSECONDS}")
 
-    def _limit_v1(self, name: str, limits: Limits) -> None:
+    def _limit_v1(self, name: str, limits: CgroupLimits) -> None:
         if limits.memory_limit_bytes is not None and "memory" in self.parents:
             folder = self.parents["memory"] / name
             _set(folder / "memory.limit_in_bytes", limits.memory_limit_bytes)

@@ -30,7 +30,7 @@ MEASURE_FACTOR = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class DiskUse:
     """What a placement has on the disk, and had at the last look."""
 
     place: Place
@@ -54,7 +54,7 @@ class Culprit:
     message: str
 
 
-def decide_culprits(kept: Iterable[Kept], disk: Disk) -> list[Culprit]:
+def decide_culprits(kept: Iterable[DiskUse], disk: Disk) -> list[Culprit]:
     """Who has to end. Where somebody is above its limit, the others need not."""
     kept = list(kept)
     over = [one for one in kept if one.bytes_max is not None and one.size_bytes > one.bytes_max]
@@ -97,7 +97,7 @@ class DiskGuard:
             return []
         found = {place: disk_use(self.scratches.of(mark).path) for place, (mark, _) in placements.items()}
         kept = [
-            Kept(place, *found[place], bytes_max, *self._before.get(place, (0, 0)))
+            DiskUse(place, *found[place], bytes_max, *self._before.get(place, (0, 0)))
             for place, (_, bytes_max) in placements.items()
         ]
         self._measured_at = time.monotonic()

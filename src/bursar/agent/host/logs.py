@@ -17,7 +17,7 @@ LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.01, 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     data: bytes
     offset: int  # of its first byte
 
@@ -29,7 +29,7 @@ async def read(
     tail_lines: int = 0,
     follow: bool = False,
     ended: Callable[[], bool] = lambda: True,
-) -> AsyncIterator[Piece]:
+) -> AsyncIterator[FilePiece]:
     """From the offset on, or the last so many lines. Who follows gets what is written from then on, until it has
     ended and everything was said."""
     at = await asyncio.to_thread(tail_offset, folder, tail_lines) if tail_lines > 0 else offset
@@ -46,7 +46,7 @@ async def read(
         pause = min(2 * pause, LOOK_SECONDS_MAX)
 
 
-def read_piece(folder: Path, offset: int, bytes_max: int = CHUNK_BYTES) -> Piece | None:
+def read_piece(folder: Path, offset: int, bytes_max: int = CHUNK_BYTES) -> FilePiece | None:
     """What is kept at the offset, or at the first byte after it that is still kept; None at the end."""
     for start, path in _files(folder):
         try:
@@ -56,7 +56,7 @@ def read_piece(folder: Path, offset: int, bytes_max: int = CHUNK_BYTES) -> Piece
         except FileNotFoundError:
             continue  # it has just made way for a newer one
         if data:
-            return Piece(data, max(offset, start))
+            return FilePiece(data, max(offset, start))
     return None
 
 

@@ -10,13 +10,13 @@ from bursar.agent.machine.types import Place, Usage
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class PlacementStarted:
     place: Place
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class PlacementEnded:
     place: Place
     at: float
     exit_code: int | None = None
@@ -26,12 +26,12 @@ class Ended:
     usage: Usage | None = None
 
 
-Event: TypeAlias = Started | Ended
+Event: TypeAlias = PlacementStarted | PlacementEnded
 
 
 def hear(machine: Machine, event: Event) -> list[Instruction]:
     """What the machine makes of an event."""
-    if isinstance(event, Started):
+    if isinstance(event, PlacementStarted):
         return machine.started(event.place, event.at)
     if event.usage is not None:
         machine.measured({event.place: event.usage})

@@ -20,7 +20,7 @@ import msgspec
 from joserfc import jws, jwt
 from joserfc.jwk import OKPKey
 
-from bursar.agent.machine.types import Grant, Place
+from bursar.agent.machine.types import LeaseGrant, Place
 
 ALGORITHM = "Ed25519"
 ISSUER = "bursar"
@@ -63,7 +63,7 @@ class Distrusted:
 class Believed:
     """What counts of what was granted, what of it is signed, and why the rest does not count."""
 
-    grants: dict[Place, Grant]
+    grants: dict[Place, LeaseGrant]
     signed: dict[Place, SignedLease]
     why: str = ""
 
@@ -87,13 +87,13 @@ class Trust:
         if keys:
             self._keys = {key_id: _key(key_id, raw) for key_id, raw in keys.items() if len(raw) == KEY_BYTES}
 
-    def believe(self, leases: Mapping[Place, Grant], token: str, seq: int) -> Believed:
+    def believe(self, leases: Mapping[Place, LeaseGrant], token: str, seq: int) -> Believed:
         """Of what an answer grants, that which is signed, and never longer than it is signed. That there is no more is
         believed in any case."""
         prolonging = {place for place, grant in leases.items() if grant.seconds > 0}
         verified = self.verify(token, seq) if prolonging else {}
         signed, why = ({}, verified.why) if isinstance(verified, Distrusted) else (verified, "")
-        grants: dict[Place, Grant] = {}
+        grants: dict[Place, LeaseGrant] = {}
         for place, grant in leases.items():
             if place not in prolonging or _covers(signed.get(place), grant):
                 grants[place] = grant
@@ -152,7 +152,7 @@ class Trust:
         return ""
 
 
-def _covers(lease: SignedLease | None, grant: Grant) -> bool:
+def _covers(lease: SignedLease | None, grant: LeaseGrant) -> bool:
     return lease is not None and grant.seconds <= lease.seconds and (bool(grant.final) or not lease.final)
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from bursar.agent.machine.lease_token import SignedLease
-from bursar.agent.machine.types import Grant, Place
+from bursar.agent.machine.types import LeaseGrant, Place
 from bursar.agent.shim.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, Deadline
 
 
@@ -35,7 +35,7 @@ class Paid(msgspec.Struct, frozen=True):
         return self.uid, self.epoch
 
 
-class Window(msgspec.Struct, frozen=True, tag="paid"):
+class WindowLine(msgspec.Struct, frozen=True, tag="paid"):
     """What one answer has granted, as a line of the journal; the token proves it to whoever has the keys."""
 
     boot: str
@@ -43,7 +43,7 @@ class Window(msgspec.Struct, frozen=True, tag="paid"):
     paid: tuple[Paid, ...]
 
 
-class Escrow(NamedTuple):
+class PaidWindow(NamedTuple):
     """The newest that is known of a placement."""
 
     boot: str
@@ -55,33 +55,33 @@ def window(
     boot: str,
     token: str,
     sent_at: float,
-    grants: Mapping[Place, Grant],
+    grants: Mapping[Place, LeaseGrant],
     signed: Mapping[Place, SignedLease],
     used_seconds: Mapping[Place, float],
-) -> Window:
+) -> WindowLine:
     """What is believed of an answer, counted from when the beat that it answers was sent."""
     paid = tuple(
         Paid(*place, signed[place].id, sent_at + grant.seconds, used_seconds.get(place, 0.0), grant.final)
         for place, grant in grants.items()
         if place in signed
     )
-    return Window(boot, token, paid)
+    return WindowLine(boot, token, paid)
 
 
-def terms_of(escrow: Escrow | None, boot: str, now: float) -> tuple[Deadline, float | None]:
+def terms_of(paid_window: PaidWindow | None, boot: str, now: float) -> tuple[Deadline, float | None]:
     """For an agent that comes back: until when it may last; and how long it has, where that is over for certain. What
     was never granted was never paid."""
-    if escrow is None:
+    if paid_window is None:
         return (now, None, 0.0, LEASE_EXPIRED), 0.0
-    reason = CREDIT_EXHAUSTED if escrow.paid.final else LEASE_EXPIRED
-    if escrow.boot != boot:
-        return (now, None, 0.0, reason), escrow.paid.used_seconds
-    return (escrow.paid.until, None, 0.0, reason), None
+    reason = CREDIT_EXHAUSTED if paid_window.paid.final else LEASE_EXPIRED
+    if paid_window.boot != boot:
+        return (now, None, 0.0, reason), paid_window.paid.used_seconds
+    return (paid_window.paid.until, None, 0.0, reason), None
 
 
-def windows(escrows: Iterable[Escrow]) -> list[Window]:
+def windows(escrows: Iterable[PaidWindow]) -> list[WindowLine]:
     """As few lines as say the same."""
     together: dict[tuple[str, str], list[Paid]] = {}
     for boot, token, paid in escrows:
         together.setdefault((boot, token), []).append(paid)
-    return [Window(boot, token, tuple(paid)) for (boot, token), paid in together.items()]
+    return [WindowLine(boot, token, tuple(paid)) for (boot, token), paid in together.items()]

@@ -18,7 +18,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from bursar.agent.machine.types import ENDED, Directive, Grant, Place, Run, State, Status, Stop, Usage
+from bursar.agent.machine.types import (
+    ENDED,
+    Directive,
+    LeaseGrant,
+    Place,
+    PlacementState,
+    PlacementStatus,
+    Run,
+    Stop,
+    Usage,
+)
 from bursar.core.values.wording import counted
 
 GRACE_SECONDS = 30  # where nobody said how long stopping may take
@@ -81,7 +91,7 @@ class Forget:
 Instruction: TypeAlias = Start | SignalStop | MoveDeadline | Forget
 
 
-class Limit(NamedTuple):
+class ThrottlePlacement(NamedTuple):
     """When it has to end, or to be frozen; and why it ends then."""
 
     at: float
@@ -93,7 +103,7 @@ class Limit(NamedTuple):
         return max(self.at, self.freeze_until)
 
 
-NO_LIMIT = Limit(math.inf)
+NO_LIMIT = ThrottlePlacement(math.inf)
 
 
 @dataclass(slots=True)
@@ -101,14 +111,14 @@ class _Held:
     """One placement from when it is heard of until its end is acknowledged."""
 
     run: Run
-    state: State = State.STARTING
+    state: PlacementState = PlacementState.STARTING
     wanted: bool = True  # by the control plane, since this agent runs
     handed: bool = False  # to the executor: from then on only the executor can say that it has ended
     leased_until: float = -math.inf
     paid_until: float = -math.inf
     final: str = ""  # why there is no more paid time than that, for now
     freeze_seconds: float = 0.0
-    limit: Limit = NO_LIMIT
+    limit: ThrottlePlacement = NO_LIMIT
     frozen: bool = False  # paid time is over, and whoever watches over it lets it stand still
     expires_at: float = math.inf
     stop: Stop | None = None
@@ -126,21 +136,21 @@ class _Held:
     def due_at(self) -> float:
         if not self.live or not self.handed:
             return math.inf
-        if self.state is State.STOPPING:
+        if self.state is PlacementState.STOPPING:
             return self.kill_at + RETRY_SECONDS
         return min(self.expires_at, self.limit.end_at if self.frozen else self.limit.at)
 
-    def new_limit(self) -> Limit:
+    def new_limit(self) -> ThrottlePlacement:
         """From the leases that it needs. What is frozen needs that of its node all the same."""
         leased_until = self.leased_until if self.run.leased else math.inf
         if not self.run.paid or leased_until <= self.paid_until:
-            return Limit(leased_until)
+            return ThrottlePlacement(leased_until)
         if not self.final:
-            return Limit(self.paid_until)
+            return ThrottlePlacement(self.paid_until)
         freeze_until = self.paid_until + self.freeze_seconds
         if not self.freeze_seconds or freeze_until < leased_until:
-            return Limit(self.paid_until, freeze_until if self.freeze_seconds else 0.0, CREDIT_EXHAUSTED)
-        return Limit(self.paid_until, leased_until)
+            return ThrottlePlacement(self.paid_until, freeze_until if self.freeze_seconds else 0.0, CREDIT_EXHAUSTED)
+        return ThrottlePlacement(self.paid_until, leased_until)
 
 
 class Machine:
@@ -164,7 +174,7 @@ class Machine:
         *,
         started: bool,
         started_at: float | None = None,
-        limit: Limit | None = None,
+        limit: ThrottlePlacement | None = None,
     ) -> list[Instruction]:
         """What an earlier life of this agent was told to run. What it had not started waits to be wanted again: it may
         run elsewhere by now."""
@@ -205,7 +215,7 @@ class Machine:
         """It runs, from now on."""
         self._at(now)
         held = self._held.get(place)
-        if held is not None and held.state is State.STARTING and held.handed:
+        if held is not None and held.state is PlacementState.STARTING and held.handed:
             self._run_from(held, now)
         return []
 
@@ -250,7 +260,7 @@ class Machine:
                     done += self._move(held)
         return done + self._start_ready()
 
-    def paid(self, grants: Mapping[Place, Grant], sent_at: float) -> list[Instruction]:
+    def paid(self, grants: Mapping[Place, LeaseGrant], sent_at: float) -> list[Instruction]:
         """These may run for so long after the beat was sent. What is the last of it is so until there is more."""
         done: list[Instruction] = []
         for place, grant in grants.items():
@@ -282,7 +292,7 @@ class Machine:
         self._at(now)
         done: list[Instruction] = []
         for held in [held for held in self._held.values() if held.due_at <= now]:
-            if held.state is State.STOPPING:
+            if held.state is PlacementState.STOPPING:
                 held.kill_at = now
                 done.append(SignalStop(held.run.place, 0, held.stop.reason if held.stop else ""))
             elif held.expires_at <= now:
@@ -302,7 +312,7 @@ class Machine:
         """When `due` has something to do, at the earliest."""
         return min((held.due_at for held in self._held.values()), default=math.inf)
 
-    def inventory(self) -> list[Status]:
+    def inventory(self) -> list[PlacementStatus]:
         """Everything that runs here or has ended unacknowledged."""
         return [_status(held) for held in self._held.values()]
 
@@ -311,7 +321,7 @@ class Machine:
         """Whether something changed since it was last told: reason enough for a beat before its time."""
         return bool(self._news)
 
-    def news(self) -> list[Status]:
+    def news(self) -> list[PlacementStatus]:
         """What changed since the last call, and every unacknowledged end."""
         places, self._news = self._news, {}
         told = [_status(held) for place in places if (held := self._held.get(place)) is not None]
@@ -327,13 +337,15 @@ class Machine:
         if held is not None:
             held.wanted = True
             if not held.handed and held.live and run.epoch < self._newest[run.uid]:
-                self._end(held, State.STOPPED, SUPERSEDED, f"epoch {self._newest[run.uid]} was placed here", None)
+                self._end(
+                    held, PlacementState.STOPPED, SUPERSEDED, f"epoch {self._newest[run.uid]} was placed here", None
+                )
             elif run.wipe and not held.handed and held.live:
                 held.run = run  # by the hook of today, not by that of an earlier life
                 self._check_hook(held)
             return []
         if run.epoch <= self._newest.get(run.uid, run.epoch - 1):
-            self._end(self._hold(run), State.FAILED, OF_THE_PAST, "it was here before, and has ended", None)
+            self._end(self._hold(run), PlacementState.FAILED, OF_THE_PAST, "it was here before, and has ended", None)
             return []
         done = self._supersede(run.uid, run.epoch)
         self._check_hook(self._hold(run))
@@ -341,7 +353,7 @@ class Machine:
 
     def _check_hook(self, held: _Held) -> None:
         if held.run.wipe and not held.run.command:
-            self._end(held, State.FAILED, NO_HOOK, "the agent was given no --wipe-hook", None)
+            self._end(held, PlacementState.FAILED, NO_HOOK, "the agent was given no --wipe-hook", None)
 
     def _supersede(self, uid: str, epoch: int) -> list[Instruction]:
         """That there is a newer epoch is enough to know that the older ones are over."""
@@ -371,15 +383,15 @@ class Machine:
 
     def _stop(self, held: _Held, stop: Stop) -> list[Instruction]:
         if not held.handed:
-            self._end(held, State.STOPPED, stop.reason, stop.message, None)
+            self._end(held, PlacementState.STOPPED, stop.reason, stop.message, None)
             return []
         kill_at = self._now + stop.grace_seconds
-        if held.state is State.STOPPING and kill_at >= held.kill_at:
+        if held.state is PlacementState.STOPPING and kill_at >= held.kill_at:
             return []
         if held.stop is None:
             held.stop = stop
         held.kill_at = kill_at
-        self._enter(held, State.STOPPING)
+        self._enter(held, PlacementState.STOPPING)
         return [SignalStop(held.run.place, stop.grace_seconds, held.stop.reason)]
 
     def _start_ready(self) -> list[Instruction]:
@@ -431,14 +443,14 @@ class Machine:
     def _run_from(self, held: _Held, since: float) -> None:
         if held.run.ttl_seconds:
             held.expires_at = since + held.run.ttl_seconds
-        self._enter(held, State.RUNNING)
+        self._enter(held, PlacementState.RUNNING)
 
-    def _end(self, held: _Held, state: State, reason: str, message: str, exit_code: int | None) -> None:
+    def _end(self, held: _Held, state: PlacementState, reason: str, message: str, exit_code: int | None) -> None:
         self._waiting.pop(held.run.place, None)
         held.reason, held.message, held.exit_code = reason, message, exit_code
         self._enter(held, state)
 
-    def _enter(self, held: _Held, state: State) -> None:
+    def _enter(self, held: _Held, state: PlacementState) -> None:
         if held.state is not state:
             held.state = state
             self._news[held.run.place] = None
@@ -463,7 +475,7 @@ def _in_the_way(other: _Held, held: _Held) -> bool:
         return False
     if held.run.wipe or other.run.uid == held.run.uid:
         return True
-    return other.state is State.STOPPING and any(
+    return other.state is PlacementState.STOPPING and any(
         set(indices) & set(other.run.devices.get(resource, ())) for resource, indices in held.run.devices.items()
     )
 
@@ -479,19 +491,19 @@ def _why_over(held: _Held) -> str:
     return f"its paid time is over, and no more was granted: {held.final}"
 
 
-def _how(exit_code: int | None, reason: str, stopped: bool) -> State:
+def _how(exit_code: int | None, reason: str, stopped: bool) -> PlacementState:
     """Being stopped because its own time is over counts as a failure: nobody asked."""
     if reason == EXPIRED:
-        return State.FAILED
+        return PlacementState.FAILED
     if stopped or reason in (LEASE_EXPIRED, CREDIT_EXHAUSTED):
-        return State.STOPPED
-    return State.SUCCEEDED if exit_code == 0 and not reason else State.FAILED
+        return PlacementState.STOPPED
+    return PlacementState.SUCCEEDED if exit_code == 0 and not reason else PlacementState.FAILED
 
 
-def _status(held: _Held) -> Status:
+def _status(held: _Held) -> PlacementStatus:
     state, stop = held.state, held.stop
-    if state is State.STOPPING and stop is not None:
-        return Status(*held.run.place, state, stop.reason, stop.message, None, held.usage)
-    if state is State.RUNNING and held.frozen:
-        return Status(*held.run.place, state, FROZEN, "its account spends too fast", None, held.usage)
-    return Status(*held.run.place, state, held.reason, held.message, held.exit_code, held.usage)
+    if state is PlacementState.STOPPING and stop is not None:
+        return PlacementStatus(*held.run.place, state, stop.reason, stop.message, None, held.usage)
+    if state is PlacementState.RUNNING and held.frozen:
+        return PlacementStatus(*held.run.place, state, FROZEN, "its account spends too fast", None, held.usage)
+    return PlacementStatus(*held.run.place, state, held.reason, held.message, held.exit_code, held.usage)

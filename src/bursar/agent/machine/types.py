@@ -67,7 +67,7 @@ Directive: TypeAlias = Run | Stop
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class LeaseGrant:
     """Paid time of a placement, from when the beat was sent on."""
 
     seconds: float
@@ -75,7 +75,7 @@ class Grant:
     freeze_seconds: float = 0.0  # for how long it may be frozen when paid time is over, before it is ended
 
 
-class State(StrEnum):
+class PlacementState(StrEnum):
     STARTING = "Starting"
     RUNNING = "Running"
     STOPPING = "Stopping"
@@ -84,7 +84,7 @@ class State(StrEnum):
     STOPPED = "Stopped"  # because it was asked to
 
 
-ENDED = frozenset({State.SUCCEEDED, State.FAILED, State.STOPPED})
+ENDED = frozenset({PlacementState.SUCCEEDED, PlacementState.FAILED, PlacementState.STOPPED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class PlacementStatus:
     """How a placement stands, as it is told in a beat."""
 
     uid: str
     epoch: int
-    state: State
+    state: PlacementState
     reason: str = ""
     message: str = ""
     exit_code: int | None = None

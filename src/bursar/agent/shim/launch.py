@@ -10,20 +10,20 @@ import os
 from _signal import SIG_DFL, set_wakeup_fd, signal  # type: ignore[import-not-found]
 
 from bursar.agent.shim.deadline import LEASE_EXPIRED
-from bursar.agent.shim.namespaces import Walls, drop_capabilities, restrict
+from bursar.agent.shim.namespaces import Namespaces, drop_capabilities, restrict
 from bursar.agent.shim.proc import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl, write
 
 HUP, INT, QUIT, KILL, PIPE, TERM, CHLD, XFSZ = 1, 2, 3, 9, 13, 15, 17, 25
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
-Fields = dict[bytes, list[bytes]]
+SpecFields = dict[bytes, list[bytes]]
 
 
-def one(fields: Fields, key: bytes) -> bytes:
+def one(fields: SpecFields, key: bytes) -> bytes:
     return fields.get(key, [b""])[-1]
 
 
-def become(fields: Fields, walls: Walls | None, output: int, report: int) -> None:
+def become(fields: SpecFields, walls: Namespaces | None, output: int, report: int) -> None:
     """In the child: become the command, or say why not."""
     stage = "start"
     try:
@@ -69,7 +69,7 @@ def _execute(command: list[bytes], env: dict[bytes, bytes]) -> None:
     raise worst
 
 
-def _change_user(fields: Fields, walled: bool) -> None:
+def _change_user(fields: SpecFields, walled: bool) -> None:
     if uid := one(fields, b"uid"):
         if walled:
             drop_capabilities()
@@ -82,7 +82,7 @@ def _change_user(fields: Fields, walled: bool) -> None:
             restrict()
 
 
-def explain(stage: str, number: int, fields: Fields) -> tuple[int, str, str]:
+def explain(stage: str, number: int, fields: SpecFields) -> tuple[int, str, str]:
     command = fields[b"arg"][0].decode("utf-8", "replace")
     why = os.strerror(number)
     if stage == "lease":

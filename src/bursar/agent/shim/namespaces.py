@@ -24,11 +24,11 @@ INFO_FD = 200  # above all that is open
 CHILD_PID = b'"child-pid":'
 
 
-class WallsError(OSError):
+class NamespacesError(OSError):
     """bubblewrap could not make the sandbox; what it said of that is among the shim's errors."""
 
 
-class Walls:
+class Namespaces:
     """Namespaces that are held open for one command."""
 
     def __init__(self, arguments: list[bytes]) -> None:
@@ -37,7 +37,7 @@ class Walls:
         answer, outward = os.pipe()
         info, info_end = os.pipe()
         try:
-            self.keeper = os.posix_spawn(
+            self.informer = os.posix_spawn(
                 arguments[0],
                 [arguments[0], b"--info-fd", b"%d" % INFO_FD, *arguments[1:], b"--", b"cat"],
                 {"PATH": "/usr/bin:/bin"},
@@ -59,10 +59,10 @@ class Walls:
         os.close(info)
         if not there or CHILD_PID not in told:
             self.drop()
-            os.waitpid(self.keeper, 0)
-            raise WallsError(errno.EPERM, "bubblewrap failed")
+            os.waitpid(self.informer, 0)
+            raise NamespacesError(errno.EPERM, "bubblewrap failed")
         first = int(told.partition(CHILD_PID)[2].replace(b",", b" ").replace(b"}", b" ").split()[0])
-        self.own = {self.keeper, first, *_children(first)}  # not the command's, to be signalled with it
+        self.own = {self.informer, first, *_children(first)}  # not the command's, to be signalled with it
         self._spaces = [(_open(first, name), kind) for name, kind in _SPACES]
         pids = _open(first, "pid")
         _setns(pids, CLONE_NEWPID)  # ours only in name: it counts for the children that are made from now on

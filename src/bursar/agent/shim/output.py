@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 
-class Output:
+class OutputFile:
     """What the command writes, in files of a bounded size. The command never waits for the disk to have room: what
     cannot be kept is dropped, and that it was is noted."""
 

@@ -30,9 +30,9 @@ from _signal import SIG_IGN, set_wakeup_fd, signal  # type: ignore[import-not-fo
 
 from bursar.agent.shim.clock import boot_seconds
 from bursar.agent.shim.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, parse_deadline
-from bursar.agent.shim.launch import CHLD, HUP, INT, KILL, QUIT, TERM, Fields, become, explain, one
-from bursar.agent.shim.namespaces import Walls
-from bursar.agent.shim.output import Output
+from bursar.agent.shim.launch import CHLD, HUP, INT, KILL, QUIT, TERM, SpecFields, become, explain, one
+from bursar.agent.shim.namespaces import Namespaces
+from bursar.agent.shim.output import OutputFile
 from bursar.agent.shim.proc import (
     PR_SET_CHILD_SUBREAPER,
     descendants,
@@ -56,7 +56,7 @@ FREEZE_WALKS = 20  # until all that is stopped one by one has stopped: each may 
 _INFINITE = float("inf")
 
 
-class StartError(Exception):
+class CommandStartError(Exception):
     """The command cannot be started: the stage that failed, and the number of the error."""
 
 
@@ -72,7 +72,7 @@ def main(folder: str) -> int:
     shim = Shim(fields)
     try:
         shim.start()
-    except StartError as error:
+    except CommandStartError as error:
         stage, number = error.args
         shim.finish(*explain(stage, number, fields))
         return 0
@@ -82,13 +82,13 @@ def main(folder: str) -> int:
 
 
 class Shim:
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: SpecFields) -> None:
         self.fields = fields
         self.kill_file = one(fields, b"kill")
         self.members_file = one(fields, b"members")
         self.freeze_file = one(fields, b"freeze")
         self.grace_seconds = float(one(fields, b"grace") or GRACE_SECONDS)
-        self.output = Output(int(one(fields, b"output_bytes") or OUTPUT_BYTES_MAX))
+        self.output = OutputFile(int(one(fields, b"output_bytes") or OUTPUT_BYTES_MAX))
         self.wake, wake_in = os.pipe()
         os.set_blocking(wake_in, False)
         set_wakeup_fd(wake_in, warn_on_full_buffer=False)
@@ -96,7 +96,7 @@ class Shim:
             signal(number, SIG_IGN if number in (HUP, INT, QUIT) else lambda *_: None)  # the pipe is written to
         self.control = os.open("control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.asked, self.pid, self.pipe = b"", 0, -1
-        self.walls: Walls | None = None
+        self.walls: Namespaces | None = None
         self.began = boot_seconds()
         self.expires_at = _INFINITE
         self.lease_grace_seconds = self.grace_seconds
@@ -114,19 +114,19 @@ class Shim:
     def start(self) -> None:
         """The command runs when this returns: its exec has happened. Whose lease is over may run elsewhere by now."""
         if boot_seconds() >= self.deadline:
-            raise StartError("lease", 0)
+            raise CommandStartError("lease", 0)
         if arguments := self.fields.get(b"sandbox"):
             try:
-                self.walls = Walls(arguments)
+                self.walls = Namespaces(arguments)
             except OSError as error:
-                raise StartError("sandbox", error.errno) from error
+                raise CommandStartError("sandbox", error.errno) from error
         self.pipe, write_end = os.pipe()
         os.set_blocking(self.pipe, False)
         report, report_end = os.pipe()
         try:
             self.pid = os.fork()
         except OSError as error:
-            raise StartError("fork", error.errno) from error
+            raise CommandStartError("fork", error.errno) from error
         if self.pid == 0:
             become(self.fields, self.walls, write_end, report_end)
         for fd in (write_end, report_end):
@@ -135,7 +135,7 @@ class Shim:
             os.waitpid(self.pid, 0)
             stage, _, number = fault.decode().partition(" ")
             self._drop_walls()
-            raise StartError(stage, int(number))
+            raise CommandStartError(stage, int(number))
         self.began = boot_seconds()
         ttl_seconds = float(one(self.fields, b"ttl") or 0)
         self.expires_at = self.began + ttl_seconds if ttl_seconds else _INFINITE
@@ -403,8 +403,8 @@ class Shim:
 # Files.
 
 
-def _read_spec() -> Fields:
-    fields: Fields = {}
+def _read_spec() -> SpecFields:
+    fields: SpecFields = {}
     for field in read("spec").split(b"\0")[:-1]:
         key, _, value = field.partition(b"=")
         fields.setdefault(key, []).append(value)

@@ -101,7 +101,7 @@ async def create(call: Call) -> Outcome:
     role = Role(wanted.role)
     if role not in grantable(call.identity):
         return Refusal(Code.FORBIDDEN, f"role {call.identity.role} may not give tokens of role {role}")
-    async with call.house.database.reader() as db, db.transaction():
+    async with call.context.database.reader() as db, db.transaction():
         if claim is not None and not await request_store.claim(db, [claim]):
             return REPEATED
         made = await _made(call, db, wanted)
@@ -134,7 +134,7 @@ async def _made(call: Call, db: Connection, wanted: NewToken) -> tuple[TokenReco
 async def _tenant_uid(call: Call, db: Connection, tenant: str) -> str | Refusal:
     """Which tenant has that name, if the caller sees it. It cannot be deleted before the transaction ends: no token is
     left under a name that another may be given."""
-    tree = await call.house.office.trees.at(db, await tree_store.lock_shared(db))
+    tree = await call.context.runtime.trees.at(db, await tree_store.lock_shared(db))
     if tenant not in tree.tenants or not sees(tree, reach(call.identity), tenant):
         return Refusal(Code.NOT_FOUND, f'tenants "{tenant[:63]}" not found')
     return tree.tenants[tenant].uid
@@ -169,8 +169,8 @@ def _read(document: Any) -> NewToken | Refusal:
 
 
 async def list_tokens(call: Call) -> Outcome:
-    tenants = await call.house.visible_tenants(call.identity)
-    async with call.house.database.reader() as db:
+    tenants = await call.context.visible_tenants(call.identity)
+    async with call.context.database.reader() as db:
         records = await ops.list_tokens(db, tenants)
     items = [shown(one) for one in records]
     return Answer(200, encode({"kind": "TokenList", "apiVersion": "v1", "metadata": {}, "items": items}))
@@ -181,15 +181,15 @@ async def revoke(call: Call) -> Outcome:
         return refusal
     name = call.parameters["name"]
     missing = Refusal(Code.NOT_FOUND, f'tokens "{name}" not found')
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         record = (await ops.find_tokens(db, [name])).get(name)
     if record is None or not (record.tenant or call.identity.role is Role.SYSTEM_ADMIN):
         return missing
-    if not await call.house.sees(call.identity, record.tenant):
+    if not await call.context.sees(call.identity, record.tenant):
         return missing
     if record.role not in grantable(call.identity):
         return Refusal(Code.FORBIDDEN, f"role {call.identity.role} may not revoke tokens of role {record.role}")
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         revoked = await ops.revoke_token(db, name, now(), by=call.identity.actor)
-    call.house.authenticator.forget(name)
+    call.context.authenticator.forget(name)
     return Answer(200, encode(shown(revoked))) if revoked else missing

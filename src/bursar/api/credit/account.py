@@ -71,11 +71,11 @@ async def top_up(call: Call) -> Outcome:
     owner = await _owner(call, order.account)
     if isinstance(owner, Refusal):
         return owner
-    tenant_uid = await ops.find_tenant(call.house.office, owner)
+    tenant_uid = await ops.find_tenant(call.context.runtime, owner)
     if isinstance(tenant_uid, Refusal):
         return tenant_uid
     receipt = await ops.top_up(
-        call.house.office,
+        call.context.runtime,
         owner,
         nanocredits(order.amount),
         actor=call.identity.actor,
@@ -106,7 +106,7 @@ async def _move(call: Call, order: NewRefund | NewAdjustment, verb: Any) -> Outc
     if isinstance(lease, Refusal):
         return lease
     receipt = await verb(
-        call.house.office,
+        call.context.runtime,
         Owner(account.tenant, account.user),
         nanocredits(order.amount),
         actor=call.identity.actor,
@@ -123,7 +123,7 @@ async def _lease_of(call: Call, account: Account, name: str) -> int | Refusal:
     if not name:
         return 0
     number = lease_number(name)
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         payers = await store.accounts_of_leases(db, [number]) if number is not None else {}
     if number is None or payers.get(number) != account.id:
         return Refusal(Code.NOT_FOUND, f'leases "{name[:63]}" of account {account.name} not found')
@@ -180,9 +180,9 @@ async def list_accounts(call: Call) -> Outcome:
         return limit
     if isinstance(place, Refusal):
         return place
-    tenants, whose = await call.house.visible_tenants(call.identity), reach(call.identity)
+    tenants, whose = await call.context.visible_tenants(call.identity), reach(call.identity)
     users = None if whose.everything or whose.subtree else ("", call.identity.user)
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         found = await store.list_accounts(db, tenants, users, place or ("", ""), limit + 1)
     shown = found[:limit]
     following = continue_token(found[limit - 1].tenant, found[limit - 1].user) if len(found) > limit else ""
@@ -202,7 +202,7 @@ async def open_account(call: Call) -> Outcome:
     owner = Owner(order.tenant, order.user)
     if not await sees(call, *owner):
         return no_account(owner)
-    tenant_uid = await ops.find_tenant(call.house.office, owner)
+    tenant_uid = await ops.find_tenant(call.context.runtime, owner)
     if isinstance(tenant_uid, Refusal):
         return tenant_uid
     changes: dict[str, Any] = {"credit_limit": nanocredits(order.credit_limit)}
@@ -216,7 +216,7 @@ async def open_account(call: Call) -> Outcome:
         changes=changes,
         only_new=True,
     )
-    return _put(await ops.put_account(call.house.office, command), 201)
+    return _put(await ops.put_account(call.context.runtime, command), 201)
 
 
 async def change_account(call: Call) -> Outcome:
@@ -239,7 +239,7 @@ async def get_limits(call: Call) -> Outcome:
     account = await find_account(call)
     if isinstance(account, Refusal):
         return account
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         return Answer(200, encode(limits_of(account, await store.load_now(db))))
 
 
@@ -249,7 +249,7 @@ async def put_limits(call: Call) -> Outcome:
     if isinstance(order, Refusal):
         return order
     rate = None if order.spend_rate is None else nanocredits(order.spend_rate)
-    burst = (rate or 0) * (await call.house.tree()).credits.lease_seconds
+    burst = (rate or 0) * (await call.context.tree()).credits.lease_seconds
     changes = {
         "gpus_max": None if order.concurrency is None else _thousandths(order.concurrency),
         "spend_rate_max": rate,
@@ -277,7 +277,7 @@ async def _amend(call: Call, order: AccountChange | NewLimits, changes: dict[str
         changes=changes,
         only_old=True,
     )
-    return await ops.put_account(call.house.office, command)
+    return await ops.put_account(call.context.runtime, command)
 
 
 def _put(receipt: Receipt | Refusal, status: int) -> Outcome:
@@ -289,8 +289,8 @@ def _put(receipt: Receipt | Refusal, status: int) -> Outcome:
 
 
 async def _shown(call: Call, accounts: Sequence[Account]) -> list[AccountView]:
-    policy = (await call.house.tree()).credits
-    async with call.house.database.reader() as db:
+    policy = (await call.context.tree()).credits
+    async with call.context.database.reader() as db:
         now = await store.load_now(db)
         ids = [one.id for one in accounts]
         drifts = await reconcile_store.load_drifts(db, ids, first_hour(now, policy.drift_account_hours))

@@ -21,7 +21,7 @@ from bursar.core.values.access import Role, reach
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.ops.credit.ledger import ledger_claim
 from bursar.store.credit import ledger as store
-from bursar.store.db.idempotency import Claim
+from bursar.store.db.idempotency import IdempotencyKey
 from bursar.wire.reports.credit import Order
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.faults import all_faults
@@ -128,7 +128,7 @@ def words_faults(field: str, text: str, *, required: bool = False) -> list[Cause
     return [field_fault(field, f"must have at most {WORDS_CHARS_MAX} printable characters")]
 
 
-def claim_for(call: Call, order: Order, tenant_uid: str) -> Claim | None:
+def claim_for(call: Call, order: Order, tenant_uid: str) -> IdempotencyKey | None:
     """What the request id stands for: this order, sent here, by this caller. How its body was written makes no
     difference: the order of its fields, white space, or what is said and would be so anyway. Ids are the tenant's own
     whose account it is about, and are kept for ever."""
@@ -201,7 +201,7 @@ async def find_account(call: Call, in_body: str = "") -> Account | Refusal:
         return await own_account(call)
     if not await sees(call, *owner):
         return no_account(Owner(*owner))
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         found = (await store.find_accounts(db, [owner])).get(owner)
         account = (await store.load_accounts(db, [found])).get(found) if found is not None else None
     return account or no_account(Owner(*owner))
@@ -233,7 +233,7 @@ async def own_account(call: Call) -> Account | Refusal:
             hint="Say whose: TENANT, or TENANT/USER; in the API as ?account=.",
         )
     owners = [(identity.tenant, identity.user), (identity.tenant, "")]
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         ids = await store.find_accounts(db, owners)
         found = next((ids[owner] for owner in owners if owner in ids), None)
         account = (await store.load_accounts(db, [found])).get(found) if found is not None else None
@@ -246,7 +246,7 @@ async def sees(call: Call, tenant: str, user: str) -> bool:
     whose = reach(call.identity)
     if whose.everything:
         return True
-    tree = await call.house.tree_for(whose)
+    tree = await call.context.tree_for(whose)
     return is_current(tree, whose) and whose.sees_account(lineage(tree, tenant), user, call.identity.user)
 
 
@@ -261,7 +261,7 @@ async def find_lease(call: Call, *, spending: bool = False) -> tuple[Lease, Acco
     number = lease_number(name)
     if number is None:
         return missing
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         open_ones = await store.load_leases(db, [number])
         lease = open_ones.get(number) or (await store.load_ended(db, [number])).get(number)
         if lease is None:

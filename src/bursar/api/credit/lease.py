@@ -57,7 +57,7 @@ GPUS_MAX = 10**9  # thousandths in one lease
 
 async def open_lease(call: Call) -> Outcome:
     """Hold the first window, if there is credit and every limit has room."""
-    tree = await call.house.tree()
+    tree = await call.context.tree()
     order = await read_order(call, NewLease, "lease", lambda one: _faults(one, tree.credits))
     if isinstance(order, Refusal):
         return order
@@ -80,7 +80,7 @@ async def open_lease(call: Call) -> Outcome:
         discount=terms.discount,
         mode=terms.mode,
     )
-    receipt = await ops.open_lease(call.house.office, command)
+    receipt = await ops.open_lease(call.context.runtime, command)
     if isinstance(receipt, Refusal):
         return receipt
     lease, payer = receipt.lease, receipt.account
@@ -148,7 +148,7 @@ def _faults(order: NewLease, policy: CreditPolicy) -> list[Cause]:
 
 async def extend_lease(call: Call) -> Outcome:
     """Pay for more time, as far ahead as the settings allow."""
-    policy = (await call.house.tree()).credits
+    policy = (await call.context.tree()).credits
     order = await read_order(
         call, ExtendLease, "extension", lambda one: seconds_faults("delta_seconds", one.delta_seconds, SECONDS_MAX)
     )
@@ -158,14 +158,14 @@ async def extend_lease(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     lease, account = found
-    command = ops.ExtendLease(
+    command = ops.ExtendLeaseCommand(
         claim=claim_for(call, order, account.tenant_uid),
         actor=call.identity.actor,
         number=lease.id,
         delta=order.delta_seconds * MICROS,
         ahead_max=policy.extend_seconds_max * MICROS,
     )
-    receipt = await ops.extend_lease(call.house.office, command, account.tenant)
+    receipt = await ops.extend_lease(call.context.runtime, command, account.tenant)
     if isinstance(receipt, Refusal):
         return receipt
     after = receipt.lease
@@ -185,10 +185,10 @@ async def close_lease(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     lease, account = found
-    command = ops.CloseLease(
+    command = ops.CloseLeaseCommand(
         claim=claim_for(call, order, account.tenant_uid), actor=call.identity.actor, number=lease.id
     )
-    receipt: Receipt | Refusal = await ops.close_lease(call.house.office, command, account.tenant)
+    receipt: Receipt | Refusal = await ops.close_lease(call.context.runtime, command, account.tenant)
     if isinstance(receipt, Refusal):
         return receipt
     after = receipt.lease
@@ -226,7 +226,7 @@ async def _list_open(call: Call, limit: int) -> Outcome:
     if isinstance(place, Refusal):
         return place
     after = min(max(0, place[0]), lease_store.NUMBER_MAX) if place else 0
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         found = await lease_store.list_open(db, scope, job=call.query.get("job_id", ""), after=after, limit=limit + 1)
         payers = await store.load_accounts(db, {one.account for one in found})
     following = continue_token(found[limit - 1].id) if len(found) > limit else ""
@@ -240,7 +240,7 @@ async def _list_ended(call: Call, limit: int) -> Outcome:
     if isinstance(place, Refusal):
         return place
     before = (min(place[0], lease_store.NUMBER_MAX), min(place[1], lease_store.NUMBER_MAX)) if place else NEWEST
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         found = await lease_store.list_ended(
             db, account.id, job=call.query.get("job_id", ""), before=before, limit=limit + 1
         )
@@ -255,14 +255,14 @@ def _listed(found: Sequence[Lease], payers: Mapping[int, Account], following: st
     return Answer(200, encode(LeaseList([lease_view(one, payers[one.account].name) for one in found], following)))
 
 
-async def _scope(call: Call) -> lease_store.Scope | Refusal:
+async def _scope(call: Call) -> lease_store.LeaseScope | Refusal:
     """Whose leases may be listed."""
     identity = call.identity
     if named_owner(call) is not None:
         account = await find_account(call)
-        return account if isinstance(account, Refusal) else lease_store.Scope(account=account.id)
+        return account if isinstance(account, Refusal) else lease_store.LeaseScope(account=account.id)
     if identity.role is Role.NODE:
-        return lease_store.Scope(node=identity.node)
+        return lease_store.LeaseScope(node=identity.node)
     whose = reach(identity)
     users = None if whose.everything or whose.subtree else ("", identity.user)
-    return lease_store.Scope(tenants=await call.house.visible_tenants(identity), users=users)
+    return lease_store.LeaseScope(tenants=await call.context.visible_tenants(identity), users=users)

@@ -61,7 +61,7 @@ class LedgerStanding(Struct):
 
 
 async def show(call: Call) -> Outcome:
-    standing = await seal.load_standing(call.house.office)
+    standing = await seal.load_standing(call.context.runtime)
     shown = LedgerStanding(
         standing.last,
         standing.sealed,
@@ -72,7 +72,7 @@ async def show(call: Call) -> Outcome:
         standing.verified,
         _time(standing.checked_at),
         [_view(one) for one in standing.findings],
-        {name: credits_of(amount) for name, amount in (await system_balances(call.house.office)).items()},
+        {name: credits_of(amount) for name, amount in (await system_balances(call.context.runtime)).items()},
     )
     return Answer(200, encode(shown))
 
@@ -83,7 +83,7 @@ async def verify(call: Call) -> Outcome:
         return after
     if isinstance(anchor, Refusal):
         return anchor
-    found = await ledger_verify.verify(call.house.office, after=after, anchor=anchor)
+    found = await ledger_verify.verify(call.context.runtime, after=after, anchor=anchor)
     head = f"{found.head.block}:{found.head.hash.hex()}" if found.head is not None else ""
     verdict = Verdict(
         found.sound,

@@ -25,7 +25,7 @@ async def take(call: Call) -> Outcome:
     """No token: the signature says who speaks, and the event's id has one effect for ever."""
     id_ = call.headers.get("webhook-id", "")
     payer = await ops.find_payer(
-        call.house.office,
+        call.context.runtime,
         id_,
         call.headers.get("webhook-timestamp", ""),
         call.headers.get("webhook-signature", ""),
@@ -41,7 +41,7 @@ async def take(call: Call) -> Outcome:
         return owner
     assert owner is not None, "the account was found to be named"
     amount = nanocredits(order.amount)
-    done = await ops.pay(call.house.office, payer, id_, Owner(*owner), amount, order.reason)
+    done = await ops.pay(call.context.runtime, payer, id_, Owner(*owner), amount, order.reason)
     if isinstance(done, Refusal):
         return done
     account = done.account

@@ -31,7 +31,7 @@ async def list_prices(call: Call) -> Outcome:
     at = instant_of(call, "at")
     if isinstance(at, Refusal):
         return at
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         known = [row.price for row in await store.list_prices(db)]
         now = await ledger_store.load_now(db)
     wanted = call.query.get("resource", "")
@@ -60,7 +60,7 @@ async def set_price(call: Call) -> Outcome:
         per_second=nanocredits(order.per_second),
         effective_from=micros_of(order.effective_from) if order.effective_from else None,
     )
-    receipt = await ops.put_price(call.house.office, command)
+    receipt = await ops.put_price(call.context.runtime, command)
     if isinstance(receipt, Refusal):
         return receipt
     assert receipt.price is not None
@@ -85,7 +85,7 @@ async def drop_price(call: Call) -> Outcome:
         klass=call.query.get("class", ""),
         effective_from=begin,
     )
-    receipt = await ops.drop_price(call.house.office, command)
+    receipt = await ops.drop_price(call.context.runtime, command)
     if isinstance(receipt, Refusal):
         return receipt
     assert receipt.price is not None

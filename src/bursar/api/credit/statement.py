@@ -58,7 +58,7 @@ async def get_balance(call: Call) -> Outcome:
         return at
     if at is None:
         return Answer(200, encode(balance_of(account)))
-    found = await ops.balance_at(call.house.office, account.id, at)
+    found = await ops.balance_at(call.context.runtime, account.id, at)
     return found if isinstance(found, Refusal) else Answer(200, encode(past_balance(account.name, found)))
 
 
@@ -66,7 +66,7 @@ async def get_forecast(call: Call) -> Outcome:
     account = await find_account(call)
     if isinstance(account, Refusal):
         return account
-    found = await ops.forecast(call.house.office, account.id)
+    found = await ops.forecast(call.context.runtime, account.id)
     return found if isinstance(found, Refusal) else Answer(200, encode(forecast_view(account.name, found)))
 
 
@@ -97,7 +97,7 @@ async def _period(call: Call) -> Period | Refusal:
         return begin
     if isinstance(end, Refusal):
         return end
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         now = await store.load_now(db)
     return _month_of(now) if begin is None else begin, now if end is None else end
 
@@ -111,13 +111,13 @@ async def _tenant_statement(call: Call, period: Period) -> Outcome:
     tenant = call.query["tenant"]
     whose = reach(call.identity)
     # Who sees only its own account within the tenant is shown nothing of the others.
-    if not tenant or not (whose.everything or (whose.subtree and await call.house.sees(call.identity, tenant))):
+    if not tenant or not (whose.everything or (whose.subtree and await call.context.sees(call.identity, tenant))):
         return no_account(Owner(tenant))
     if named_owner(call) is not None:
         return invalid("both a tenant and an account are named", hint="Name one.")
     if wants_csv(call):
         return Refusal(Code.NOT_ACCEPTABLE, "a tenant's statement is JSON", "Ask for each account as CSV.")
-    found = await ops.tenant_statement(call.house.office, tenant, *period)
+    found = await ops.tenant_statement(call.context.runtime, tenant, *period)
     return found if isinstance(found, Refusal) else Answer(200, encode(tenant_statement_view(found)))
 
 
@@ -127,7 +127,7 @@ async def _page(call: Call, account: int, period: Period) -> Outcome:
         return limit
     if isinstance(place, Refusal):
         return place
-    found = await ops.statement(call.house.office, account, *period, limit=limit, place=place)
+    found = await ops.statement(call.context.runtime, account, *period, limit=limit, place=place)
     if isinstance(found, Refusal):
         return found
     return Answer(200, encode(statement_view(found, await _token(call, account, found.following))))
@@ -141,7 +141,7 @@ async def _token(call: Call, account: int, place: PageEnd | None) -> str:
     message = encode(
         (account, [str(one) for one in _numbers(place)], {key: str(one) for key, one in place.totals.items()})
     )
-    seal = (await call.house.office.signing.ring()).seal(PURPOSE, message)
+    seal = (await call.context.runtime.signing.ring()).seal(PURPOSE, message)
     return base64.urlsafe_b64encode(seal + message).decode()
 
 
@@ -154,7 +154,7 @@ async def _place(call: Call, account: int) -> PageEnd | Refusal | None:
     except ValueError:
         return not_ours()
     seal, message = raw[:SEAL_BYTES], raw[SEAL_BYTES:]
-    if not (await call.house.office.signing.ring()).is_sealed(PURPOSE, message, seal):
+    if not (await call.context.runtime.signing.ring()).is_sealed(PURPOSE, message, seal):
         return not_ours()
     whose, numbers, totals = msgspec.json.decode(message)
     if whose != account:
@@ -193,7 +193,7 @@ async def _whole(call: Call, account: int, period: Period) -> Statement | Refusa
     lines: list[LeaseLine] = []
     place: PageEnd | None = None
     while True:
-        found = await ops.statement(call.house.office, account, *period, limit=LINES_MAX, place=place)
+        found = await ops.statement(call.context.runtime, account, *period, limit=LINES_MAX, place=place)
         if isinstance(found, Refusal):
             return found
         items += found.items

@@ -26,7 +26,7 @@ async def report(call: Call) -> Outcome:
     events = _read(call)
     if isinstance(events, Refusal):
         return events
-    answers = await note_usage(call.house.office, await _measures(call, events), call.identity.tenant)
+    answers = await note_usage(call.context.runtime, await _measures(call, events), call.identity.tenant)
     refused = [one for one in answers if isinstance(one, Refusal)]
     if refused and len(refused) == len(answers):
         return refused[0]
@@ -72,7 +72,7 @@ FAULTS_MAX = 50
 
 async def _measures(call: Call, events: list[NewUsage]) -> list[Measure]:
     identity = call.identity
-    tenants = await call.house.visible_tenants(identity)
+    tenants = await call.context.visible_tenants(identity)
     accounts = await _accounts(call, {one.account for one in events if one.account})
     measures = []
     for one in events:
@@ -89,7 +89,7 @@ async def _accounts(call: Call, names: set[str]) -> dict[str, int]:
         tenant, _, user = name.partition("/")
         if call.identity.node or await sees(call, tenant, user):
             owners[name] = (tenant, user)
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         found = await store.find_accounts(db, owners.values())
     return {name: found.get(owners.get(name, ("", "")), NOBODY) for name in names}
 

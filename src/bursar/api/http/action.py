@@ -9,7 +9,7 @@ import msgspec
 from bursar.api.http.body import claim_of, dry_run, read_document
 from bursar.api.http.route import Call
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
-from bursar.store.db.idempotency import Claim
+from bursar.store.db.idempotency import IdempotencyKey
 from bursar.wire.shared.faults import all_faults
 
 GRACE_SECONDS_MAX = 10**7
@@ -18,7 +18,7 @@ WORDS_CHARS_MAX = 1024
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def read_action(call: Call, wanted: type[T], what: str) -> tuple[T, Claim | None, bool] | Refusal:
+def read_action(call: Call, wanted: type[T], what: str) -> tuple[T, IdempotencyKey | None, bool] | Refusal:
     """The body, its request id, and whether it is only to be tried."""
     document = read_document(call) if call.body.strip() else {}
     if isinstance(document, Refusal):

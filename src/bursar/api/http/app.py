@@ -18,9 +18,9 @@ import structlog
 
 from bursar.api.http import metrics
 from bursar.api.http.body import INLINE_SLOW_BYTES_MAX, weigh
-from bursar.api.http.context import BODY_BYTES_MAX, House
+from bursar.api.http.context import BODY_BYTES_MAX, ApiContext
 from bursar.api.http.problem import answer_of
-from bursar.api.http.ratelimit import MemoryRateLimit, Verdict, message
+from bursar.api.http.ratelimit import MemoryRateLimit, RateVerdict, message
 from bursar.api.http.route import Answer, BrokenOff, Call, Outcome, Route, Stream
 from bursar.api.http.seats import party
 from bursar.core.values.access import Identity, Role, allows
@@ -31,9 +31,9 @@ from bursar.wire.shared.document import encode
 
 log = structlog.get_logger()
 
-Scope = MutableMapping[str, Any]
+AsgiScope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+AsgiSend = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 ANONYMOUS = Identity(user="", role=Role.VIEWER)
 BODY_SECONDS_MAX = 30.0
@@ -85,7 +85,7 @@ def _segments(path: str) -> list[str]:
     return inner.split("/") if inner else []
 
 
-def _segments_of(scope: Scope) -> list[str]:
+def _segments_of(scope: AsgiScope) -> list[str]:
     """The segments of a request's path, each decoded by itself: an encoded slash is part of a name."""
     raw: bytes | None = scope.get("raw_path")
     if raw is None or b"%" not in raw:
@@ -93,7 +93,7 @@ def _segments_of(scope: Scope) -> list[str]:
     return [unquote(segment) for segment in _segments(raw.decode("ascii", "replace"))]
 
 
-def _know(scope: Scope) -> None:
+def _know(scope: AsgiScope) -> None:
     """A token was good: its connection does not count as a stranger's any more. Not every call has a connection."""
     connection = scope["state"].get("connection") if "state" in scope else None
     if connection is not None and not connection.is_known:
@@ -109,14 +109,14 @@ def _given_twice(headers: list[tuple[bytes, bytes]]) -> Refusal | None:
     return None
 
 
-class Door:
-    def __init__(self, house: House, routes: list[Route]) -> None:
-        self._house = house
+class App:
+    def __init__(self, context: ApiContext, routes: list[Route]) -> None:
+        self._context = context
         self._router = Router(routes)
         self._streams: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: AsgiSend) -> None:
         if scope["type"] != "http":
             return
         started = time.perf_counter()
@@ -124,7 +124,7 @@ class Door:
         request_id = _request_id(headers.get("x-request-id", ""))
         call = self._call(scope, headers, request_id)
         route: Route | None = None
-        rate: Verdict | None = None
+        rate: RateVerdict | None = None
         if isinstance(call, Refusal):
             outcome: Outcome = call
         else:
@@ -142,7 +142,7 @@ class Door:
             await _send_answer(outcome, told, send, head=scope["method"] == "HEAD")
         _account(scope, route, status, time.perf_counter() - started, request_id)
 
-    def _call(self, scope: Scope, headers: dict[str, str], request_id: str) -> Call | Refusal:
+    def _call(self, scope: AsgiScope, headers: dict[str, str], request_id: str) -> Call | Refusal:
         """The route that a request is for."""
         method = scope["method"]
         if len(headers) != len(scope["headers"]) and (refusal := _given_twice(scope["headers"])):
@@ -160,14 +160,14 @@ class Door:
             return Refusal(Code.METHOD_NOT_ALLOWED, f"{method} is not offered here", f"Offered: {offered}.")
         route, names = entry
         parameters = dict(zip(names, values, strict=True))
-        return Call(self._house, route, ANONYMOUS, request_id, parameters, {}, headers)
+        return Call(self._context, route, ANONYMOUS, request_id, parameters, {}, headers)
 
-    async def _handle(self, call: Call, scope: Scope, receive: Receive) -> tuple[Outcome, Verdict | None]:
+    async def _handle(self, call: Call, scope: AsgiScope, receive: Receive) -> tuple[Outcome, RateVerdict | None]:
         """The steps of every request; what goes wrong unexpectedly is a 503 or a 500 with the request's id."""
-        rate: Verdict | None = None
+        rate: RateVerdict | None = None
         try:
             if not call.route.public:
-                identity = await self._house.authenticator.authenticate(call.headers.get("authorization"))
+                identity = await self._context.authenticator.authenticate(call.headers.get("authorization"))
                 if isinstance(identity, Refusal):
                     return identity, None
                 call.identity = identity
@@ -202,10 +202,10 @@ class Door:
             log.exception("internal error", path=scope["path"], method=scope["method"], request_id=call.request_id)
             return Answer(500, _internal(call.request_id)), rate
 
-    async def _take(self, identity: Identity, route: Route) -> Verdict | None:
+    async def _take(self, identity: Identity, route: Route) -> RateVerdict | None:
         if identity.role is Role.SYSTEM_ADMIN or route.free:
             return None
-        limits, limit = self._house.limits, self._house.requests_per_minute
+        limits, limit = self._context.limits, self._context.requests_per_minute
         if isinstance(limits, MemoryRateLimit):
             rate = limits.take_now(party(identity), limit)
         else:
@@ -217,7 +217,7 @@ class Door:
         return reserve if reserve.allowed else rate
 
     async def _stream(
-        self, stream: Stream, told: list[tuple[bytes, bytes]], receive: Receive, send: Send, request_id: str
+        self, stream: Stream, told: list[tuple[bytes, bytes]], receive: Receive, send: AsgiSend, request_id: str
     ) -> None:
         headers = [
             (b"content-type", stream.media_type.encode()),
@@ -234,7 +234,7 @@ class Door:
             except Exception:
                 log.exception("a stream could not be closed", request_id=request_id)
 
-    async def _send_until_left(self, stream: Stream, request_id: str, receive: Receive, send: Send) -> None:
+    async def _send_until_left(self, stream: Stream, request_id: str, receive: Receive, send: AsgiSend) -> None:
         sender = asyncio.create_task(_send_pieces(stream, send))
         leaver = asyncio.create_task(_wait_for_leave(receive))
         self._streams.add(sender)
@@ -263,7 +263,7 @@ class Door:
             task.cancel()
 
 
-def _refused(refusal: Refusal, scope: Scope, call: Call | Refusal, request_id: str) -> Answer:
+def _refused(refusal: Refusal, scope: AsgiScope, call: Call | Refusal, request_id: str) -> Answer:
     if isinstance(call, Refusal):
         metrics.count_refusal(refusal, scope["method"], "")
         return answer_of(refusal, request_id)
@@ -273,7 +273,7 @@ def _refused(refusal: Refusal, scope: Scope, call: Call | Refusal, request_id: s
     return answer_of(refusal, request_id, resource=resource, kind=kind.name if kind is not None else "", name=name)
 
 
-def _account(scope: Scope, route: Route | None, status: int, seconds: float, request_id: str) -> None:
+def _account(scope: AsgiScope, route: Route | None, status: int, seconds: float, request_id: str) -> None:
     metrics.observe(route, scope["method"], status, seconds)
     if status >= 500:
         log.info("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4),
@@ -298,13 +298,13 @@ def _forbidden(identity: Identity, route: Route) -> Refusal | None:
     )
 
 
-def _limited(identity: Identity, rate: Verdict) -> Refusal:
+def _limited(identity: Identity, rate: RateVerdict) -> Refusal:
     who = identity.tenant or identity.node or identity.user
     return Refusal(Code.RATE_LIMITED, message(who, rate.limit), "Slow down, or ask for a higher limit.",
                    retry_after_seconds=rate.retry_after_seconds)  # fmt: skip
 
 
-def _read_query(call: Call, scope: Scope) -> Refusal | None:
+def _read_query(call: Call, scope: AsgiScope) -> Refusal | None:
     raw = scope["query_string"]
     if not raw:
         return None
@@ -384,7 +384,7 @@ class _Deadline:
             self._task.uncancel()
 
 
-def _told(request_id: str, rate: Verdict | None) -> list[tuple[bytes, bytes]]:
+def _told(request_id: str, rate: RateVerdict | None) -> list[tuple[bytes, bytes]]:
     """What every answer says of its request."""
     told = [(b"x-request-id", request_id.encode("latin-1"))]
     if rate is not None:
@@ -396,7 +396,7 @@ def _told(request_id: str, rate: Verdict | None) -> list[tuple[bytes, bytes]]:
     return told
 
 
-async def _send_answer(answer: Answer, told: list[tuple[bytes, bytes]], send: Send, *, head: bool) -> None:
+async def _send_answer(answer: Answer, told: list[tuple[bytes, bytes]], send: AsgiSend, *, head: bool) -> None:
     headers = [
         (b"content-type", answer.media_type.encode()),
         (b"content-length", b"%d" % len(answer.body)),
@@ -407,7 +407,7 @@ async def _send_answer(answer: Answer, told: list[tuple[bytes, bytes]], send: Se
     await send({"type": "http.response.body", "body": b"" if head else answer.body})
 
 
-async def _send_pieces(stream: Stream, send: Send) -> None:
+async def _send_pieces(stream: Stream, send: AsgiSend) -> None:
     async for piece in stream.pieces:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})

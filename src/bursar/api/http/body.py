@@ -16,7 +16,7 @@ import msgspec
 from bursar.api.http.route import JSON, UNREAD, Call
 from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
-from bursar.store.db.idempotency import Claim, RequestKey
+from bursar.store.db.idempotency import IdempotencyKey, RequestKey
 from bursar.wire.shared import protobuf, yaml_text
 from bursar.wire.shared.bounds import (
     VALUES_MAX,
@@ -80,7 +80,7 @@ async def read_object(call: Call, kind: Kind) -> Body | Refusal:
 
 async def _apart(call: Call, read: Callable[..., T], *arguments: Any) -> T:
     """Read a body in a thread: the loop that serves others goes on meanwhile. One at a time, tenants in turn."""
-    async with call.house.bodies.taken(call.identity):
+    async with call.context.bodies.taken(call.identity):
         return await asyncio.to_thread(read, *arguments)
 
 
@@ -397,7 +397,7 @@ def name_faults(metadata: Any) -> list[Cause]:
     return [field_fault("metadata.name", fault) for fault in dns_subdomain(metadata.name)]
 
 
-def claim_of(call: Call, in_body: Any = "") -> Claim | Refusal | None:
+def claim_of(call: Call, in_body: Any = "") -> IdempotencyKey | Refusal | None:
     """The request's id, from the body or the Idempotency-Key header, and what exactly it stands for.
 
     A dry run claims nothing: what it is told depends on how things stand now, and the id is left for the real one.
@@ -416,7 +416,7 @@ def claim_of(call: Call, in_body: Any = "") -> Claim | Refusal | None:
     parts = (call.route.method, path, query, call.identity.tenant, call.identity.actor)
     what = hashlib.sha256(b"\0".join((*(part.encode() for part in parts), call.body))).hexdigest()
     verb = f"{call.route.verb} token" if call.route.resource == "tokens" else call.route.verb
-    return Claim(RequestKey(f"{call.identity.tenant_uid or call.identity.actor}/{verb}", request_id), what)
+    return IdempotencyKey(RequestKey(f"{call.identity.tenant_uid or call.identity.actor}/{verb}", request_id), what)
 
 
 def dry_run(call: Call) -> bool | Refusal:

@@ -44,12 +44,12 @@ class Bounds:
     look_seconds: float = 2.0
 
 
-class Gate:
+class ConnectionGate:
     """All connections of a process, and those of them that have shown no token yet by address."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
         self.bounds = bounds or Bounds()
-        self._open: set[Connection] = set()
+        self._open: set[HttpConnection] = set()
         self._unknown: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Gate:
         """How many connections of an address have shown no token."""
         return self._unknown[address]
 
-    def enter(self, one: Connection) -> str:
+    def enter(self, one: HttpConnection) -> str:
         """Let a connection in; else why not."""
         if len(self._open) >= self.bounds.connections:
             return "all"
@@ -70,14 +70,14 @@ class Gate:
         metrics.CONNECTIONS.set(len(self._open))
         return ""
 
-    def know(self, one: Connection) -> None:
+    def know(self, one: HttpConnection) -> None:
         """A token on it was good: whose it is, is known, and what it may do is counted by other means."""
         if one.is_known or one not in self._open:
             return
         one.is_known = True
         self._forget(one.address)
 
-    def leave(self, one: Connection) -> None:
+    def leave(self, one: HttpConnection) -> None:
         if one not in self._open:
             return
         self._open.discard(one)
@@ -101,16 +101,16 @@ class Gate:
             await asyncio.sleep(self.bounds.look_seconds)
             self.look(loop.time())
 
-    def protocol(self) -> type[Connection]:
+    def protocol(self) -> type[HttpConnection]:
         """What uvicorn makes for each connection."""
-        return type("GatedConnection", (Connection,), {"gate": self})
+        return type("GatedConnection", (HttpConnection,), {"gate": self})
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """One connection of HTTP/1.1. It is in the head of a request from the moment it opens, or from when the last
     request is complete, until all headers are there."""
 
-    gate: ClassVar[Gate]
+    gate: ClassVar[ConnectionGate]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -158,17 +158,17 @@ class Connection(HttpToolsProtocol):
                 return
             if not self._head_since:
                 self._head_since = self.loop.time()
-            room = HEADER_BYTES_MAX - self._head_bytes
-            if len(data) <= room:
+            capacity = HEADER_BYTES_MAX - self._head_bytes
+            if len(data) <= capacity:
                 self._head_bytes += len(data)
                 super().data_received(data)
                 return
             # Only as much as may belong to the head is parsed before it is known whether it ends there.
             self._head_bytes = HEADER_BYTES_MAX
-            super().data_received(data[:room])
+            super().data_received(data[:capacity])
             if self._in_head and self._head_bytes >= HEADER_BYTES_MAX and not self.transport.is_closing():
                 self._refuse("headers", _headers_too_large())
-            data = data[room:]
+            data = data[capacity:]
 
     def on_headers_complete(self) -> None:
         if len(self.url) > URL_BYTES_MAX:

@@ -14,10 +14,10 @@ from bursar.core.quota.tenant_tree import Tree, is_current, sees, subtree
 from bursar.core.values.access import Identity, Reach, reach
 from bursar.ops.nodes.cluster import ClusterCache
 from bursar.ops.runtime.feed import Feed
-from bursar.ops.runtime.runtime import Office
-from bursar.ops.scheduling.leader_query import Inquiries
-from bursar.ops.scheduling.queue_depth import Depths
-from bursar.ops.workloads.log_source import Keeper
+from bursar.ops.runtime.runtime import Runtime
+from bursar.ops.scheduling.leader_query import LeaderQueries
+from bursar.ops.scheduling.queue_depth import QueueDepths
+from bursar.ops.workloads.log_source import LogKeeper
 from bursar.ops.workloads.priority import Priorities
 from bursar.store.db.database import AWAY, Database
 
@@ -33,16 +33,16 @@ BODY_BYTES_MAX = 1_500_000
 
 
 @dataclass(slots=True)
-class House:
+class ApiContext:
     database: Database
-    office: Office
+    runtime: Runtime
     feed: Feed
     authenticator: Authenticator
     limits: RateLimit
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT
     version: str = ""
     grpc_address: str = ""  # where agents are served, as host:port; empty where that is not known
-    keeper: Keeper | None = None  # who is asked for what work has written; None where nobody can be
+    informer: LogKeeper | None = None  # who is asked for what work has written; None where nobody can be
     _tree_read_at: float = field(default=-1e9)
     _tree_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watches: Counter[str] = field(default_factory=Counter)  # how many are open, by whose they are
@@ -53,14 +53,14 @@ class House:
     _fault: str = ""
     _fault_read_at: float = field(default=-1e9)
     _fault_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    inquiries: Inquiries = field(init=False)
-    depths: Depths = field(init=False)
+    leader_queries: LeaderQueries = field(init=False)
+    depths: QueueDepths = field(init=False)
     cluster: ClusterCache = field(init=False)
     priorities: Priorities = field(init=False)
 
     def __post_init__(self) -> None:
-        self.inquiries = Inquiries(self.database)
-        self.depths = Depths(self.inquiries, self.database)
+        self.leader_queries = LeaderQueries(self.database)
+        self.depths = QueueDepths(self.leader_queries, self.database)
         self.cluster = ClusterCache(self.database)
         self.priorities = Priorities(self.database)
 
@@ -71,9 +71,9 @@ class House:
             async with self._tree_lock:
                 if fresh or asyncio.get_running_loop().time() - self._tree_read_at > TREE_AGE_SECONDS_MAX:
                     async with self.database.reader() as db:
-                        await self.office.trees.refresh(db)
+                        await self.runtime.trees.refresh(db)
                     self._tree_read_at = asyncio.get_running_loop().time()
-        return self.office.trees.latest
+        return self.runtime.trees.latest
 
     async def tree_for(self, whose: Reach) -> Tree:
         """The tree, for what somebody may see. Where it knows another tenant under the caller's name it is read again:

@@ -44,7 +44,7 @@ _log = structlog.get_logger(__name__)
 # Providers put headers of their own beside the standard ones; those marked critical are still refused.
 _REGISTRY = jws.JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
 
-Key = RSAKey | ECKey | OKPKey
+SigningJwk = RSAKey | ECKey | OKPKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Oidc:
         self._settings = settings
         self._clock = clock
         self._monotonic = monotonic
-        self._keys: list[Key] | None = None
+        self._keys: list[SigningJwk] | None = None
         self._tried_at = float("-inf")
         self._refreshing = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
@@ -157,7 +157,7 @@ class Oidc:
 
     # Keys.
 
-    async def _keys_for(self, kid: object) -> list[Key]:
+    async def _keys_for(self, kid: object) -> list[SigningJwk]:
         """The keys that may have signed a token, after looking for new ones if there are none."""
         if not (keys := self._candidates(kid)):
             await self._refresh(REFRESH_EMPTY_SECONDS if self._keys is None else REFRESH_UNKNOWN_SECONDS)
@@ -166,7 +166,7 @@ class Oidc:
             self._background = asyncio.create_task(self._refresh(REFRESH_REGULAR_SECONDS))
         return keys
 
-    def _candidates(self, kid: object) -> list[Key]:
+    def _candidates(self, kid: object) -> list[SigningJwk]:
         keys = self._keys or []
         if kid is None:
             return keys if len(keys) == 1 else []
@@ -232,7 +232,7 @@ def _header(text: str) -> dict[str, Any] | None:
     return header if isinstance(header, dict) else None
 
 
-def _signed_claims(text: str, key: Key) -> dict[str, Any] | None:
+def _signed_claims(text: str, key: SigningJwk) -> dict[str, Any] | None:
     """The claims, if this key signed them."""
     try:
         with warnings.catch_warnings():
@@ -244,7 +244,7 @@ def _signed_claims(text: str, key: Key) -> dict[str, Any] | None:
         return None
 
 
-def _import_keys(document: object) -> list[Key]:
+def _import_keys(document: object) -> list[SigningJwk]:
     entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list):
         raise KeysError("the key set has no list of keys")
@@ -254,7 +254,7 @@ def _import_keys(document: object) -> list[Key]:
     return keys
 
 
-def _import_key(entry: object) -> Key | None:
+def _import_key(entry: object) -> SigningJwk | None:
     """One key of the set; None for what is not for signatures, or not understood, as RFC 7517 asks."""
     if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
         return None

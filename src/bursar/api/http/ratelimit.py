@@ -27,7 +27,7 @@ _NS_PER_SECOND = 1_000_000_000
 _PARTS = 60 * _NS_PER_SECOND
 
 
-class Verdict(msgspec.Struct, frozen=True, gc=False):
+class RateVerdict(msgspec.Struct, frozen=True, gc=False):
     """What the answer's headers say. `reset_epoch_seconds` is when the bucket is full again, if nothing more comes."""
 
     allowed: bool
@@ -38,7 +38,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
 
 
 class RateLimit(Protocol):
-    async def take(self, key: str, limit_per_minute: int) -> Verdict: ...
+    async def take(self, key: str, limit_per_minute: int) -> RateVerdict: ...
 
 
 def message(tenant: str, limit: int) -> str:
@@ -75,10 +75,10 @@ class MemoryRateLimit:
     def __len__(self) -> int:
         return len(self._buckets)
 
-    async def take(self, key: str, limit_per_minute: int) -> Verdict:
+    async def take(self, key: str, limit_per_minute: int) -> RateVerdict:
         return self.take_now(key, limit_per_minute)
 
-    def take_now(self, key: str, limit_per_minute: int) -> Verdict:
+    def take_now(self, key: str, limit_per_minute: int) -> RateVerdict:
         now_ns = self._clock_ns()
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -113,14 +113,14 @@ class MemoryRateLimit:
             del self._buckets[key]
 
 
-def _verdict(allowed: bool, limit: int, debt: int, parts: int, wall_seconds: float) -> Verdict:
+def _verdict(allowed: bool, limit: int, debt: int, parts: int, wall_seconds: float) -> RateVerdict:
     """The answer, from a bucket's debt in parts of a request, of which a minute gives `parts` times the limit."""
     if limit <= 0:
-        return Verdict(False, 0, 0, int(wall_seconds) + 60, 60)
+        return RateVerdict(False, 0, 0, int(wall_seconds) + 60, 60)
     parts_per_second = parts // 60 * limit
     remaining = (limit * parts - debt) // parts
     lacking = 0 if allowed else debt + parts - limit * parts
-    return Verdict(
+    return RateVerdict(
         allowed,
         limit,
         max(0, remaining),
@@ -195,7 +195,7 @@ class RedisRateLimit:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def take(self, key: str, limit_per_minute: int) -> Verdict:
+    async def take(self, key: str, limit_per_minute: int) -> RateVerdict:
         if limit_per_minute <= 0 or (self._away and not self._may_probe()):
             return self._fallback.take_now(key, limit_per_minute)
         try:

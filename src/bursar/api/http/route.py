@@ -11,7 +11,7 @@ from bursar.core.values.refusal import Refusal
 from bursar.wire.shared.kind import Kind
 
 if TYPE_CHECKING:
-    from bursar.api.http.context import House
+    from bursar.api.http.context import ApiContext
 
 JSON = "application/json"
 NO_STORE = {"Cache-Control": "no-store"}  # of answers that hold a secret which is nowhere else
@@ -22,7 +22,7 @@ UNREAD: Any = object()  # a body that nobody has made a document of yet
 class Call:
     """One request, after it was authenticated and its body was read."""
 
-    house: House
+    context: ApiContext
     route: Route
     identity: Identity
     request_id: str

@@ -29,7 +29,7 @@ from bursar.wire.kinds.node import Node, describe_itself
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.kind import Object
 
-NO_DOOR = Refusal(
+NO_SERVER = Refusal(
     Code.UNAVAILABLE,
     "this server does not know where agents are served: there is nothing to use a certificate for",
     "Start it with --grpc HOST:PORT, or name the one that serves them with --grpc-advertise HOST:PORT.",
@@ -78,10 +78,10 @@ async def certify(call: Call) -> Outcome:
         return node
     if isinstance(key := read_request(request), Refusal):
         return key
-    if not call.house.grpc_address:
-        return NO_DOOR
+    if not call.context.grpc_address:
+        return NO_SERVER
     if call.identity.role is Role.NODE and not call.identity.bootstrap:
-        return _answer(call, await ops.issue(call.house.database, node.metadata.name, request))
+        return _answer(call, await ops.issue(call.context.database, node.metadata.name, request))
     if call.identity.bootstrap:
         return await use_up_token(call, lambda: _enrol(call, node, request), fingerprint(key))
     return await _enrol(call, node, request)
@@ -100,28 +100,28 @@ def _described(call: Call, document: dict[str, Any]) -> Object | Refusal:
 
 async def _enrol(call: Call, node: Object, request: bytes) -> Outcome:
     """Register the node, unless it is there, and begin its identity anew."""
-    office = call.house.office
+    runtime = call.context.runtime
     if call.identity.bootstrap:
         assert isinstance(node, Node)
         describe_itself(node)
-    if isinstance(await object_ops.get(office, key_of(call)), Refusal):
-        reply = await object_ops.submit(office, create_command(kind_of(call), node, origin_of(call)), tenant="")
+    if isinstance(await object_ops.get(runtime, key_of(call)), Refusal):
+        reply = await object_ops.submit(runtime, create_command(kind_of(call), node, origin_of(call)), tenant="")
         if isinstance(reply, Refusal) and reply.code is not Code.ALREADY_EXISTS:
             return reply
     token_id = call.identity.token_id if call.identity.bootstrap else ""
-    return _answer(call, await ops.enrol(call.house.database, key_of(call).name, request, token_id=token_id))
+    return _answer(call, await ops.enrol(call.context.database, key_of(call).name, request, token_id=token_id))
 
 
 def _answer(call: Call, issued: Issued | Refusal) -> Outcome:
     if isinstance(issued, Refusal):
         return issued
     answer = Certificate(
-        issued.certificate.decode(), issued.authority.decode(), call.house.grpc_address, timestamp(issued.expires_at)
+        issued.certificate.decode(), issued.authority.decode(), call.context.grpc_address, timestamp(issued.expires_at)
     )
     return Answer(201, encode(answer))
 
 
 async def show_authority(call: Call) -> Outcome:
-    authority = await ops.ensure_authority(call.house.database)
+    authority = await ops.ensure_authority(call.context.database)
     until = timestamp(authority.certificate.not_valid_after_utc)
-    return Answer(200, encode(AuthorityAnswer(authority.pem.decode(), until, call.house.grpc_address)))
+    return Answer(200, encode(AuthorityAnswer(authority.pem.decode(), until, call.context.grpc_address)))

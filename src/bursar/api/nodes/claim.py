@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from bursar.api.http.action import faulty, read_action, words_faults
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.object import find, key_of, kind_of, origin_of, written_answer
-from bursar.core.nodes.node_claim import Claim
+from bursar.core.nodes.node_claim import NodeClaim
 from bursar.core.objects.object import Origin
 from bursar.core.values.access import Role, reach
 from bursar.core.values.refusal import Code, Refusal, field_fault
@@ -16,7 +16,7 @@ from bursar.core.values.replace import replace
 from bursar.ops.nodes import claim as ops
 from bursar.ops.nodes.claim import NOBODYS, ReleaseNode
 from bursar.ops.objects.object import submitter
-from bursar.store.db.idempotency import Claim as RequestClaim
+from bursar.store.db.idempotency import IdempotencyKey as RequestClaim
 from bursar.wire.shared.document import encode
 
 # Who may end others' claims as well, and claim for them: those that they see.
@@ -81,7 +81,7 @@ async def start(call: Call) -> Outcome:
     tenant, user = whom
     origin = _origin_for(call, f"{tenant}/{user}", reason)
     reply = await ops.claim_node(
-        call.house.office, found.key.name, origin, reach(call.identity), tenant=tenant, user=user, reason=reason,
+        call.context.runtime, found.key.name, origin, reach(call.identity), tenant=tenant, user=user, reason=reason,
         claim=claim, dry_run=dry,
     )  # fmt: skip
     return await written_answer(call, kind_of(call), reply)
@@ -100,7 +100,7 @@ async def _whom(call: Call, wanted: str) -> tuple[str, str] | Refusal:
         return replace(faulty("claim", [field_fault("user", message)]), hint=hint)
     if (tenant, user) == (identity.tenant, identity.user):
         return tenant, user
-    if identity.role not in _ADMINS or not await call.house.sees(identity, tenant):
+    if identity.role not in _ADMINS or not await call.context.sees(identity, tenant):
         return Refusal(Code.FORBIDDEN, "only an administrator of their tenant may claim a node for somebody else")
     return tenant, user
 
@@ -117,7 +117,7 @@ async def end(call: Call) -> Outcome:
     origin, whose = origin_of(call, reason), reach(call.identity)
     over = whose if call.identity.role in _ADMINS else NOBODYS
     command = ReleaseNode(key=found.key, origin=origin, claim=claim, user=submitter(origin), over=over)
-    reply = await ops.release_node(call.house.office, command, whose, dry_run=dry)
+    reply = await ops.release_node(call.context.runtime, command, whose, dry_run=dry)
     return await written_answer(call, kind_of(call), reply)
 
 
@@ -127,7 +127,7 @@ async def wipe(call: Call) -> Outcome:
     if isinstance(asked, Refusal):
         return asked
     reason, _, dry = asked
-    reply = await ops.wipe_node(call.house.office, call.parameters["name"], origin_of(call, reason), dry_run=dry)
+    reply = await ops.wipe_node(call.context.runtime, call.parameters["name"], origin_of(call, reason), dry_run=dry)
     return await written_answer(call, kind_of(call), reply)
 
 
@@ -138,7 +138,7 @@ async def confirm(call: Call) -> Outcome:
         return asked
     reason, _, dry = asked
     origin = Origin(call.identity.actor, "wiped", reason)
-    reply = await ops.end_wipe(call.house.office, call.parameters["name"], origin, dry_run=dry)
+    reply = await ops.end_wipe(call.context.runtime, call.parameters["name"], origin, dry_run=dry)
     return await written_answer(call, kind_of(call), reply)
 
 
@@ -163,17 +163,17 @@ def _origin_for(call: Call, holder: str, reason: str) -> Origin:
 
 async def list_claims(call: Call) -> Outcome:
     """The claims whose holders the caller may know, and how full the pool is."""
-    pool = await ops.load_pool(call.house.office, reach(call.identity))
+    pool = await ops.load_pool(call.context.runtime, reach(call.identity))
     items = [_shown(node, claim) for node, claim in pool.claims]
     return Answer(200, encode(ClaimList(PoolFigures(pool.size, pool.claimed), items)))
 
 
-def _shown(node: str, claim: Claim) -> ShownClaim:
+def _shown(node: str, claim: NodeClaim) -> ShownClaim:
     return ShownClaim(
         node, claim.id, str(claim.state), claim.holder, claim.since, claim.by, claim.reason or UNSET,
         claim.released or UNSET, claim.message or _unpaid(claim) or UNSET,
     )  # fmt: skip
 
 
-def _unpaid(claim: Claim) -> str:
+def _unpaid(claim: NodeClaim) -> str:
     return f"it is not paid for any more, and is given back once it is empty: {claim.unpaid}" if claim.unpaid else ""

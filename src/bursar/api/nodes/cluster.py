@@ -8,18 +8,18 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from bursar.api.http import metrics
-from bursar.api.http.context import House
+from bursar.api.http.context import ApiContext
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.workloads.explanation import time_of
 from bursar.core.nodes.liveness import is_alarming
 from bursar.core.nodes.node import WHOLE
-from bursar.core.nodes.node_claim import State
+from bursar.core.nodes.node_claim import ClaimState
 from bursar.core.scheduling.explain.explain_types import Figures, QueueFigures
 from bursar.core.values.access import Reach
 from bursar.core.values.quantity import format_granted
 from bursar.core.values.refusal import Refusal
 from bursar.ops.nodes.claim import load_pool
-from bursar.ops.nodes.cluster import Totals
+from bursar.ops.nodes.cluster import ClusterTotals
 from bursar.ops.nodes.fence import load_patience
 from bursar.ops.runtime.clock import now, timestamp
 from bursar.store.db.database import AWAY
@@ -93,15 +93,15 @@ class QueueStates(msgspec.Struct, rename="camel"):
 
 
 async def queues(call: Call) -> Outcome:
-    found = await call.house.inquiries.figures()
+    found = await call.context.leader_queries.figures()
     if isinstance(found, Refusal):
         return found
     return Answer(200, encode(QueueStates([_queue(one) for one in found.queues])))
 
 
 async def utilization(call: Call) -> Outcome:
-    totals = await call.house.cluster.totals()
-    found = await call.house.inquiries.figures(FIGURES_SECONDS_MAX)
+    totals = await call.context.cluster.totals()
+    found = await call.context.leader_queries.figures(FIGURES_SECONDS_MAX)
     scheduling = UNSET if isinstance(found, Refusal) else _scheduling(found)
     return Answer(200, encode(Utilization(timestamp(now()), _cluster(totals), scheduling)))
 
@@ -123,12 +123,12 @@ def _seconds(seconds: float) -> str:
     return f"{round(seconds)}s"
 
 
-def _cluster(totals: Totals) -> ClusterFigures:
+def _cluster(totals: ClusterTotals) -> ClusterFigures:
     nodes = NodeCounts(totals.total, totals.ready, totals.not_ready, totals.cordoned)
     return ClusterFigures(nodes, _measured(totals, "cpu"), _measured(totals, "memory"), _gpus(totals))
 
 
-def _measured(totals: Totals, name: str) -> MeasuredResource:
+def _measured(totals: ClusterTotals, name: str) -> MeasuredResource:
     allocatable, used = totals.allocatable.get(name, 0), totals.used.get(name)
     return MeasuredResource(
         format_granted(name, totals.capacity.get(name, 0)),
@@ -139,7 +139,7 @@ def _measured(totals: Totals, name: str) -> MeasuredResource:
     )
 
 
-def _gpus(totals: Totals) -> CountedDevices:
+def _gpus(totals: ClusterTotals) -> CountedDevices:
     """Devices of all makers together."""
 
     def total(amounts: dict[str, int]) -> int:
@@ -182,37 +182,37 @@ def rate(per_second: float) -> str:
 # For Prometheus.
 
 
-async def show_nodes(house: House) -> None:
+async def show_nodes(context: ApiContext) -> None:
     """How nodes stand, as gauges."""
     metrics.NODES.clear()
     metrics.NODES_CLAIMED.clear()
     try:
-        patience = await load_patience(house.office)
-        async with house.database.reader() as db:
+        patience = await load_patience(context.runtime)
+        async with context.database.reader() as db:
             phases = await liveness_store.count_phases(db)
             heard, silent = await liveness_store.count_silent(db, patience.not_ready_seconds)
-        pool = await load_pool(house.office, Reach(everything=True))
+        pool = await load_pool(context.runtime, Reach(everything=True))
     except AWAY:
         metrics.NODES_SILENT.set(UNKNOWN)
         metrics.NODES_ALARM.set(UNKNOWN)
         return
     for phase, count in phases.items():
         metrics.NODES.labels(phase).set(count)
-    for state in State:
+    for state in ClaimState:
         metrics.NODES_CLAIMED.labels(str(state)).set(sum(claim.state is state for _, claim in pool.claims))
     metrics.NODES_CLAIMABLE.set(pool.size)
     metrics.NODES_SILENT.set(silent / heard if heard else 0.0)
     metrics.NODES_ALARM.set(is_alarming(silent, heard))
 
 
-async def show_scheduling(house: House) -> None:
+async def show_scheduling(context: ApiContext) -> None:
     """The leader's figures as gauges; without a leader that answers there are none."""
     for one in (metrics.WAITING, metrics.QUEUE_DEPTH, metrics.QUEUE_AGE, metrics.TIME_TO_SCHEDULE):
         one.clear()
     metrics.SCHEDULED_PER_SECOND.set(UNKNOWN)
     metrics.PREEMPTIONS.set(UNKNOWN)
     try:
-        found = await house.inquiries.figures(FIGURES_SECONDS_MAX)
+        found = await context.leader_queries.figures(FIGURES_SECONDS_MAX)
     except AWAY:
         return
     if isinstance(found, Refusal):

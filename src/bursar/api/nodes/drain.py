@@ -9,7 +9,7 @@ from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.object import find, key_of, origin_of
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.nodes import drain as ops
-from bursar.ops.nodes.drain import GRACE_SECONDS, Drain, Standing
+from bursar.ops.nodes.drain import GRACE_SECONDS, Drain, DrainProgress
 from bursar.ops.runtime.command import Written
 from bursar.wire.shared.document import encode
 
@@ -55,19 +55,19 @@ async def start(call: Call) -> Outcome:
         key=found.key, origin=origin_of(call, wanted.reason), claim=claim, grace_seconds=wanted.grace_period_seconds,
         reason=wanted.reason, force=wanted.force,
     )  # fmt: skip
-    reply = await ops.drain(call.house.office, command, dry_run=dry)
+    reply = await ops.drain(call.context.runtime, command, dry_run=dry)
     if isinstance(reply, Refusal):
         return reply
     assert isinstance(reply, Written)
     if dry:
-        there = await ops.placed_there(call.house.office, found.key.name)
+        there = await ops.placed_there(call.context.runtime, found.key.name)
         return _answer(ops.standing_of(msgspec.json.decode(reply.status)["drain"], there))
     return await show(call)
 
 
 async def show(call: Call) -> Outcome:
     name = key_of(call).name
-    standing = await ops.standing(call.house.office, name)
+    standing = await ops.standing(call.context.runtime, name)
     if isinstance(standing, Refusal):
         return standing
     if standing is None:
@@ -75,7 +75,7 @@ async def show(call: Call) -> Outcome:
     return _answer(standing)
 
 
-def _answer(one: Standing) -> Answer:
+def _answer(one: DrainProgress) -> Answer:
     left = [f"{key.namespace}/{key.name}" for key in one.left[:LEFT_SHOWN_MAX]]
     progress = Progress(one.evicted, one.pending, one.failed)
     return Answer(200, encode(DrainStatus(one.state, one.total, one.estimated_end, progress, left)))

@@ -24,18 +24,18 @@ from bursar.api.objects.watch import (
     KEEPALIVE_SECONDS,
     SSE,
     TIMEOUT_SECONDS,
-    Events,
-    Over,
     Watch,
+    WatchEvents,
+    WatchOver,
     check_identity,
     no_seat,
 )
 from bursar.api.workloads.pod import find_pod, pod_not_found, pod_uid
-from bursar.core.nodes.eviction import Notice, Reason, Rule
+from bursar.core.nodes.eviction import EvictionReason, EvictionRule, Notice
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.core.values.selector import parse_fields
-from bursar.ops.runtime.feed import FedChange, Lagging
+from bursar.ops.runtime.feed import FedChange, FeedLagging
 from bursar.ops.scheduling import evict as ops
 from bursar.ops.workloads.allocation import status_of
 from bursar.store.db.database import AWAY
@@ -117,7 +117,7 @@ async def list_or_watch(call: Call) -> Outcome:
 
 async def _open(call: Call, node: str) -> tuple[list[EvictionEvent], int]:
     query = Query("Allocation", node=node, fields=_TERMINATING)
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         page = await listing.load_page(db, query)
     found = [
         notice_of(Key("Allocation", one.namespace, one.name), one.doc, one.status, node=node) for one in page.items
@@ -172,12 +172,12 @@ def _watch(call: Call, node: str) -> Outcome:
     shape = "sse" if SSE in call.headers.get("accept", "") else "lines"
     until = time.monotonic() + min(int(text), TIMEOUT_SECONDS)
     one = Watch(call, kind_of(call), Query("Allocation", node=node), shape, bookmarks=False, until=until)
-    return Stream(Events(one, _notices(_Listener(one, node))), SSE if shape == "sse" else JSON)
+    return Stream(WatchEvents(one, _notices(_Listener(one, node))), SSE if shape == "sse" else JSON)
 
 
 async def _notices(listener: _Listener) -> AsyncGenerator[bytes, None]:
     one = listener.watch
-    feed = one.call.house.feed
+    feed = one.call.context.feed
     try:
         # Listening comes first and reading what is open second: a notice given between the two is heard of in both.
         one.follower = await feed.follow("Allocation")
@@ -195,11 +195,11 @@ async def _notices(listener: _Listener) -> AsyncGenerator[bytes, None]:
                 one.seen = max(one.seen, revision)
             if not changes and one.format == "sse":
                 yield b": still here\n\n"
-    except Over as over:
+    except WatchOver as over:
         if over.refusal is not None:
             error = {"type": "ERROR", "object": body_of(over.refusal, one.call.request_id)}
             yield listener.wrapped(encode(error), one.seen)
-    except Lagging:
+    except FeedLagging:
         metrics.WATCHERS_LET_GO.inc()
     except AWAY:
         return  # The node connects again, and is told first what is open.
@@ -251,9 +251,9 @@ async def evict_pod(call: Call) -> Outcome:
     if refusal := _another_pod(found, options.preconditions):
         return refusal
     actor = call.identity.actor
-    notice = Notice(Reason.EVICTED, Rule.DRAIN, actor, f"Evicted by {actor}", grace)
+    notice = Notice(EvictionReason.EVICTED, EvictionRule.DRAIN, actor, f"Evicted by {actor}", grace)
     reply = await ops.evict(
-        call.house.office, found, notice, Origin(actor, "evict"), dry_run=dry or "All" in options.dry_run
+        call.context.runtime, found, notice, Origin(actor, "evict"), dry_run=dry or "All" in options.dry_run
     )
     if isinstance(reply, Refusal):
         # A pod that ended meanwhile is not there to be evicted any more, and that is all its evictor wanted.

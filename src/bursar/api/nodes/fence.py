@@ -49,7 +49,9 @@ async def start(call: Call) -> Outcome:
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
-    done = await ops.fence(call.house.office, found.key.name, origin_of(call, reason), reason, claim=claim, dry_run=dry)
+    done = await ops.fence(
+        call.context.runtime, found.key.name, origin_of(call, reason), reason, claim=claim, dry_run=dry
+    )
     if isinstance(done, Refusal):
         return done
     ended = FencedAllocations(done.requeued, done.failed, done.stopping, done.left)
@@ -64,5 +66,5 @@ async def end(call: Call) -> Outcome:
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
-    reply = await ops.unfence(call.house.office, found.key.name, origin_of(call), dry_run=dry)
+    reply = await ops.unfence(call.context.runtime, found.key.name, origin_of(call), dry_run=dry)
     return await written_answer(call, kind_of(call), reply)

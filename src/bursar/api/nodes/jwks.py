@@ -38,7 +38,7 @@ class RotatedKey(msgspec.Struct):
 
 
 async def show(call: Call) -> Outcome:
-    ring = await call.house.office.signing.ring()
+    ring = await call.context.runtime.signing.ring()
     return Answer(200, encode(KeySet(ring.jwks()["keys"])), headers=CACHE)
 
 
@@ -55,10 +55,10 @@ async def rotate(call: Call) -> Outcome:
         causes.append(field_fault("overlapSeconds", f"must be between 0 and {OVERLAP_SECONDS_MAX}"))
     if causes:
         return faulty("rotation", causes)
-    house = call.house
+    context = call.context
     by = f"{call.identity.actor}: {wanted.reason}" if wanted.reason else call.identity.actor
-    ring = await ops.rotate(house.database, by=by, overlap_seconds=wanted.overlap_seconds, claim=claim)
-    house.office.signing.forget()
+    ring = await ops.rotate(context.database, by=by, overlap_seconds=wanted.overlap_seconds, claim=claim)
+    context.runtime.signing.forget()
     if isinstance(ring, Refusal):
         return ring
     return Answer(201, encode(RotatedKey(ring.ids[-1], list(ring.ids))))

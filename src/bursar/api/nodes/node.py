@@ -43,7 +43,7 @@ async def use_up_token(call: Call, act: Callable[[], Awaitable[Outcome]], key: b
     """Do what a bootstrap token is for, which uses it up; whatever goes wrong, it is good again. Used for a key, of
     which this is the fingerprint, it is good for that key once more: the answer may not have arrived."""
     token_id = call.identity.token_id
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         first = await token_ops.consume_token(db, token_id, now(), key)
         if not first and not await token_ops.is_used_for(db, token_id, now(), key):
             return await _used_up(db, token_id)
@@ -52,9 +52,9 @@ async def use_up_token(call: Call, act: Callable[[], Awaitable[Outcome]], key: b
         outcome = await act()
     finally:
         if first and (outcome is None or isinstance(outcome, Refusal)):
-            async with call.house.database.reader() as db:
+            async with call.context.database.reader() as db:
                 await token_ops.restore_token(db, token_id)
-    call.house.authenticator.forget(token_id)
+    call.context.authenticator.forget(token_id)
     return outcome
 
 
@@ -75,7 +75,7 @@ async def _create(call: Call, body: Body) -> Outcome:
     if document["metadata"]["uid"] != body.object.metadata.uid and not call.identity.bootstrap:
         return outcome
     name = document["metadata"]["name"]
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         made = await token_ops.create_token(
             db, role=Role.NODE, node=name, user=name, created_by=call.identity.actor, now=now()
         )
@@ -97,9 +97,9 @@ async def patch_status(call: Call) -> Outcome:
         return refusal
     outcome = await (replace_object(call) if call.route.method == "PUT" else patch_object(call))
     if isinstance(outcome, Answer) and call.identity.role is Role.NODE and dry_run(call) is False:
-        async with call.house.database.reader() as db:
+        async with call.context.database.reader() as db:
             await node_store.save_seen(db, [call.parameters["name"]])
-        await pay_on(call.house.office, [call.parameters["name"]])
-        if b'"silentSince"' in outcome.body and await node_alive(call.house.office, [call.parameters["name"]]):
+        await pay_on(call.context.runtime, [call.parameters["name"]])
+        if b'"silentSince"' in outcome.body and await node_alive(call.context.runtime, [call.parameters["name"]]):
             return await get(call)
     return outcome

@@ -15,10 +15,10 @@ from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops.lifecycle.dispatch import delete_command
 from bursar.ops.objects import object as ops
-from bursar.ops.objects.object import Preconditions
+from bursar.ops.objects.object import DeletePreconditions
 from bursar.ops.runtime.command import Reply, Written
 from bursar.store.objects import listing
-from bursar.store.objects.listing import Item, Query
+from bursar.store.objects.listing import ListedObject, Query
 from bursar.wire.shared.document import render_list
 from bursar.wire.shared.kind import Kind
 
@@ -66,12 +66,12 @@ def is_orphaning(options: DeleteOptions) -> bool:
     return options.propagation_policy == "Orphan" or options.orphan_dependents is True
 
 
-def _preconditions(options: DeleteOptions) -> Preconditions | Refusal:
+def _preconditions(options: DeleteOptions) -> DeletePreconditions | Refusal:
     given = options.preconditions or {}
     revision = given.get("resourceVersion") or ""
     if revision and not (revision.isascii() and revision.isdigit() and len(revision) <= 18):
         return invalid("preconditions.resourceVersion must be a number")
-    return Preconditions(given.get("uid") or "", int(revision) if revision else None)
+    return DeletePreconditions(given.get("uid") or "", int(revision) if revision else None)
 
 
 async def delete(call: Call) -> Outcome:
@@ -84,7 +84,7 @@ async def delete(call: Call) -> Outcome:
             return refusal
     kind = kind_of(call)
     assert not isinstance(claim, Refusal)
-    assert isinstance(preconditions, Preconditions)
+    assert isinstance(preconditions, DeletePreconditions)
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return await recalled(call, claim, found)
@@ -97,7 +97,7 @@ async def delete(call: Call) -> Outcome:
         grace_seconds=options.grace_period_seconds,
         orphan=is_orphaning(options),
     )
-    reply = await ops.submit(call.house.office, command, tenant=found.tenant, dry_run=bool(dry))
+    reply = await ops.submit(call.context.runtime, command, tenant=found.tenant, dry_run=bool(dry))
     return await written_answer(call, kind, reply)
 
 
@@ -110,7 +110,7 @@ async def delete_collection(call: Call) -> Outcome:
     assert isinstance(query, Query)
     assert isinstance(options, DeleteOptions)
     kind = kind_of(call)
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         page = await listing.load_page(db, query)
     replies = await delete_all(
         call, kind, page.items, options.grace_period_seconds, dry=bool(dry), orphan=is_orphaning(options)
@@ -123,26 +123,26 @@ async def delete_collection(call: Call) -> Outcome:
 async def delete_all(
     call: Call,
     kind: Kind,
-    items: Sequence[Item],
+    items: Sequence[ListedObject],
     grace_seconds: int | None,
     *,
     dry: bool,
     reason: str = "",
     orphan: bool = False,
 ) -> list[Reply]:
-    async def delete_one(one: Item) -> Reply:
-        found = await ops.get(call.house.office, Key(kind.name, one.namespace, one.name))
+    async def delete_one(one: ListedObject) -> Reply:
+        found = await ops.get(call.context.runtime, Key(kind.name, one.namespace, one.name))
         if isinstance(found, Refusal):
             return found
         command = delete_command(
             kind,
             found,
             origin_of(call, reason),
-            preconditions=Preconditions(),
+            preconditions=DeletePreconditions(),
             grace_seconds=grace_seconds,
             orphan=orphan,
         )
-        return await ops.submit(call.house.office, command, tenant=one.tenant, dry_run=dry)
+        return await ops.submit(call.context.runtime, command, tenant=one.tenant, dry_run=dry)
 
     replies: list[Reply] = []
     for start in range(0, len(items), AT_ONCE):

@@ -182,7 +182,7 @@ async def edit_object(
         )
 
     reply = await ops.change(
-        call.house.office,
+        call.context.runtime,
         key,
         edit,
         tenant=found.tenant or call.identity.tenant,
@@ -201,7 +201,7 @@ def _out_of_sight(call: Call, kind: Kind, before: Stored, one: Object) -> Refusa
     owner, whose = owner_of(kind, one), reach(call.identity)
     if kind.name != "Namespace" or owner == before.tenant or whose.everything:
         return None
-    if sees(call.house.office.trees.latest, whose, owner):
+    if sees(call.context.runtime.trees.latest, whose, owner):
         return None
     return Refusal(Code.FORBIDDEN, f"you may not put a namespace into tenant {owner!r}")
 

@@ -11,7 +11,7 @@ import msgspec
 
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.table import wants_table
-from bursar.core.objects.event_text import Standing, tell
+from bursar.core.objects.event_text import ObjectState, tell
 from bursar.core.objects.object import Key
 from bursar.core.quota.tenant_tree import Tree, saw
 from bursar.core.values.access import Reach, allows, reach
@@ -23,7 +23,7 @@ from bursar.ops.runtime.clock import now, timestamp
 from bursar.ops.usage.budget_alert import BUDGETS
 from bursar.store.db.database import Connection
 from bursar.store.objects import change as store
-from bursar.store.objects.change import Happening
+from bursar.store.objects.change import AuditLine
 from bursar.wire.shared.document import encode
 
 EVENTS_MAX = 500
@@ -56,8 +56,8 @@ async def list_events(call: Call) -> Outcome:
         return invalid(str(error))
     # Who may see what is asked first: it needs a connection, and nobody waits for a second one while holding a first.
     whose = reach(call.identity)
-    tree, tenants = await call.house.tree_for(whose), await call.house.visible_tenants(call.identity)
-    async with call.house.database.reader() as db:
+    tree, tenants = await call.context.tree_for(whose), await call.context.visible_tenants(call.identity)
+    async with call.context.database.reader() as db:
         revision = (await store.load_position(db)).revision
         found = await _load(db, call.parameters.get("namespace", ""), selector, tenants, revision)
     hidden = frozenset(kind for kind, resource in RESOURCES.items() if not allows(call.identity, "list", resource))
@@ -72,7 +72,7 @@ async def list_events(call: Call) -> Outcome:
 
 async def _load(
     db: Connection, namespace: str, selector: Selector, tenants: Sequence[str] | None, revision: int
-) -> list[Happening]:
+) -> list[AuditLine]:
     """What the selector may choose from, newest first."""
     wanted = {term.key.removeprefix("involvedObject."): term.values[0] for term in selector.terms if term.op is Op.IN}
     namespace = namespace or wanted.get("namespace", "")
@@ -84,7 +84,7 @@ async def _load(
     return await store.load_happenings(db, max(0, revision - RECENT_REVISIONS), namespace, tenants, limit)
 
 
-def _visible(whose: Reach, tree: Tree, one: Happening) -> bool:
+def _visible(whose: Reach, tree: Tree, one: AuditLine) -> bool:
     """What happened to a tenant that had the name before is an administrator's to see."""
     if whose.everything:
         return True
@@ -93,7 +93,7 @@ def _visible(whose: Reach, tree: Tree, one: Happening) -> bool:
     return not _tells_who(one) and one.key.kind in CATALOGUE
 
 
-def _tenant(one: Happening) -> str:
+def _tenant(one: AuditLine) -> str:
     """To whom it happened; empty where that is nobody's, or an administrator's."""
     if not _tells_who(one):
         return one.tenant
@@ -101,7 +101,7 @@ def _tenant(one: Happening) -> str:
     return tenant if of_a_tenant else ""
 
 
-def _tells_who(one: Happening) -> bool:
+def _tells_who(one: AuditLine) -> bool:
     """That a node is claimed is for everybody to see, but not by whom."""
     return one.key.kind == "Node" and one.verb in CLAIMING
 
@@ -118,7 +118,7 @@ def _fields(event: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def event_of(one: Happening) -> dict[str, Any]:
+def event_of(one: AuditLine) -> dict[str, Any]:
     key: Key = one.key
     at = timestamp(one.at)
     what = {
@@ -177,13 +177,13 @@ class _Status(msgspec.Struct, rename="camel"):
 _status = msgspec.json.Decoder(_Status)
 
 
-def _standing(one: Happening) -> Standing | None:
+def _standing(one: AuditLine) -> ObjectState | None:
     if one.status is None:
         return None
     after = _status.decode(one.status)
     nodes = tuple([one.name for one in after.nodes])
     waits = (one.message for one in after.conditions if one.type == "Scheduled" and one.status == "False")
-    return Standing(after.phase, nodes, after.message, after.exit_code, next(waits, ""))
+    return ObjectState(after.phase, nodes, after.message, after.exit_code, next(waits, ""))
 
 
 def _table(events: list[dict[str, Any]], meta: dict[str, str], at: datetime) -> dict[str, Any]:

@@ -30,9 +30,9 @@ from bursar.ops.objects import object as ops
 from bursar.ops.objects.object import not_found
 from bursar.ops.quota.cluster_ceiling import unsatisfiable
 from bursar.ops.runtime.command import Reply, Written
-from bursar.store.db.idempotency import Claim
+from bursar.store.db.idempotency import IdempotencyKey
 from bursar.store.objects import listing
-from bursar.store.objects.listing import Item, Page, Query
+from bursar.store.objects.listing import ListedObject, ListPage, Query
 from bursar.wire.kinds.allocation import gang_of
 from bursar.wire.kinds.job import allocation_spec, gang_size
 from bursar.wire.kinds.namespace import DEFAULT_TENANT, TENANT_LABEL
@@ -68,7 +68,7 @@ def is_admin(call: Call) -> bool:
 
 async def find(call: Call, key: Key) -> Stored | Refusal:
     """An object that the caller may see. What is another tenant's does not exist."""
-    found = await ops.get(call.house.office, key)
+    found = await ops.get(call.context.runtime, key)
     if isinstance(found, Refusal):
         return found
     return found if await may_see(call, found) else not_found(key)
@@ -78,7 +78,7 @@ async def may_see(call: Call, one: Stored) -> bool:
     if one.key.kind == "Allocation" and reach(call.identity).node:
         nodes = {node["name"] for node in msgspec.json.decode(one.status).get("nodes", ())}
         return reach(call.identity).sees_bound(nodes)
-    return await call.house.sees(call.identity, one.tenant)
+    return await call.context.sees(call.identity, one.tenant)
 
 
 async def get(call: Call) -> Outcome:
@@ -88,19 +88,19 @@ async def get(call: Call) -> Outcome:
     return await one_answer(call, 200, item(await with_glimpse(call, found)))
 
 
-def item(one: Stored) -> Item:
-    return Item(one.key.namespace, one.key.name, one.tenant, one.revision, one.doc, one.status)
+def item(one: Stored) -> ListedObject:
+    return ListedObject(one.key.namespace, one.key.name, one.tenant, one.revision, one.doc, one.status)
 
 
-async def one_answer(call: Call, status: int, one: Item) -> Answer:
+async def one_answer(call: Call, status: int, one: ListedObject) -> Answer:
     kind = kind_of(call)
     if wants_table(call.headers.get("accept", "")):
-        plain = await rows(call.house, kind, [one], call.identity)
+        plain = await rows(call.context, kind, [one], call.identity)
         return Answer(
             status,
             encode(table(kind, plain, now_seconds=time.time(), list_meta={"resourceVersion": str(one.revision)})),
         )
-    (body,) = await show(call.house, kind, [one], call.identity)
+    (body,) = await show(call.context, kind, [one], call.identity)
     return Answer(status, body)
 
 
@@ -115,7 +115,7 @@ async def query_of(call: Call) -> Query | Refusal:
         )
     except SelectorError as error:
         return invalid(str(error))
-    tenants, node = await call.house.visible_tenants(call.identity), ""
+    tenants, node = await call.context.visible_tenants(call.identity), ""
     if tenants is not None and (kind.name in ("Node", "PriorityClass", "Queue", "Tier", "Settings")):
         tenants = None
     if tenants == () and kind.name == "Allocation" and call.identity.node:
@@ -141,13 +141,13 @@ async def list_objects(call: Call, query: Query) -> Outcome:
     query, first_revision = page
     if not 0 < query.limit <= PAGE_MAX:
         return await _list_in_pages(call, query, first_revision)
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         found = await listing.load_page(db, query)
     items = b",".join(await _shown(call, found.items))
     head, tail = _around(call, first_revision or found.revision, found)
     if len(items) <= WHOLE_BYTES_MAX:
         return Answer(200, b"".join((head, items, tail)))
-    spool = call.house.spools.open(party(call.identity))
+    spool = call.context.spools.open(party(call.identity))
     try:
         await spool.write(items)
     except SpoolFull as full:
@@ -158,12 +158,12 @@ async def list_objects(call: Call, query: Query) -> Outcome:
 
 async def _list_in_pages(call: Call, query: Query, first_revision: int) -> Outcome:
     """A list that may be long: it is read and put away page by page, and sent when nothing is held for it any more."""
-    house = call.house
-    spool = house.spools.open(party(call.identity))
+    context = call.context
+    spool = context.spools.open(party(call.identity))
     try:
         async with (
-            house.lists.taken(call.identity),
-            house.database.reader() as db,
+            context.lists.taken(call.identity),
+            context.database.reader() as db,
             aclosing(listing.load_all(db, query, PAGE_MAX)) as pages,
         ):
             async for found in pages:
@@ -189,18 +189,18 @@ def _spooled(head: bytes, spool: Spool, tail: bytes) -> Stream:
     return Stream(SpooledPieces(head, spool, tail), JSON, {"Content-Length": str(length)}, breaks=True)
 
 
-async def _shown(call: Call, items: Sequence[Item]) -> list[bytes]:
+async def _shown(call: Call, items: Sequence[ListedObject]) -> list[bytes]:
     """Objects of a list, or rows of a table."""
     kind = kind_of(call)
     if not wants_table(call.headers.get("accept", "")):
-        return await show(call.house, kind, items, call.identity)
+        return await show(call.context, kind, items, call.identity)
     include: Any = call.query.get("includeObject", "Metadata")
-    plain = await rows(call.house, kind, items, call.identity)
+    plain = await rows(call.context, kind, items, call.identity)
     shown = table(kind, plain, now_seconds=time.time(), include_object=include, with_columns=False)
     return [encode(row) for row in shown["rows"]]
 
 
-def _around(call: Call, revision: int, found: Page) -> tuple[bytes, bytes]:
+def _around(call: Call, revision: int, found: ListPage) -> tuple[bytes, bytes]:
     """What stands before the objects of a list, or the rows of a table, and what stands behind them."""
     kind, token = kind_of(call), ""
     if found.more:
@@ -264,9 +264,9 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
             reply = await with_place(call, reply, queue_of(one))
         return await written_answer(call, kind, reply, 201, body.warnings)
     if kind.name in QUEUED:
-        call.house.depths.look()
+        call.context.depths.look()
     command = create_command(kind, one, origin_of(call), claim, seen_tenant=seen, admin=is_admin(call))
-    reply = await ops.submit(call.house.office, command, tenant=seen or call.identity.tenant, dry_run=dry)
+    reply = await ops.submit(call.context.runtime, command, tenant=seen or call.identity.tenant, dry_run=dry)
     if kind.name in QUEUED and isinstance(reply, Written):
         reply = await with_place(call, reply, queue_of(one))
     return await written_answer(call, kind, reply, 201, body.warnings)
@@ -298,11 +298,11 @@ async def never_runs(call: Call, kind: Kind, one: Object) -> Refusal | None:
     """Why this could never run on the nodes there are."""
     if kind.name == "Job":
         spec, members = allocation_spec(one.metadata.name, one.spec), gang_size(one.metadata.name, one.spec)
-        return await unsatisfiable(call.house.office, spec, members, path="spec.template.spec")
+        return await unsatisfiable(call.context.runtime, spec, members, path="spec.template.spec")
     if kind.name != "Allocation":
         return None
     gang = gang_of(one.metadata, one.spec)
-    return await unsatisfiable(call.house.office, one.spec, gang.min_members if gang is not None else 1)
+    return await unsatisfiable(call.context.runtime, one.spec, gang.min_members if gang is not None else 1)
 
 
 async def adopt(call: Call, kind: Kind, one: Object) -> Refusal | None:
@@ -312,7 +312,7 @@ async def adopt(call: Call, kind: Kind, one: Object) -> Refusal | None:
     labels = dict(one.metadata.labels or {})
     labels.setdefault(TENANT_LABEL, call.identity.tenant or DEFAULT_TENANT)
     one.metadata.labels = labels
-    if not await call.house.sees(call.identity, owner_of(kind, one)):
+    if not await call.context.sees(call.identity, owner_of(kind, one)):
         return Refusal(Code.FORBIDDEN, f"you may not put a namespace into tenant {labels[TENANT_LABEL]!r}")
     return None
 
@@ -322,10 +322,10 @@ async def namespace_tenant(call: Call, kind: Kind) -> str | Refusal | None:
     if not kind.namespaced:
         return None
     name = call.parameters["namespace"]
-    namespace = (await call.house.tree()).namespaces.get(name)
+    namespace = (await call.context.tree()).namespaces.get(name)
     if namespace is None:
-        namespace = (await call.house.tree(fresh=True)).namespaces.get(name)
-    if namespace is None or not await call.house.sees(call.identity, namespace.tenant):
+        namespace = (await call.context.tree(fresh=True)).namespaces.get(name)
+    if namespace is None or not await call.context.sees(call.identity, namespace.tenant):
         return _missing_namespace(call.identity, name)
     return namespace.tenant
 
@@ -345,24 +345,24 @@ async def written_answer(
         return reply
     assert isinstance(reply, Written)
     if kind.in_tree:
-        call.house.forget_tree()
+        call.context.forget_tree()
     headers = {"Warning": ", ".join(f"299 - {json.dumps(one[:256])}" for one in warnings[:32])} if warnings else {}
     accept = call.headers.get("accept", "")
     if wants_table(accept):
         key = reply.key
         return await one_answer(
-            call, status, Item(key.namespace, key.name, "", max(reply.revision, 0), reply.doc, reply.status)
+            call, status, ListedObject(key.namespace, key.name, "", max(reply.revision, 0), reply.doc, reply.status)
         )
-    return Answer(status, await show_written(call.house, kind, reply, call.identity), JSON, headers)
+    return Answer(status, await show_written(call.context, kind, reply, call.identity), JSON, headers)
 
 
-async def recalled(call: Call, claim: Claim | None, otherwise: Reply) -> Outcome:
+async def recalled(call: Call, claim: IdempotencyKey | None, otherwise: Reply) -> Outcome:
     """What a request that has nothing left to do is answered: as before, if it is a repetition."""
     return await written_answer(call, kind_of(call), await recall(call, claim, otherwise))
 
 
-async def recall(call: Call, claim: Claim | None, otherwise: Reply) -> Reply:
+async def recall(call: Call, claim: IdempotencyKey | None, otherwise: Reply) -> Reply:
     if claim is None:
         return otherwise
     command = ops.Recall(key=key_of(call), origin=origin_of(call), claim=claim, otherwise=otherwise)
-    return await call.house.office.changing.submit(command, call.identity.tenant)
+    return await call.context.runtime.changing.submit(command, call.identity.tenant)

@@ -14,7 +14,7 @@ from bursar.core.scheduling.explain.explain_types import Glimpse
 from bursar.core.values.replace import replace
 from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Written
-from bursar.ops.scheduling.leader_query import Look
+from bursar.ops.scheduling.leader_query import LookQuestion
 from bursar.wire.kinds.allocation import Allocation
 from bursar.wire.kinds.job import Job, allocation_spec
 from bursar.wire.shared.document import encode
@@ -26,7 +26,7 @@ WAITING = ("Pending", "Queued")
 async def with_glimpse(call: Call, one: Stored) -> Stored:
     """What waits is shown with its place in line and the estimate of its start, if the scheduler is quick to tell."""
     look = _LOOKS.get((one.key.kind, one.fields.get("status.phase", "")))
-    seen = await call.house.inquiries.glimpse(look(one)) if look is not None else None
+    seen = await call.context.leader_queries.glimpse(look(one)) if look is not None else None
     return one if seen is None else replace(one, status=_shown(msgspec.json.decode(one.status), seen))
 
 
@@ -38,13 +38,13 @@ async def with_place(call: Call, one: Written, queue: str) -> Written:
     if status.get("phase") not in WAITING:
         return one
     is_job, stored = one.key.kind == "Job", one.revision > 0
-    last = await call.house.depths.last_place(
+    last = await call.context.depths.last_place(
         queue, one.revision if stored else None, status.get("active", 1) if is_job else 1
     )
     seen = None
     if is_job and stored:
-        look = Look(namespace=one.key.namespace, job=one.key.name, revision=one.revision)
-        seen = await call.house.inquiries.glimpse(look)
+        look = LookQuestion(namespace=one.key.namespace, job=one.key.name, revision=one.revision)
+        seen = await call.context.leader_queries.glimpse(look)
     if seen is None or seen.position is None:
         seen = Glimpse(last, seen.starts_at if seen is not None else None)
     return msgspec.structs.replace(one, status=_shown(status, seen))
@@ -64,7 +64,7 @@ def _shown(status: dict[str, Any], seen: Glimpse) -> bytes:
     return encode(status)
 
 
-_LOOKS: dict[tuple[str, str], Callable[[Stored], Look]] = {
-    ("Allocation", "Pending"): lambda one: Look(one.uid),
-    ("Job", "Queued"): lambda one: Look(namespace=one.key.namespace, job=one.key.name),
+_LOOKS: dict[tuple[str, str], Callable[[Stored], LookQuestion]] = {
+    ("Allocation", "Pending"): lambda one: LookQuestion(one.uid),
+    ("Job", "Queued"): lambda one: LookQuestion(namespace=one.key.namespace, job=one.key.name),
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.http.context import House
+from bursar.api.http.context import ApiContext
 from bursar.core.nodes.node import EXCLUSIVE
 from bursar.core.quota.quota import Counter
 from bursar.core.quota.tenant_tree import Tree, quota_scope
@@ -23,9 +23,9 @@ from bursar.core.values.redaction import LAST_APPLIED
 from bursar.ops.runtime.clock import now, timestamp
 from bursar.ops.runtime.command import Written
 from bursar.store.db.database import Connection, Database
-from bursar.store.nodes import heartbeat as beat_store
+from bursar.store.nodes import heartbeat as heartbeat_store
 from bursar.store.nodes import node as node_store
-from bursar.store.objects.listing import Item
+from bursar.store.objects.listing import ListedObject
 from bursar.store.quota import quota as quota_store
 from bursar.wire.shared.document import encode, render
 from bursar.wire.shared.kind import Kind
@@ -45,27 +45,31 @@ def conceals(kind: Kind, reader: Identity) -> bool:
     return kind.name in NAMING and not reach(reader).everything
 
 
-async def show(house: House, kind: Kind, items: Sequence[Item], reader: Identity) -> list[bytes]:
+async def show(context: ApiContext, kind: Kind, items: Sequence[ListedObject], reader: Identity) -> list[bytes]:
     """The items as this reader sees them."""
     if not items or not (kind.name in JOINED or conceals(kind, reader)):
         return [render(item.doc, item.status, item.revision) for item in items]
-    return [encode(document) for document in await _told(house, kind, items, reader)]
+    return [encode(document) for document in await _told(context, kind, items, reader)]
 
 
-async def rows(house: House, kind: Kind, items: Sequence[Item], reader: Identity) -> list[dict[str, Any]]:
+async def rows(
+    context: ApiContext, kind: Kind, items: Sequence[ListedObject], reader: Identity
+) -> list[dict[str, Any]]:
     """The same, as plain documents for a table: of allocations with the priority that is in force."""
-    plain = await _told(house, kind, items, reader)
+    plain = await _told(context, kind, items, reader)
     if kind.name == "Allocation" and plain:
-        for one, priority in zip(plain, await house.priorities.of(plain), strict=True):
+        for one, priority in zip(plain, await context.priorities.of(plain), strict=True):
             one["status"] = {**(one.get("status") or {}), "priority": priority}
     return plain
 
 
-async def _told(house: House, kind: Kind, items: Sequence[Item], reader: Identity) -> list[dict[str, Any]]:
-    plain = await documents(house.database, kind, items)
+async def _told(
+    context: ApiContext, kind: Kind, items: Sequence[ListedObject], reader: Identity
+) -> list[dict[str, Any]]:
+    plain = await documents(context.database, kind, items)
     if conceals(kind, reader):
         whose = reach(reader)
-        tree = await house.tree_for(whose)
+        tree = await context.tree_for(whose)
         for one in plain:
             _conceal(tree, whose, kind, one)
     return plain
@@ -89,7 +93,7 @@ def _conceal(tree: Tree, whose: Reach, kind: Kind, document: dict[str, Any]) -> 
             document["status"].pop(figures, None)
 
 
-async def documents(database: Database, kind: Kind, items: Sequence[Item]) -> list[dict[str, Any]]:
+async def documents(database: Database, kind: Kind, items: Sequence[ListedObject]) -> list[dict[str, Any]]:
     """The same, as plain documents."""
     plain: list[dict[str, Any]] = [msgspec.json.decode(render(one.doc, one.status, one.revision)) for one in items]
     if kind.name in JOINED and plain:
@@ -98,10 +102,10 @@ async def documents(database: Database, kind: Kind, items: Sequence[Item]) -> li
     return plain
 
 
-async def show_written(house: House, kind: Kind, written: Written, reader: Identity) -> bytes:
+async def show_written(context: ApiContext, kind: Kind, written: Written, reader: Identity) -> bytes:
     key = written.key
-    item = Item(key.namespace, key.name, "", max(written.revision, 0), written.doc, written.status)
-    (one,) = await show(house, kind, [item], reader)
+    item = ListedObject(key.namespace, key.name, "", max(written.revision, 0), written.doc, written.status)
+    (one,) = await show(context, kind, [item], reader)
     return one
 
 
@@ -150,13 +154,13 @@ def quota_status(
 
 async def _join_nodes(db: Connection, nodes: Sequence[dict[str, Any]]) -> None:
     names = [one["metadata"]["name"] for one in nodes]
-    rooms = await node_store.load(db, names)
+    capacities = await node_store.load(db, names)
     seen = await node_store.load_last_seen(db, names)
-    loads = await beat_store.load_loads(db, names)
+    loads = await heartbeat_store.load_loads(db, names)
     for name, one in zip(names, nodes, strict=True):
         status = one.setdefault("status", {})
-        if name in rooms:
-            given = {key: value for key, value in rooms[name].allocated.items() if key != EXCLUSIVE}
+        if name in capacities:
+            given = {key: value for key, value in capacities[name].allocated.items() if key != EXCLUSIVE}
             status["allocated"] = {key: format_amount(key, value) for key, value in given.items()}
         if name in seen:
             status["lastHeartbeatTime"] = timestamp(seen[name])

@@ -26,12 +26,12 @@ from bursar.core.quota.tenant_tree import is_current, saw
 from bursar.core.values.access import Reach, reach
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.core.values.selector import matches, matches_fields
-from bursar.ops.runtime.feed import READ_START, FedChange, Follower, Lagging, next_limit
+from bursar.ops.runtime.feed import READ_START, FedChange, FeedLagging, Follower, next_limit
 from bursar.store.db.database import AWAY
 from bursar.store.objects import change as change_store
 from bursar.store.objects import listing
 from bursar.store.objects.change import Change
-from bursar.store.objects.listing import Item, Query
+from bursar.store.objects.listing import ListedObject, Query
 from bursar.wire.shared.document import EMPTY, encode, render
 from bursar.wire.shared.kind import Kind
 from bursar.wire.shared.meta import API_VERSION
@@ -65,7 +65,7 @@ class Watch:
         return self.format == "table"
 
 
-class Over(Exception):
+class WatchOver(Exception):
     """The watch ends here, and the watcher is told why."""
 
     def __init__(self, refusal: Refusal | None) -> None:
@@ -73,7 +73,7 @@ class Over(Exception):
         self.refusal = refusal
 
 
-class Events:
+class WatchEvents:
     """The pieces of a watch. Its seat is given back when it ends, or is closed before it began."""
 
     def __init__(self, one: Watch, pieces: AsyncGenerator[bytes, None]) -> None:
@@ -81,10 +81,10 @@ class Events:
         self._pieces = pieces
         self._seat = party(one.call.identity)
         self._taken = True
-        one.call.house.watches[self._seat] += 1
+        one.call.context.watches[self._seat] += 1
         metrics.WATCHERS.inc()
 
-    def __aiter__(self) -> Events:
+    def __aiter__(self) -> WatchEvents:
         return self
 
     async def __anext__(self) -> bytes:
@@ -104,12 +104,12 @@ class Events:
         if not self._taken:
             return
         self._taken = False
-        house = self._one.call.house
-        house.watches[self._seat] -= 1
-        if not house.watches[self._seat]:
-            del house.watches[self._seat]
+        context = self._one.call.context
+        context.watches[self._seat] -= 1
+        if not context.watches[self._seat]:
+            del context.watches[self._seat]
         if self._one.follower is not None:
-            house.feed.leave(self._one.follower)
+            context.feed.leave(self._one.follower)
         metrics.WATCHERS.dec()
 
 
@@ -138,18 +138,18 @@ async def watch(call: Call, query: Query) -> Outcome:
         if refusal := await _too_old(call, start):
             return refusal
         one.seen = start
-        one.follower = await call.house.feed.follow(query.kind, query.namespace, start)
+        one.follower = await call.context.feed.follow(query.kind, query.namespace, start)
     if refusal := no_seat(call):  # Others came in meanwhile.
         if one.follower is not None:
-            call.house.feed.leave(one.follower)
+            call.context.feed.leave(one.follower)
         return refusal
     media = SSE if shape == "sse" else JSON
-    return Stream(Events(one, _events(one, from_state=not start or initial, mark_end=initial)), media)
+    return Stream(WatchEvents(one, _events(one, from_state=not start or initial, mark_end=initial)), media)
 
 
 def no_seat(call: Call) -> Refusal | None:
     """Every watch costs memory for as long as it lasts: there are so many seats, and so many of them for one tenant."""
-    watches, hint = call.house.watches, "End watches that are not needed, or try again later."
+    watches, hint = call.context.watches, "End watches that are not needed, or try again later."
     if watches[party(call.identity)] >= WATCHES_PER_TENANT_MAX:
         message = f"{WATCHES_PER_TENANT_MAX} watches of yours are open here, and more are not allowed"
         return Refusal(Code.RATE_LIMITED, message, hint, retry_after_seconds=10)
@@ -159,7 +159,7 @@ def no_seat(call: Call) -> Refusal | None:
 
 
 async def _too_old(call: Call, revision: int) -> Refusal | None:
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         position = await change_store.load_position(db)
     if position.floor <= revision <= position.revision:
         return None
@@ -182,15 +182,15 @@ async def _events(one: Watch, *, from_state: bool, mark_end: bool) -> AsyncGener
                     yield piece
         if one.follower is None:
             # Only now: what happens while the state is sent need not wait in a queue, for it is read when catching up.
-            one.follower = await one.call.house.feed.follow(one.query.kind, one.query.namespace, one.seen)
+            one.follower = await one.call.context.feed.follow(one.query.kind, one.query.namespace, one.seen)
         async for piece in _catch_up(one, one.follower.after):
             yield piece
         async for piece in _follow(one, one.follower):
             yield piece
-    except Over as over:
+    except WatchOver as over:
         if over.refusal is not None:
             yield _error(one, over.refusal)
-    except Lagging:
+    except FeedLagging:
         metrics.WATCHERS_LET_GO.inc()
     except AWAY:
         return  # The client resumes from where it was.
@@ -202,24 +202,24 @@ async def check_identity(one: Watch) -> None:
         return
     one.known_at = time.monotonic()
     try:
-        identity = await one.call.house.authenticator.authenticate(one.call.headers.get("authorization"))
+        identity = await one.call.context.authenticator.authenticate(one.call.headers.get("authorization"))
     except AWAY:
         return
     if isinstance(identity, Refusal):
-        raise Over(identity)
+        raise WatchOver(identity)
     if identity != one.call.identity:
-        raise Over(None)  # Somebody else by now: what they may see is decided when they come again.
+        raise WatchOver(None)  # Somebody else by now: what they may see is decided when they come again.
 
 
 async def _current_state(one: Watch, *, mark_end: bool) -> AsyncGenerator[bytes, None]:
     """What there is now, as ADDED events; the watch goes on from the revision of that state."""
-    house = one.call.house
-    spool = house.spools.open(party(one.call.identity))
+    context = one.call.context
+    spool = context.spools.open(party(one.call.identity))
     try:
         # Put away before anything is sent: who reads slowly, or not at all, holds no seat and no connection.
         async with (
-            house.states.taken(one.call.identity),
-            house.database.reader() as db,
+            context.states.taken(one.call.identity),
+            context.database.reader() as db,
             aclosing(listing.load_all(db, one.query, STATE_PAGE)) as pages,
         ):
             async for page in pages:
@@ -231,7 +231,7 @@ async def _current_state(one: Watch, *, mark_end: bool) -> AsyncGenerator[bytes,
                 yield piece
                 await check_identity(one)
     except SpoolFull as full:
-        raise Over(full.refusal) from None
+        raise WatchOver(full.refusal) from None
     finally:
         spool.close()
     one.seen = revision
@@ -244,12 +244,12 @@ async def _catch_up(one: Watch, until: int) -> AsyncGenerator[bytes, None]:
     limit = min(READ_START, CATCH_UP)
     while one.seen < until:
         await check_identity(one)
-        async with one.call.house.database.reader() as db:
+        async with one.call.context.database.reader() as db:
             changes = await change_store.load_between(db, one.seen, until, one.query.kind, one.query.namespace, limit)
             # Afterwards: the floor rises before anything is dropped, so what lies above it now was all there.
             floor = (await change_store.load_position(db)).floor
         if one.seen < floor:
-            raise Over(expired(one.seen))
+            raise WatchOver(expired(one.seen))
         for change in changes:
             if (piece := await _event(one, FedChange(change))) is not None:
                 yield piece
@@ -278,7 +278,7 @@ async def _follow(one: Watch, follower: Follower) -> AsyncGenerator[bytes, None]
                 yield b": still here\n\n"
             elif one.bookmarks and time.monotonic() - marked > BOOKMARK_SECONDS:
                 marked = time.monotonic()
-                one.seen = max(one.seen, one.call.house.feed.revision)
+                one.seen = max(one.seen, one.call.context.feed.revision)
                 yield _bookmark(one, {})
 
 
@@ -324,11 +324,11 @@ async def visibility(call: Call, fed: FedChange) -> Sight:
 
 
 async def _saw(call: Call, whose: Reach, tenant: str, revision: int) -> bool:
-    tree = await call.house.tree_for(whose)
+    tree = await call.context.tree_for(whose)
     if tenant not in tree.tenants:
-        tree = await call.house.tree(fresh=True)  # It may have been born through another process a moment ago.
+        tree = await call.context.tree(fresh=True)  # It may have been born through another process a moment ago.
     if not is_current(tree, whose):
-        raise Over(None)  # The caller's tenant was deleted, and another has its name.
+        raise WatchOver(None)  # The caller's tenant was deleted, and another has its name.
     return saw(tree, whose, tenant, revision)
 
 
@@ -352,31 +352,31 @@ def event_type(query: Query, fed: FedChange, sight: Sight) -> str | None:
     return "DELETED" if before else None
 
 
-def _item(change: Change) -> Item:
+def _item(change: Change) -> ListedObject:
     key = change.key
-    return Item(key.namespace, key.name, change.tenant, change.revision, change.doc, change.status)
+    return ListedObject(key.namespace, key.name, change.tenant, change.revision, change.doc, change.status)
 
 
-def _gone(change: Change) -> Item:
+def _gone(change: Change) -> ListedObject:
     """As much of an object as may be said to somebody who does not see it any more: which one it was."""
     key = change.key
     metadata = {"name": key.name, "uid": change.uid, **({"namespace": key.namespace} if key.namespace else {})}
     doc = encode({"apiVersion": API_VERSION, "kind": key.kind, "metadata": metadata})
-    return Item(key.namespace, key.name, "", change.revision, doc, EMPTY)
+    return ListedObject(key.namespace, key.name, "", change.revision, doc, EMPTY)
 
 
-async def _rendered(one: Watch, kind_of_event: str, items: Sequence[Item]) -> list[bytes]:
+async def _rendered(one: Watch, kind_of_event: str, items: Sequence[ListedObject]) -> list[bytes]:
     if one.as_table:
         bodies = [
             _row(one, item, plain)
-            for item, plain in zip(items, await rows(one.call.house, one.kind, items, one.call.identity), strict=True)
+            for item, plain in zip(items, await rows(one.call.context, one.kind, items, one.call.identity), strict=True)
         ]
     else:
-        bodies = await show(one.call.house, one.kind, items, one.call.identity)
+        bodies = await show(one.call.context, one.kind, items, one.call.identity)
     return [_wrapped(one.format, kind_of_event, body, item.revision) for item, body in zip(items, bodies, strict=True)]
 
 
-def _row(one: Watch, item: Item, plain: dict[str, Any]) -> bytes:
+def _row(one: Watch, item: ListedObject, plain: dict[str, Any]) -> bytes:
     meta = {"resourceVersion": str(item.revision)}
     body = encode(table(one.kind, [plain], now_seconds=time.time(), with_columns=not one.columns_sent, list_meta=meta))
     one.columns_sent = True

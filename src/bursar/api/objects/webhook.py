@@ -150,25 +150,25 @@ async def create(call: Call) -> Outcome:
         wanted.name, wanted.direction, wanted.tenant, wanted.url, tuple(wanted.types), wanted.allow_local,
         call.identity.actor,
     )  # fmt: skip
-    made = await ops.add_webhook(call.house.office, webhook, wanted.secret)
+    made = await ops.add_webhook(call.context.runtime, webhook, wanted.secret)
     return made if isinstance(made, Refusal) else Answer(201, encode(shown(*made)), headers=NO_STORE)
 
 
 async def list_webhooks(call: Call) -> Outcome:
-    found = await ops.list_webhooks(call.house.office)
+    found = await ops.list_webhooks(call.context.runtime)
     return Answer(200, encode(WebhookList([shown(one) for one in found])))
 
 
 async def remove(call: Call) -> Outcome:
     name = call.parameters["name"]
-    found = {one.name: one for one in await ops.list_webhooks(call.house.office)}
-    refusal = await ops.remove_webhook(call.house.office, name, call.identity.actor)
+    found = {one.name: one for one in await ops.list_webhooks(call.context.runtime)}
+    refusal = await ops.remove_webhook(call.context.runtime, name, call.identity.actor)
     return refusal if refusal is not None else Answer(200, encode(shown(found.get(name, Webhook(name)))))
 
 
 async def send_trial(call: Call) -> Outcome:
     name = call.parameters["name"]
-    made = await ops.try_webhook(call.house.office, name, call.identity.actor)
+    made = await ops.try_webhook(call.context.runtime, name, call.identity.actor)
     return made if isinstance(made, Refusal) else Answer(202, encode(Trial(name, event_id(*made))))
 
 
@@ -179,7 +179,7 @@ async def list_deliveries(call: Call) -> Outcome:
     if isinstance(place, Refusal):
         return place
     after = place[0] if place else 0
-    found = await ops.list_pending(call.house.office, call.parameters["name"], after, limit + 1)
+    found = await ops.list_pending(call.context.runtime, call.parameters["name"], after, limit + 1)
     if isinstance(found, Refusal):
         return found
     following = continue_token(found[limit - 1].id) if len(found) > limit else ""

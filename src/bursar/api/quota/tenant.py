@@ -66,11 +66,11 @@ async def get_quotas(call: Call) -> Outcome:
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
-    tree = await call.house.tree(fresh=True)
+    tree = await call.context.tree(fresh=True)
     name = call.parameters["name"]
     if name not in tree.tenants:
         return not_found(key_of(call))  # It was deleted since it was found.
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         rows = await quota_store.load_scopes(db, [tenant_scope(name)])
     limits = effective_limits(tree, tree.tenants[name])
     dimensions = sorted({dimension for _, dimension in rows} | set(limits))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from bursar.api.http import metrics
 from bursar.core.usage.budget import used_fraction
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.usage.usage_rollup import load_budgeted, load_budgets
 from bursar.store.db.database import AWAY
 from bursar.store.usage import budget as budget_store
 from bursar.store.usage import usage_levels as usage_store
 
 
-async def show_budgets(office: Office) -> None:
+async def show_budgets(runtime: Runtime) -> None:
     """Of those that have one. What is no longer so is not told."""
     try:
-        async with office.database.reader() as db:
-            tree = await office.trees.refresh(db)
-            budgets, used = await load_budgeted(db), await load_budgets(db, tree, past=office.past_hours)
+        async with runtime.database.reader() as db:
+            tree = await runtime.trees.refresh(db)
+            budgets, used = await load_budgeted(db), await load_budgets(db, tree, past=runtime.past_hours)
             sources = await budget_store.load_sources(db)
             metrics.USAGE_ROLLED_LAG.set(await usage_store.load_lag(db))
     except AWAY:

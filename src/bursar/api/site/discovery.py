@@ -30,7 +30,7 @@ _SHOWN_BY_ALL = frozenset({"allocations", "jobs", "apps", "workloads"})
 
 
 @dataclass(frozen=True, slots=True)
-class Noun:
+class DiscoveredResource:
     """How a resource is called."""
 
     kind: str
@@ -41,13 +41,13 @@ class Noun:
 
 # Resources that are shown to Kubernetes clients but are no stored kinds.
 _FOREIGN = {
-    "events": Noun("Event", "event", True, ("ev",)),
-    "pods": Noun("Pod", "pod", True, ("po",)),
-    "poddisruptionbudgets": Noun("PodDisruptionBudget", "poddisruptionbudget", True, ("pdb",)),
-    "preemptions": Noun("Preemption", "preemption", True),
-    "selfsubjectaccessreviews": Noun("SelfSubjectAccessReview", "selfsubjectaccessreview", False),
-    "selfsubjectrulesreviews": Noun("SelfSubjectRulesReview", "selfsubjectrulesreview", False),
-    "selfsubjectreviews": Noun("SelfSubjectReview", "selfsubjectreview", False),
+    "events": DiscoveredResource("Event", "event", True, ("ev",)),
+    "pods": DiscoveredResource("Pod", "pod", True, ("po",)),
+    "poddisruptionbudgets": DiscoveredResource("PodDisruptionBudget", "poddisruptionbudget", True, ("pdb",)),
+    "preemptions": DiscoveredResource("Preemption", "preemption", True),
+    "selfsubjectaccessreviews": DiscoveredResource("SelfSubjectAccessReview", "selfsubjectaccessreview", False),
+    "selfsubjectrulesreviews": DiscoveredResource("SelfSubjectRulesReview", "selfsubjectrulesreview", False),
+    "selfsubjectreviews": DiscoveredResource("SelfSubjectReview", "selfsubjectreview", False),
 }
 
 # Parts whose messages are of another kind than the item's; kubectl drain looks for the eviction's group and version.
@@ -74,9 +74,11 @@ def documents(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release
     return {path: msgspec.json.encode(body) for path, body in bodies.items()}
 
 
-def nouns(kinds: Iterable[Kind]) -> dict[str, Noun]:
+def nouns(kinds: Iterable[Kind]) -> dict[str, DiscoveredResource]:
     """Plural → names, of every resource that may be announced."""
-    ours = {kind.plural: Noun(kind.name, kind.singular, kind.namespaced, kind.short_names) for kind in kinds}
+    ours = {
+        kind.plural: DiscoveredResource(kind.name, kind.singular, kind.namespaced, kind.short_names) for kind in kinds
+    }
     return {**_FOREIGN, **ours}
 
 
@@ -95,7 +97,9 @@ def version(release: str) -> dict[str, str]:
     }
 
 
-def _resource_lists(routes: Iterable[Route], known: Mapping[str, Noun]) -> dict[str, dict[str, list[str]]]:
+def _resource_lists(
+    routes: Iterable[Route], known: Mapping[str, DiscoveredResource]
+) -> dict[str, dict[str, list[str]]]:
     """Group and version → resource (or `resource/part`) → its verbs."""
     lists: dict[str, dict[str, list[str]]] = {}
     for route in routes:
@@ -106,7 +110,7 @@ def _resource_lists(routes: Iterable[Route], known: Mapping[str, Noun]) -> dict[
     return lists
 
 
-def _announced(route: Route, known: Mapping[str, Noun]) -> Iterator[tuple[str, str, str]]:
+def _announced(route: Route, known: Mapping[str, DiscoveredResource]) -> Iterator[tuple[str, str, str]]:
     group_version, steps = _split(route.path, known)
     if not steps or steps[0] not in known:
         return
@@ -122,7 +126,7 @@ def _announced(route: Route, known: Mapping[str, Noun]) -> Iterator[tuple[str, s
             yield from ((group_version, f"{resource}/{part}", verb) for verb in _PART_VERBS.get(route.method, ()))
 
 
-def _split(path: str, known: Mapping[str, Noun]) -> tuple[str, list[str]]:
+def _split(path: str, known: Mapping[str, DiscoveredResource]) -> tuple[str, list[str]]:
     """Group and version, and the steps after them without the namespace that an object is in."""
     steps = path.strip("/").split("/")
     if steps[:2] == ["api", CORE]:
@@ -146,7 +150,9 @@ def _group(group_version: str) -> dict[str, Any]:
     return {"name": name, "versions": [one], "preferredVersion": one}
 
 
-def _resource_list(group_version: str, resources: Mapping[str, list[str]], known: Mapping[str, Noun]) -> dict[str, Any]:
+def _resource_list(
+    group_version: str, resources: Mapping[str, list[str]], known: Mapping[str, DiscoveredResource]
+) -> dict[str, Any]:
     return {
         "kind": "APIResourceList",
         "apiVersion": "v1",
@@ -157,7 +163,7 @@ def _resource_list(group_version: str, resources: Mapping[str, list[str]], known
     }
 
 
-def _resource(name: str, verbs: list[str], noun: Noun) -> dict[str, Any]:
+def _resource(name: str, verbs: list[str], noun: DiscoveredResource) -> dict[str, Any]:
     if "/" in name:
         described = {"name": name, "singularName": "", "namespaced": noun.namespaced, "kind": noun.kind, "verbs": verbs}
         return {**described, **_PART_KINDS.get(name, {})}

@@ -8,16 +8,16 @@ from bursar.api.http import metrics
 from bursar.core.credit.hash_chain import Check
 from bursar.ops.credit.seal import load_standing
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import AWAY
 
 UNKNOWN = float("nan")
 
 
-async def show_sealing(office: Office) -> None:
+async def show_sealing(runtime: Runtime) -> None:
     """As the database tells it; a ledger that nobody has verified yet has no findings, and an age that is not known."""
     try:
-        standing = await load_standing(office)
+        standing = await load_standing(runtime)
     except AWAY:
         metrics.LEDGER_ENTRIES.set(UNKNOWN)
         metrics.LEDGER_UNSEALED.set(UNKNOWN)

@@ -7,17 +7,17 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from bursar.api.http.context import House
+from bursar.api.http.context import ApiContext
 from bursar.api.site.system import read_metrics
 
 PLAIN = "text/plain; charset=utf-8"
 
 
-class MetricsDoor:
+class MetricsApp:
     """An ASGI application of one path. Whoever reaches its socket reads it: the address says who that can be."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, context: ApiContext) -> None:
+        self._context = context
 
     async def __call__(
         self,
@@ -32,7 +32,7 @@ class MetricsDoor:
         elif scope["method"] not in ("GET", "HEAD"):
             status, media, body = 405, PLAIN, b"only GET is offered here\n"
         else:
-            status, media, body = 200, CONTENT_TYPE_LATEST, await read_metrics(self._house)
+            status, media, body = 200, CONTENT_TYPE_LATEST, await read_metrics(self._context)
         headers = [(b"content-type", media.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})

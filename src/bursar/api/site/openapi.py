@@ -17,7 +17,7 @@ import msgspec
 
 from bursar.api.http.route import JSON, Route
 from bursar.api.site import openapi_v2
-from bursar.api.site.discovery import Noun, nouns
+from bursar.api.site.discovery import DiscoveredResource, nouns
 from bursar.api.site.openapi_text import EXAMPLES, FIELD_WORDS, REFUSAL_HEADERS, REFUSAL_WORDS
 from bursar.core.values.access import MONEY, OURS
 from bursar.wire.kinds.registry import KINDS
@@ -263,7 +263,7 @@ def _operation_name(route: Route) -> str:
     return f"{_word(route)}{noun.kind}{_pascal(step for step in tail if not step.startswith('{'))}"
 
 
-def _noun(route: Route) -> tuple[str, Noun | None]:
+def _noun(route: Route) -> tuple[str, DiscoveredResource | None]:
     """What the route is about: its plural and its names; kinds are known, and so is what is made for Kubernetes."""
     if route.kind is not None:
         return route.kind.plural, nouns([route.kind])[route.kind.plural]
@@ -282,7 +282,7 @@ def _word(route: Route) -> str:
     return route.verb if ours else _ITEM_WORDS.get(route.method, route.method.lower())
 
 
-def _plural_name(plural: str, noun: Noun) -> str:
+def _plural_name(plural: str, noun: DiscoveredResource) -> str:
     """PriorityClasses, of priorityclasses and PriorityClass."""
     return noun.kind + plural[len(noun.kind) :] if plural.startswith(noun.singular) else plural.capitalize()
 

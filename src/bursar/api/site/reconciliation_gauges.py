@@ -7,21 +7,21 @@ from bursar.core.credit.drift import first_hour
 from bursar.core.values.money import MICROS, NANO
 from bursar.ops.credit.billing import load_credit_policy
 from bursar.ops.objects.webhook import list_webhooks
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.credit import reconcile as store
 from bursar.store.db.database import AWAY
 
 
-async def show_drift(office: Office) -> None:
+async def show_drift(runtime: Runtime) -> None:
     try:
-        policy = await load_credit_policy(office)
-        async with office.database.reader() as db:
+        policy = await load_credit_policy(runtime)
+        async with runtime.database.reader() as db:
             totals = await store.load_totals(db)
             first = first_hour(await ledger_store.load_now(db), policy.drift_account_hours)
             drifting = await store.count_drifting(db, first, policy.drift_account_credits)
             late, _ = await store.load_backlog(db, policy.reconcile_seconds * MICROS)
-        webhooks = await list_webhooks(office)
+        webhooks = await list_webhooks(runtime)
     except AWAY:
         return
     metrics.UNRECONCILED.set(late)

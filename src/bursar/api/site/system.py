@@ -23,7 +23,7 @@ from bursar.store.quota import quota as quota_store
 from bursar.wire.shared.document import encode
 
 if TYPE_CHECKING:
-    from bursar.api.http.context import House
+    from bursar.api.http.context import ApiContext
 
 
 async def hello(_: Call) -> Outcome:
@@ -38,7 +38,7 @@ async def healthz(_: Call) -> Outcome:
 
 async def readyz(call: Call) -> Outcome:
     """Whether requests can be served now: the database answers, and is the one that takes writes."""
-    if fault := await call.house.fault():
+    if fault := await call.context.fault():
         return Refusal(Code.UNAVAILABLE, f"not ready: {fault}", retry_after_seconds=1)
     return Answer(200, b"ok", "text/plain; charset=utf-8")
 
@@ -48,7 +48,7 @@ async def show_metrics(call: Call) -> Outcome:
 
     An address says nothing of who asks: behind a proxy on this machine everybody comes from it.
     """
-    identity = await call.house.authenticator.authenticate(call.headers.get("authorization"))
+    identity = await call.context.authenticator.authenticate(call.headers.get("authorization"))
     if isinstance(identity, Refusal):
         return identity
     if not reach(identity).everything:
@@ -57,25 +57,25 @@ async def show_metrics(call: Call) -> Outcome:
             f"role {identity.role} may not read the metrics of all tenants",
             "Use a token of a role that sees everything, as approver does, or serve them with --metrics HOST:PORT.",
         )
-    return Answer(200, await read_metrics(call.house), CONTENT_TYPE_LATEST)
+    return Answer(200, await read_metrics(call.context), CONTENT_TYPE_LATEST)
 
 
-async def read_metrics(house: House) -> bytes:
+async def read_metrics(context: ApiContext) -> bytes:
     """Counters kept by this process, and usage as it stands in the database, in Prometheus' text format."""
-    await show_scheduling(house)
-    await show_nodes(house)
-    await show_drift(house.office)
-    await show_budgets(house.office)
-    await show_sealing(house.office)
-    office = house.office
-    for lane in (office.creating, office.changing, office.binding, office.shaping):
+    await show_scheduling(context)
+    await show_nodes(context)
+    await show_drift(context.runtime)
+    await show_budgets(context.runtime)
+    await show_sealing(context.runtime)
+    runtime = context.runtime
+    for lane in (runtime.creating, runtime.changing, runtime.binding, runtime.shaping):
         metrics.LANE_DEPTH.labels(lane.name).set(lane.size)
     try:
-        async with house.database.reader() as db:
+        async with context.database.reader() as db:
             rows = await quota_store.load_tenants(db)
             position = await change_store.load_position(db)
         metrics.FEED_REVISION.set(position.revision)
-        behind = position.revision - house.feed.revision if house.feed.followers else 0
+        behind = position.revision - context.feed.revision if context.feed.followers else 0
         metrics.FEED_BEHIND.set(max(0, behind))
         _show_usage(rows)
     except AWAY:

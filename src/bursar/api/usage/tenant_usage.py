@@ -92,7 +92,7 @@ def usage_routes(root: str) -> Iterator[Route]:
     yield from export_routes(root)
 
 
-class Asked(Struct, frozen=True):
+class ReportRequest(Struct, frozen=True):
     """What a report is to be of."""
 
     days: int
@@ -114,10 +114,10 @@ async def tenant_usage(call: Call) -> Outcome:
     asked = await _asked(call)
     if isinstance(asked, Refusal):
         return asked
-    name, tree = found.key.name, await call.house.tree()
+    name, tree = found.key.name, await call.context.tree()
     below = subtree(tree, name)
     seen = below if _sees_below(call) else {name}
-    async with snapshot(call.house.database) as db:
+    async with snapshot(call.context.database) as db:
         tariffs = await store.load_tariffs(db)
         used = await store.load_window(db, below, asked.begin, now=asked.end, tariffs=tariffs)
         users = await store.load_user_window(db, None, seen, asked.begin, now=asked.end, tariffs=tariffs)
@@ -168,7 +168,7 @@ def _budget(found: Stored, whole: Uses, remaining: Remaining | None, days: int) 
 
 
 async def _daily(
-    db: Connection, tenants: Iterable[str], asked: Asked, tariffs: store.Tariffs, user: str = EVERYBODY
+    db: Connection, tenants: Iterable[str], asked: ReportRequest, tariffs: store.Tariffs, user: str = EVERYBODY
 ) -> list[DayUse]:
     created = await store.load_created(db, tenants)
     days: dict[str, list[Uses]] = defaultdict(list)
@@ -190,9 +190,9 @@ async def user_usage(call: Call) -> Outcome:
         return asked
     if isinstance(user, Refusal):
         return user
-    tenants = await call.house.visible_tenants(call.identity)
-    tree = await call.house.tree()
-    async with snapshot(call.house.database) as db:
+    tenants = await call.context.visible_tenants(call.identity)
+    tree = await call.context.tree()
+    async with snapshot(call.context.database) as db:
         tariffs = await store.load_tariffs(db)
         used = await store.load_user_window(db, user, tenants, asked.begin, now=asked.end, tariffs=tariffs)
         where = sorted(tenant for tenant, _ in used)
@@ -223,7 +223,7 @@ async def _whose(call: Call) -> str | Refusal:
     if len(given) > 2 * NAME_CHARS_MAX + 1 or not given.isprintable() or (slash and not (tenant and name)):
         return invalid("user must be a name, or tenant/name", field_fault("user", "must be a name, or tenant/name"))
     if slash:
-        return given if await call.house.sees(identity, tenant) else _no_user(given)
+        return given if await call.context.sees(identity, tenant) else _no_user(given)
     if identity.tenant:
         return f"{identity.tenant}/{given}"
     return await _only_one(call, given)
@@ -231,7 +231,7 @@ async def _whose(call: Call) -> str | Refusal:
 
 async def _only_one(call: Call, name: str) -> str | Refusal:
     """For who belongs to no tenant: the user of this name, if there is but one."""
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         found = await usage_report.load_namesakes(db, name)
     if len(found) <= 1:
         return found[0] if found else name
@@ -258,10 +258,10 @@ async def period_usage(call: Call) -> Outcome:
     seconds = _period_seconds(call)
     if isinstance(seconds, Refusal):
         return seconds
-    name, period, tree = found.key.name, call.query.get("period") or PERIOD, await call.house.tree()
+    name, period, tree = found.key.name, call.query.get("period") or PERIOD, await call.context.tree()
     below, end = subtree(tree, name), now().replace(microsecond=0)
     begin = end - timedelta(seconds=seconds)
-    async with snapshot(call.house.database) as db:
+    async with snapshot(call.context.database) as db:
         tariffs = await store.load_tariffs(db)
         used = await store.load_window(db, below, begin, now=end, tariffs=tariffs)
         peaks = await _peaks(db, used, begin, end, seconds, tariffs)
@@ -321,8 +321,8 @@ def _figures(
 # Queries.
 
 
-async def _asked(call: Call) -> Asked | Refusal:
-    async with call.house.database.reader() as db:
+async def _asked(call: Call) -> ReportRequest | Refusal:
+    async with call.context.database.reader() as db:
         period = await load_budget_days(db)
     days = _number(call, "days", period, 1, DAYS_MAX)
     if isinstance(days, Refusal):
@@ -334,7 +334,7 @@ async def _asked(call: Call) -> Asked | Refusal:
     if by not in ("", "day"):
         return invalid("by must be day", field_fault("by", "must be day, or be left out"))
     end = now().replace(microsecond=0)
-    return Asked(days, days == period, end - timedelta(days=days), end, by == "day", users)
+    return ReportRequest(days, days == period, end - timedelta(days=days), end, by == "day", users)
 
 
 def _number(call: Call, name: str, default: int, least: int, most: int) -> int | Refusal:

@@ -48,7 +48,7 @@ def export_routes(root: str) -> Iterator[Route]:
 Cells = tuple[str, ...]
 
 
-class Order(Struct, frozen=True):
+class ExportOptions(Struct, frozen=True):
     begin: datetime
     end: datetime
     period: str  # how it is written; by user there is only one
@@ -67,7 +67,7 @@ async def export(call: Call) -> Outcome:
     return Stream(_lines(call, tenants, order), f"{CSV}; charset=utf-8", headers, breaks=True)
 
 
-def _order(call: Call) -> Order | Refusal:
+def _order(call: Call) -> ExportOptions | Refusal:
     by, form = call.query.get("by") or "day", call.query.get("format") or "csv"
     if by not in PERIODS:
         return invalid("by must be day, month or user", field_fault("by", "must be day, month or user"))
@@ -86,7 +86,7 @@ def _order(call: Call) -> Order | Refusal:
             f"the period must begin before it ends, and before now, and have at most {DAYS_MAX} days",
             field_fault("from", "must be before to, and before now"),
         )
-    return Order(begin, end, PERIODS[by])
+    return ExportOptions(begin, end, PERIODS[by])
 
 
 def _day(call: Call, name: str) -> datetime | Refusal | None:
@@ -103,24 +103,24 @@ def _day(call: Call, name: str) -> datetime | Refusal | None:
 
 async def _tenants(call: Call) -> list[str] | Refusal:
     """Whose use is asked for; what the caller may not see does not exist."""
-    name, seen = call.query.get("tenant", ""), await call.house.visible_tenants(call.identity)
+    name, seen = call.query.get("tenant", ""), await call.context.visible_tenants(call.identity)
     if seen is None:
-        async with call.house.database.reader() as db:
+        async with call.context.database.reader() as db:
             seen = tuple(await usage_report.load_tenants(db))
     if not name:
         return sorted(seen)
-    tree = await call.house.tree()
+    tree = await call.context.tree()
     if name not in seen and not (name in tree.tenants and reach(call.identity).everything):
         return not_found(Key("Tenant", "", name))
     return sorted(subtree(tree, name) & {*seen})
 
 
-async def _lines(call: Call, tenants: list[str], order: Order) -> AsyncGenerator[bytes, None]:
+async def _lines(call: Call, tenants: list[str], order: ExportOptions) -> AsyncGenerator[bytes, None]:
     yield table_lines([COLUMNS if order.period else USER_COLUMNS])
-    value = (await call.house.tree()).credits.credit_value
+    value = (await call.context.tree()).credits.credit_value
     lines = _lines_by_period if order.period else _lines_by_user
     try:
-        async with call.house.database.reader() as db:
+        async with call.context.database.reader() as db:
             tariffs = await load_tariffs(db)
         for tenant in tenants:
             if cells := await lines(call, tenant, order, tariffs, value):
@@ -129,14 +129,14 @@ async def _lines(call: Call, tenants: list[str], order: Order) -> AsyncGenerator
         raise BrokenOff("the database is away") from error
 
 
-async def _lines_by_period(call: Call, tenant: str, order: Order, tariffs: Tariffs, value: str) -> list[Cells]:
+async def _lines_by_period(call: Call, tenant: str, order: ExportOptions, tariffs: Tariffs, value: str) -> list[Cells]:
     rows = await _rows(call, tenant, order, tariffs)
     return [_cells(tenant, row, order, value) for row in _by_period(rows, order)]
 
 
-async def _lines_by_user(call: Call, tenant: str, order: Order, tariffs: Tariffs, value: str) -> list[Cells]:
+async def _lines_by_user(call: Call, tenant: str, order: ExportOptions, tariffs: Tariffs, value: str) -> list[Cells]:
     """Together they are what the tenant used since it was created, also what nobody submitted."""
-    async with snapshot(call.house.database) as db:
+    async with snapshot(call.context.database) as db:
         users = await load_user_window(db, None, [tenant], order.begin, order.end, tariffs=tariffs)
     return [
         (tenant, "" if user == NOBODY else user, *_figures(resource, klass, used.total, used.cost, value))
@@ -146,11 +146,11 @@ async def _lines_by_user(call: Call, tenant: str, order: Order, tariffs: Tariffs
     ]
 
 
-async def _rows(call: Call, tenant: str, order: Order, tariffs: Tariffs) -> list[SeriesRow]:
+async def _rows(call: Call, tenant: str, order: ExportOptions, tariffs: Tariffs) -> list[SeriesRow]:
     """A tenant is told of since it was created. In the table of everybody is also what others used that are gone, those
     included that had a tenant's name before it."""
     everything = reach(call.identity).everything
-    async with snapshot(call.house.database) as db:
+    async with snapshot(call.context.database) as db:
         since = (await load_created(db, [tenant])).get(tenant)
         if since is None and not everything:
             return []
@@ -159,7 +159,7 @@ async def _rows(call: Call, tenant: str, order: Order, tariffs: Tariffs) -> list
         return await usage_report.load_own_series(db, tenant, order.begin, order.end, since=since, tariffs=tariffs)
 
 
-def _by_period(rows: list[SeriesRow], order: Order) -> list[SeriesRow]:
+def _by_period(rows: list[SeriesRow], order: ExportOptions) -> list[SeriesRow]:
     """The days of a period as one, in order."""
     sums: dict[tuple[str, str, str], SeriesRow] = {}
     for row in rows:
@@ -174,7 +174,7 @@ def _added(one: SeriesRow, other: SeriesRow) -> SeriesRow:
     return SeriesRow(one.at, one.resource, one.klass, one.total + other.total, one.cost + other.cost, peak)
 
 
-def _cells(tenant: str, row: SeriesRow, order: Order, credit_value: str) -> Cells:
+def _cells(tenant: str, row: SeriesRow, order: ExportOptions, credit_value: str) -> Cells:
     figures = _figures(row.resource, row.klass, row.total, row.cost, credit_value)
     return row.at.strftime(order.period), tenant, *figures, plain_units(row.resource, row.peak)
 

@@ -80,7 +80,7 @@ async def bulk_release(call: Call) -> Outcome:
 
 
 async def _release_all(call: Call, query: Query, wanted: BulkRelease) -> Outcome:
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         page = await listing.load_page(db, query)
     waiting = [one for one in page.items if not is_ending(one.doc)]
     replies = await delete_all(
@@ -136,8 +136,8 @@ async def report_status(call: Call) -> Outcome:
         exit_code=status.exit_code if isinstance(status.exit_code, int) else None,
         gang=found.gang,
     )
-    office = call.house.office
-    reply = await (office.trying.submit(command, key.namespace) if dry else report(office, command))
+    runtime = call.context.runtime
+    reply = await (runtime.trying.submit(command, key.namespace) if dry else report(runtime, command))
     return await written_answer(call, kind_of(call), reply)
 
 

@@ -30,7 +30,7 @@ from bursar.api.workloads.explanation import (
 from bursar.core.credit.lease import FROZEN
 from bursar.core.objects.job import all_turns, turn_name
 from bursar.core.objects.object import Key, Stored
-from bursar.core.objects.pending_reason import Reason
+from bursar.core.objects.pending_reason import PendingReason
 from bursar.core.quota.tenant_tree import lineage
 from bursar.core.quota.visibility import Sees, everything
 from bursar.core.scheduling.explain import explain_types as told
@@ -41,7 +41,7 @@ from bursar.core.values.redaction import redacted
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.object import Create, submitter
+from bursar.ops.objects.object import CreateObject, submitter
 from bursar.ops.scheduling.cost_estimate import Quote, quote, refused_time
 from bursar.ops.scheduling.leader_query import Draft, Simulate
 from bursar.ops.workloads.dry_run import rehearse
@@ -73,11 +73,11 @@ async def explain_job(call: Call) -> Outcome:
     if isinstance(job, Refusal):
         return job
     names = [turn_name(job.key.name, turn) for turn in all_turns(progress_in(job))]
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         there = await job_store.list_shown(db, job.key.namespace, names, {JOB_LABEL: job.key.name})
     waiting = next((name for name in names if there.get(name, {}).get("status.phase") == "Pending"), None)
     if waiting is not None:
-        one = await object_ops.get(call.house.office, Key("Allocation", job.key.namespace, waiting))
+        one = await object_ops.get(call.context.runtime, Key("Allocation", job.key.namespace, waiting))
         if not isinstance(one, Refusal):
             return await _explained(call, one)
     status = msgspec.json.decode(job.status)
@@ -95,11 +95,11 @@ def _none_waits(count: int) -> str:
 async def _explained(call: Call, one: Stored) -> Outcome:
     status: dict[str, Any] = msgspec.json.decode(one.status)
     if status.get("phase") != "Pending":
-        unpaid = await refused_time(call.house.office, (each.get("lease", "") for each in status.get("nodes") or []))
+        unpaid = await refused_time(call.context.runtime, (each.get("lease", "") for each in status.get("nodes") or []))
         placed = status.get("phase") in ("Scheduled", "Running")
-        holding = await call.house.inquiries.holding(one.uid) if placed else None
+        holding = await call.context.leader_queries.holding(one.uid) if placed else None
         return Answer(200, encode(_settled(one, status, unpaid, holding)))
-    found = await call.house.inquiries.explain(one.uid)
+    found = await call.context.leader_queries.explain(one.uid)
     if isinstance(found, Refusal):
         return found
     return Answer(200, encode(await _waiting(call, one, found) if found is not None else _stored(one, status)))
@@ -135,7 +135,7 @@ def _stored(one: Stored, status: dict[str, Any]) -> Explanation:
 
 async def _sight(call: Call) -> tuple[Sees, bool]:
     """Whose figures the caller may read, and whether everybody's."""
-    whose, tree = reach(call.identity), await call.house.tree()
+    whose, tree = reach(call.identity), await call.context.tree()
 
     def sees(scope: str) -> bool:
         kind, _, name = scope.partition(":")
@@ -144,7 +144,7 @@ async def _sight(call: Call) -> tuple[Sees, bool]:
     return sees, whose.everything
 
 
-async def _waiting(call: Call, one: Stored, found: told.Explanation) -> Explanation:
+async def _waiting(call: Call, one: Stored, found: told.ExplainAnswer) -> Explanation:
     """Tenants are strangers: of others' pending work one learns how much stands before it in its queue, and no more."""
     sees, all_of_it = await _sight(call)
     reason = why(found.reason, sees)
@@ -184,24 +184,24 @@ async def simulate(call: Call) -> Outcome:
         for kind, body in bodies
         for one in _allocations(create_command(kind, body.object, origin, seen_tenant=tenant, admin=is_admin(call)))
     ]
-    if refused := await rehearse(call.house.office, creations, tenant or call.identity.tenant):
+    if refused := await rehearse(call.context.runtime, creations, tenant or call.identity.tenant):
         return refused
     question = Simulate([_draft(*one, tenant or "") for one in enumerate(creations)], await _priorities(call))
-    found = await call.house.inquiries.simulate(question)
+    found = await call.context.leader_queries.simulate(question)
     if isinstance(found, Refusal):
         return found
     places = [[place.node for place in one.places] for one in found]
-    quotes = await quote(call.house.office, [(one.draft, on) for one, on in zip(creations, places, strict=True)])
+    quotes = await quote(call.context.runtime, [(one.draft, on) for one, on in zip(creations, places, strict=True)])
     shown = [_costed(await _outlook(call, one), own) for one, own in zip(found, quotes, strict=True)]
     return Answer(200, encode(Simulation(would_run=all(one.would_run for one in shown), allocations=shown)))
 
 
-def _allocations(creation: Create) -> list[Create]:
+def _allocations(creation: CreateObject) -> list[CreateObject]:
     """An allocation, or those that a job begins with: each as if it were created by itself."""
     if not isinstance(creation, CreateJob):
         return [creation]
     return [
-        Create(
+        CreateObject(
             key=draft.key, origin=creation.origin, draft=draft, wants=creation.wants, subject=creation.subject,
             seen_tenant=creation.seen_tenant, asking=creation.asking, admin=creation.admin,
         )
@@ -251,7 +251,7 @@ def _kind_of(document: Any) -> Kind:
     return JOB if isinstance(document, dict) and document.get("kind") == JOB.name else ALLOCATION
 
 
-def _draft(number: int, creation: Create, tenant: str) -> Draft:
+def _draft(number: int, creation: CreateObject, tenant: str) -> Draft:
     """Of those that are alike the first comes first: it has the smaller uid. Placing needs no variable's value."""
     draft = creation.draft
     doc = encode(redacted(msgspec.json.decode(draft.doc)))
@@ -259,11 +259,11 @@ def _draft(number: int, creation: Create, tenant: str) -> Draft:
 
 
 async def _priorities(call: Call) -> dict[str, PriorityClassView]:
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         return await load_classes(db)
 
 
-async def _outlook(call: Call, found: told.Outlook) -> Outlook:
+async def _outlook(call: Call, found: told.SimulatedOutcome) -> Outlook:
     """Names of what is another tenant's are not told, only how many of them would have to go."""
     named, others = await _victims(call, found.victims)
     shown = Outlook(
@@ -294,7 +294,7 @@ def _costed(shown: Outlook, quote: Quote | None) -> Outlook:
             quote.account, credits_of(quote.rate), credits_of(3600 * quote.rate), credits_of(quote.first),
             quote.window_seconds, credits_of(quote.available),
         )  # fmt: skip
-    unpaid = Reason.unpaid(quote.lacking) if quote.lacking is not None else None
+    unpaid = PendingReason.unpaid(quote.lacking) if quote.lacking is not None else None
     if unpaid is None:
         return shown
     if shown.reason is not None:
@@ -309,7 +309,7 @@ async def _victims(call: Call, victims: Sequence[told.Evicted]) -> tuple[list[Wo
     named = [
         WouldEvict(one.namespace, one.name, one.rule)
         for one in victims
-        if await call.house.sees(call.identity, one.tenant)
+        if await call.context.sees(call.identity, one.tenant)
     ]
     return named, len(victims) - len(named)
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from bursar.core.objects.pending_reason import MEMBERS, NODES, Reason
+from bursar.core.objects.pending_reason import MEMBERS, NODES, PendingReason
 from bursar.core.quota.quota_messages import dimension_label
 from bursar.core.quota.visibility import ABOVE, Sees, reason_for
 from bursar.core.scheduling.explain import explain_types as told
@@ -169,7 +169,7 @@ class Simulation(msgspec.Struct, rename="camel", kw_only=True):
 # From what the leader answers.
 
 
-def why(reason: Reason, sees: Sees) -> WaitingReason:
+def why(reason: PendingReason, sees: Sees) -> WaitingReason:
     """A reason to wait, for somebody who sees the figures of these scopes alone."""
     reason = reason_for(reason, sees)
     return WaitingReason(
@@ -210,11 +210,11 @@ def ahead_in_line(ahead: told.Ahead) -> AheadInLine:
     return AheadInLine(ahead.allocations, amounts)
 
 
-def reservation(kept: told.Kept | None) -> KeptRoom | None:
+def reservation(kept: told.ReservedFor | None) -> KeptRoom | None:
     return KeptRoom(list(kept.nodes), time_of(kept.at)) if kept is not None else None
 
 
-def nomination(kept: told.Kept | None) -> KeptRoom | None:
+def nomination(kept: told.ReservedFor | None) -> KeptRoom | None:
     return KeptRoom(list(kept.nodes), until=time_of(kept.at)) if kept is not None else None
 
 
@@ -225,7 +225,7 @@ def queue_score(score: told.Score | None) -> QueueScore | None:
     return QueueScore(score.total, score.penalty, score.profile, terms)
 
 
-def share_now(share: told.ShareNow | None) -> ShareNow | None:
+def share_now(share: told.ShareFigures | None) -> ShareNow | None:
     if share is None:
         return None
     return ShareNow(share.tenant, share.actual, share.target, share.effective, share.deficit, share.penalty)

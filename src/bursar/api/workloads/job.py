@@ -17,7 +17,7 @@ from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.workloads import job as ops
 from bursar.ops.workloads.allocation import GRACE_SECONDS
 from bursar.ops.workloads.job_status import progress_in
-from bursar.store.db.idempotency import Claim
+from bursar.store.db.idempotency import IdempotencyKey
 from bursar.store.objects import job as job_store
 from bursar.wire.kinds.job import JOB_LABEL
 from bursar.wire.kinds.priorityclass import priority_faults
@@ -62,7 +62,7 @@ async def get_status(call: Call) -> Outcome:
     found = await with_glimpse(call, found)
     document = decode(found.doc, found.status, found.revision)
     names = [turn_name(found.key.name, turn) for turn in all_turns(progress_in(found))]
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         there = await job_store.list_shown(db, found.key.namespace, names, {JOB_LABEL: found.key.name})
     document["status"]["allocations"] = [
         {"name": name, "node": there[name].get("status.nodeName", ""), "phase": there[name].get("status.phase", "")}
@@ -85,7 +85,7 @@ async def cancel(call: Call) -> Outcome:
         reply = await recall(call, claim, found)
     else:
         reply = await ops.cancel(
-            call.house.office,
+            call.context.runtime,
             found,
             origin_of(call, wanted.reason),
             claim=claim,
@@ -116,10 +116,10 @@ async def boost(call: Call) -> Outcome:
     return reply if isinstance(reply, Refusal) else await _boosted(call, reply)
 
 
-async def _boost(call: Call, job: Stored, wanted: BoostJob, claim: Claim | None, dry: bool) -> Reply:
+async def _boost(call: Call, job: Stored, wanted: BoostJob, claim: IdempotencyKey | None, dry: bool) -> Reply:
     words = f"{wanted.reason} (approved by {wanted.approved_by})"
     return await ops.boost(
-        call.house.office,
+        call.context.runtime,
         job,
         origin_of(call, words),
         priority=wanted.new_priority,
@@ -135,7 +135,7 @@ async def _boosted(call: Call, reply: Reply) -> Answer:
     """The position is what the scheduler says it will be; without one that leads it is left out."""
     assert isinstance(reply, Written)
     stored = msgspec.json.decode(reply.status)["boost"]
-    position = await call.house.inquiries.boosted(reply.key.namespace, reply.key.name, stored["priority"])
+    position = await call.context.leader_queries.boosted(reply.key.namespace, reply.key.name, stored["priority"])
     return Answer(
         200,
         encode(

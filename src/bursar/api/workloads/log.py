@@ -17,13 +17,13 @@ import msgspec
 
 from bursar.api.http.route import BrokenOff, Call, Outcome, Param, Stream
 from bursar.api.objects.object import find, key_of
-from bursar.api.objects.watch import KEEPALIVE_SECONDS, Events, Over, Watch, check_identity, no_seat
+from bursar.api.objects.watch import KEEPALIVE_SECONDS, Watch, WatchEvents, WatchOver, check_identity, no_seat
 from bursar.api.workloads.pod import find_pod
 from bursar.core.objects.allocation import ENDED, Phase
 from bursar.core.objects.object import Stored
 from bursar.core.values.access import allows
 from bursar.core.values.refusal import Cause, Code, Refusal, invalid
-from bursar.ops.workloads.log_source import Cut, Output, Piece, Reading
+from bursar.ops.workloads.log_source import LogCut, LogReading, LogSource, OutputPiece
 from bursar.store.objects import change as change_store
 from bursar.store.objects.listing import Query
 from bursar.wire.kinds.allocation import ALLOCATION
@@ -79,7 +79,7 @@ _decode_document = msgspec.json.Decoder(_Document).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LogRequest:
     """What the query says. Whoever names an offset counts bytes: to them a gap must not look like none."""
 
     follow: bool = False
@@ -136,34 +136,34 @@ async def _read(call: Call, found: Stored) -> Outcome:
         "X-Log-Offset": str(output.offset),
         "X-Log-End": "true" if output.over else "false",
     }
-    return Stream(Events(watch, cast("AsyncGenerator[bytes, None]", pieces)), TEXT, headers, breaks=True)
+    return Stream(WatchEvents(watch, cast("AsyncGenerator[bytes, None]", pieces)), TEXT, headers, breaks=True)
 
 
 async def _was_there(call: Call, found: Stored, node: str, epoch: int) -> bool:
     """Whether an earlier placement was on this node: nobody may make the server call a node of their choice."""
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         return await change_store.was_placed(db, found.key, found.uid, node, epoch)
 
 
-async def _open(call: Call, node: str, found: Stored, epoch: int, asked: Asked) -> Output | Refusal | None:
-    if call.house.keeper is None:
+async def _open(call: Call, node: str, found: Stored, epoch: int, asked: LogRequest) -> LogSource | Refusal | None:
+    if call.context.informer is None:
         return Refusal(Code.UNAVAILABLE, "no agents are called from here", "Start the server with --grpc HOST:PORT.")
-    reading = Reading(found.uid, epoch, asked.offset or 0, asked.tail_lines or 0, asked.follow)
+    reading = LogReading(found.uid, epoch, asked.offset or 0, asked.tail_lines or 0, asked.follow)
     if asked.tail_lines != 0:
-        return await call.house.keeper.open(node, reading)
+        return await call.context.informer.open(node, reading)
     # The last no lines: what follows is what comes after the last one that there is.
-    last = await call.house.keeper.open(node, replace(reading, tail_lines=1, follow=False))
+    last = await call.context.informer.open(node, replace(reading, tail_lines=1, follow=False))
     if last is None or isinstance(last, Refusal):
         return last
-    return await call.house.keeper.open(node, replace(reading, offset=await _end(last)))
+    return await call.context.informer.open(node, replace(reading, offset=await _end(last)))
 
 
-async def _end(output: Output) -> int:
+async def _end(output: LogSource) -> int:
     at = output.offset
     try:
         while (piece := await output.next()) is not None:
             at = piece.offset + len(piece.data)
-    except Cut:
+    except LogCut:
         pass  # It is asked again.
     finally:
         await output.close()
@@ -173,7 +173,7 @@ async def _end(output: Output) -> int:
 # What is asked.
 
 
-def _asked(query: Mapping[str, str]) -> Asked | Refusal:
+def _asked(query: Mapping[str, str]) -> LogRequest | Refusal:
     for name, why in NOT_KEPT.items():
         if query.get(name, "") not in ("", "false", "0"):
             return invalid(f"{name} is not offered: {why}")
@@ -185,7 +185,7 @@ def _asked(query: Mapping[str, str]) -> Asked | Refusal:
         if not (text.isascii() and text.isdigit() and len(text) <= NUMBER_DIGITS_MAX):
             return invalid(f"{name} must be a whole number from 0 on, got {text[:32]!r}")
         numbers[name] = int(text)
-    return Asked(
+    return LogRequest(
         follow=query.get("follow", "") in ("true", "1"),
         tail_lines=numbers.get("tailLines"),
         node=query.get("node", ""),
@@ -195,7 +195,7 @@ def _asked(query: Mapping[str, str]) -> Asked | Refusal:
     )
 
 
-def _place(found: Stored, status: _Status, asked: Asked) -> tuple[str, int] | Refusal:
+def _place(found: Stored, status: _Status, asked: LogRequest) -> tuple[str, int] | Refusal:
     """Which node keeps what is asked for, and of which placement it is."""
     name = found.key.name
     if not _decode_document(found.doc).spec.command:
@@ -226,7 +226,7 @@ def _waits(name: str, status: _Status) -> Refusal:
     )
 
 
-def _nothing_kept(name: str, node: str, status: _Status, asked: Asked) -> Refusal:
+def _nothing_kept(name: str, node: str, status: _Status, asked: LogRequest) -> Refusal:
     if status.phase == Phase.SCHEDULED and not asked.epoch:
         message = f"{name} is placed on node {node} and has not begun yet"
         return Refusal(Code.CONFLICT, message, "Ask again in a moment.", retry_after_seconds=1)
@@ -242,13 +242,13 @@ def _nothing_kept(name: str, node: str, status: _Status, asked: Asked) -> Refusa
 class _Pieces:
     """What was written, as it comes. Now and then it is asked whether the caller may still read it."""
 
-    def __init__(self, watch: Watch, output: Output, asked: Asked) -> None:
+    def __init__(self, watch: Watch, output: LogSource, asked: LogRequest) -> None:
         self._watch = watch
         self._output = output
         self._counted = asked.offset is not None
         self._left = asked.limit_bytes
         self._at = output.offset
-        self._next: asyncio.Task[Piece | None] | None = None
+        self._next: asyncio.Task[OutputPiece | None] | None = None
 
     def __aiter__(self) -> _Pieces:
         return self
@@ -258,9 +258,9 @@ class _Pieces:
             raise StopAsyncIteration
         try:
             piece = await self._wait()
-        except Cut as cut:
+        except LogCut as cut:
             raise BrokenOff(str(cut)) from cut
-        except Over as over:
+        except WatchOver as over:
             raise BrokenOff("whoever reads it may not any more") from over
         if piece is None:
             raise StopAsyncIteration
@@ -272,7 +272,7 @@ class _Pieces:
         self._at = piece.offset + len(data)
         return data
 
-    async def _wait(self) -> Piece | None:
+    async def _wait(self) -> OutputPiece | None:
         while True:
             await check_identity(self._watch)
             # It is not cancelled when it takes long: that would end the call.

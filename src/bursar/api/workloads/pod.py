@@ -23,7 +23,7 @@ from bursar.core.values.redaction import redacted
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.core.values.selector import Op, Selector, SelectorError, matches_fields, parse, parse_fields
 from bursar.store.objects import listing
-from bursar.store.objects.listing import Item, Query
+from bursar.store.objects.listing import ListedObject, Query
 from bursar.wire.shared.document import encode, render
 from bursar.wire.shared.kind import Kind, column
 from bursar.wire.shared.meta import Wire
@@ -60,13 +60,13 @@ async def list_pods(call: Call) -> Outcome:
         return invalid(str(error))
     if call.query.get("watch", "") in ("true", "1"):
         return Refusal(Code.METHOD_NOT_ALLOWED, "pods cannot be watched", "Watch the allocations they stand for.")
-    tenants = await call.house.visible_tenants(call.identity)
+    tenants = await call.context.visible_tenants(call.identity)
     query = Query("Allocation", call.parameters.get("namespace", ""), tenants, labels=labels)
     if call.identity.node:
         query = replace(query, tenants=None, node=call.identity.node)
     elif (named := _node_named(fields)) is not None:
         query = replace(query, node=named)
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         page = await listing.load_page(db, query)
     pods = [pod for item in page.items if matches_fields(fields, _fields(pod := pod_of(item, query.node)))]
     meta = {"resourceVersion": str(page.revision)}
@@ -109,7 +109,7 @@ def _node_named(fields: Selector) -> str | None:
     return None
 
 
-def pod_of(item: Item, node: str = "") -> dict[str, Any]:
+def pod_of(item: ListedObject, node: str = "") -> dict[str, Any]:
     """An allocation as a pod on one node: the one asked about, else its first."""
     one: dict[str, Any] = msgspec.json.decode(render(item.doc, item.status, item.revision))
     status = one.get("status", {})

@@ -7,7 +7,7 @@ import msgspec
 from bursar.api.http.action import faulty, grace_faults, read_action, words_faults
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.object import find, origin_of, recall
-from bursar.core.nodes.eviction import Notice, Reason, Rule, admin_message
+from bursar.core.nodes.eviction import EvictionReason, EvictionRule, Notice, admin_message
 from bursar.core.nodes.node_claim import SENSITIVE
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.quantity import format_granted
@@ -61,8 +61,8 @@ async def create(call: Call) -> Outcome:
         return _SENSITIVE
     by = wanted.initiated_by or call.identity.actor
     message = admin_message(by, wanted.reason)
-    notice = Notice(Reason.PREEMPTED, Rule.ADMIN, by, message, wanted.grace_period_seconds)
-    reply = await ops.evict(call.house.office, found, notice, origin_of(call, message), claim=claim, dry_run=dry)
+    notice = Notice(EvictionReason.PREEMPTED, EvictionRule.ADMIN, by, message, wanted.grace_period_seconds)
+    reply = await ops.evict(call.context.runtime, found, notice, origin_of(call, message), claim=claim, dry_run=dry)
     return reply if isinstance(reply, Refusal) else _answer(reply)
 
 
@@ -70,7 +70,7 @@ async def _is_sensitive(call: Call, one: Stored) -> bool:
     """By itself, or by the queue it is in."""
     if request_in(one.doc).sensitive:
         return True
-    queue = await get(call.house.office, Key("Queue", "", one.fields.get("spec.queue", "")))
+    queue = await get(call.context.runtime, Key("Queue", "", one.fields.get("spec.queue", "")))
     return not isinstance(queue, Refusal) and queue_profile_of(queue.doc) == SENSITIVE
 
 

@@ -52,7 +52,7 @@ async def send(call: Call) -> Outcome:
     if len(call.body) > STDIN_BYTES_MAX:
         hint = "Put it into a file that the node can read."
         return Refusal(Code.TOO_LARGE, f"standard input may have {STDIN_BYTES_MAX} bytes, got {len(call.body)}", hint)
-    async with call.house.database.reader() as db:
+    async with call.context.database.reader() as db:
         taken = (
             not await store.is_there(db, found.uid) if dry else await store.save(db, found.key, found.uid, call.body)
         )

@@ -13,14 +13,14 @@ from bursar.cli.shell.output import full_name, say
 from bursar.cli.shell.problem import CONFLICT, Outcomes, Problem
 from bursar.cli.shell.resource_arg import find, named_or_selected
 
-Taint = dict[str, str]
+TaintDocument = dict[str, str]
 EFFECT_DEFAULT = "NoSchedule"  # of a taint that names none
 
 
-class Changes(NamedTuple):
+class TaintChanges(NamedTuple):
     """Taints to set, and (key, effect) of those to remove; an empty effect stands for every one."""
 
-    put: list[Taint]
+    put: list[TaintDocument]
     remove: list[tuple[str, str]]
 
 
@@ -71,10 +71,10 @@ def taint(connection: Connection, words: Sequence[str], overwrite: bool, label_s
     outcomes.leave()
 
 
-def split(words: Sequence[str]) -> tuple[list[str], Changes]:
+def split(words: Sequence[str]) -> tuple[list[str], TaintChanges]:
     """The nodes, and the changes. Names of nodes have neither `:` nor `=`, nor a `-` at their end."""
     names: list[str] = []
-    changes = Changes([], [])
+    changes = TaintChanges([], [])
     for word in words:
         if word.endswith("-"):
             key, _, effect = word.removesuffix("-").partition(":")
@@ -96,7 +96,7 @@ def split(words: Sequence[str]) -> tuple[list[str], Changes]:
 
 
 def tainted(
-    name: str, present: Sequence[Mapping[str, Any]], changes: Changes, *, overwrite: bool
+    name: str, present: Sequence[Mapping[str, Any]], changes: TaintChanges, *, overwrite: bool
 ) -> list[Mapping[str, Any]]:
     """A node's taints after the changes. A key has one value for each effect."""
     after = [one for one in present if not any(_is(one, key, effect) for key, effect in changes.remove)]

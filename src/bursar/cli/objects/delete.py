@@ -12,7 +12,7 @@ from bursar.cli.shell import completers, manifest
 from bursar.cli.shell.connection import Connection, connected, dry_run_option, label_selector_option, namespace_option
 from bursar.cli.shell.output import full_name, say
 from bursar.cli.shell.problem import UNAVAILABLE, Outcomes, Problem
-from bursar.cli.shell.resource_arg import Noun, targets
+from bursar.cli.shell.resource_arg import ResourceType, targets
 
 if TYPE_CHECKING:
     from bursar.client import Resource
@@ -57,7 +57,7 @@ def delete(
     from bursar.client import BursarError, NotFound
 
     outcomes = Outcomes()
-    deleted: list[tuple[Noun, Resource, str, str]] = []
+    deleted: list[tuple[ResourceType, Resource, str, str]] = []
     for noun, resource, name in list(_chosen(connection, words, files, recursive, label_selector, everything)):
         try:
             document = resource.delete(name, grace_period_seconds=grace_period, dry_run=dry_run)
@@ -83,7 +83,7 @@ def _chosen(
     recursive: bool,
     label_selector: str,
     everything: bool,
-) -> Iterator[tuple[Noun, Resource, str]]:
+) -> Iterator[tuple[ResourceType, Resource, str]]:
     if files:
         if words:
             raise click.UsageError("name objects or files, not both")
@@ -105,7 +105,7 @@ def _chosen(
             raise click.UsageError("name objects, or choose them with --selector or --all")
 
 
-def _wait_until_gone(noun: Noun, resource: Resource, name: str, uid: str, end: float | None) -> None:
+def _wait_until_gone(noun: ResourceType, resource: Resource, name: str, uid: str, end: float | None) -> None:
     selector = f"metadata.name={name}"
     while True:
         found = resource.page(field_selector=selector)

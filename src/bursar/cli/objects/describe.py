@@ -11,7 +11,7 @@ from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, label_selector_option, namespace_option
 from bursar.cli.shell.output import NONE, age, lines, widths
 from bursar.cli.shell.problem import Outcomes
-from bursar.cli.shell.resource_arg import Noun, Target, targets
+from bursar.cli.shell.resource_arg import ResourceTarget, ResourceType, targets
 
 if TYPE_CHECKING:
     from bursar.client import Document, Resource
@@ -48,14 +48,14 @@ def describe(connection: Connection, words: Sequence[str], label_selector: str) 
     outcomes.leave()
 
 
-def _documents(resource: Resource, target: Target, label_selector: str) -> Iterator[Document]:
+def _documents(resource: Resource, target: ResourceTarget, label_selector: str) -> Iterator[Document]:
     if target.name:
         yield resource.get(target.name)
     else:
         yield from resource.list(label_selector=label_selector)
 
 
-def _events(connection: Connection, noun: Noun, document: Document) -> list[Document]:
+def _events(connection: Connection, noun: ResourceType, document: Document) -> list[Document]:
     """What the server tells about an object's past; nothing where it keeps no events, or not for us."""
     from bursar.client import BursarError
 
@@ -68,7 +68,7 @@ def _events(connection: Connection, noun: Noun, document: Document) -> list[Docu
         return []
 
 
-def described(noun: Noun, document: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def described(noun: ResourceType, document: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     metadata = document.get("metadata") or {}
     yield from _labelled("Name", [str(metadata.get("name") or "")])
     if noun.namespaced:

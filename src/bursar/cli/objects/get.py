@@ -18,9 +18,9 @@ from bursar.cli.shell.connection import (
     label_selector_option,
     namespace_option,
 )
-from bursar.cli.shell.output import Columns, full_name, lines, output_option, print_documents, print_rows, widths
+from bursar.cli.shell.output import TableColumns, full_name, lines, output_option, print_documents, print_rows, widths
 from bursar.cli.shell.problem import Outcomes
-from bursar.cli.shell.resource_arg import Noun, Target, targets
+from bursar.cli.shell.resource_arg import ResourceTarget, ResourceType, targets
 
 if TYPE_CHECKING:
     from bursar.client import Document, Resource
@@ -43,9 +43,9 @@ class Form:
     def is_table(self) -> bool:
         return self.output in ("table", "wide")
 
-    def columns(self, connection: Connection, noun: Noun) -> Columns:
+    def columns(self, connection: Connection, noun: ResourceType) -> TableColumns:
         with_namespace = connection.all_namespaces and noun.namespaced
-        return Columns(wide=self.output == "wide", with_namespace=with_namespace, with_labels=self.with_labels)
+        return TableColumns(wide=self.output == "wide", with_namespace=with_namespace, with_labels=self.with_labels)
 
 
 @click.command()
@@ -89,7 +89,7 @@ def get(
         _print_objects(connection, chosen, selectors, form)
 
 
-def _require_sense(connection: Connection, chosen: Sequence[Target], selectors: Selectors) -> None:
+def _require_sense(connection: Connection, chosen: Sequence[ResourceTarget], selectors: Selectors) -> None:
     named = [target for target in chosen if target.name]
     if named and any(selectors.values()):
         raise click.UsageError("names and selectors do not go together")
@@ -100,7 +100,7 @@ def _require_sense(connection: Connection, chosen: Sequence[Target], selectors: 
 # --- Tables
 
 
-def _print_tables(connection: Connection, chosen: Sequence[Target], selectors: Selectors, form: Form) -> None:
+def _print_tables(connection: Connection, chosen: Sequence[ResourceTarget], selectors: Selectors, form: Form) -> None:
     outcomes = Outcomes()
     several = len({target.noun for target in chosen}) > 1
     printed = False
@@ -122,7 +122,7 @@ def _print_tables(connection: Connection, chosen: Sequence[Target], selectors: S
 
 
 def _tables(
-    connection: Connection, noun: Noun, names: Sequence[str], selectors: Selectors, outcomes: Outcomes
+    connection: Connection, noun: ResourceType, names: Sequence[str], selectors: Selectors, outcomes: Outcomes
 ) -> list[Document]:
     from bursar.client import BursarError
 
@@ -138,12 +138,12 @@ def _tables(
     return found
 
 
-def _prefixed(noun: Noun, row: list[str], at: int) -> list[str]:
+def _prefixed(noun: ResourceType, row: list[str], at: int) -> list[str]:
     """Among several kinds a name says its kind, so that it can be used as it stands."""
     return [*row[:at], full_name(noun, row[at]), *row[at + 1 :]]
 
 
-def _nothing(connection: Connection, noun: Noun, selectors: Selectors) -> str:
+def _nothing(connection: Connection, noun: ResourceType, selectors: Selectors) -> str:
     inside = noun.namespaced and not connection.all_namespaces
     where = f" in namespace {connection.effective_namespace}" if inside else ""
     return f"No{' matching' if any(selectors.values()) else ''} {noun.plural} found{where}."
@@ -152,11 +152,11 @@ def _nothing(connection: Connection, noun: Noun, selectors: Selectors) -> str:
 # --- Objects as they are
 
 
-def _print_objects(connection: Connection, chosen: Sequence[Target], selectors: Selectors, form: Form) -> None:
+def _print_objects(connection: Connection, chosen: Sequence[ResourceTarget], selectors: Selectors, form: Form) -> None:
     from bursar.client import BursarError
 
     outcomes = Outcomes()
-    found: list[tuple[Noun, Document]] = []
+    found: list[tuple[ResourceType, Document]] = []
     for target in chosen:
         resource = connection.resource(target.noun)
         try:
@@ -176,7 +176,7 @@ def _print_objects(connection: Connection, chosen: Sequence[Target], selectors: 
 # --- Watching
 
 
-def _watch(connection: Connection, chosen: Sequence[Target], selectors: Selectors, form: Form) -> None:
+def _watch(connection: Connection, chosen: Sequence[ResourceTarget], selectors: Selectors, form: Form) -> None:
     if len(chosen) != 1:
         raise click.UsageError("watch one kind, or one object, at a time")
     target = chosen[0]
@@ -195,7 +195,7 @@ def _watch(connection: Connection, chosen: Sequence[Target], selectors: Selector
             print_documents([event.object], form.output, as_list=False)
 
 
-def _watch_table(resource: Resource, selectors: Selectors, columns: Columns, with_header: bool) -> None:
+def _watch_table(resource: Resource, selectors: Selectors, columns: TableColumns, with_header: bool) -> None:
     table = resource.table(**selectors)
     header, rows = columns.header(table), columns.rows(table)
     width = widths([header, *rows])

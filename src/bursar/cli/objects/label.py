@@ -18,12 +18,12 @@ from bursar.cli.shell.connection import (
 )
 from bursar.cli.shell.output import full_name, say
 from bursar.cli.shell.problem import CONFLICT, Outcomes, Problem
-from bursar.cli.shell.resource_arg import Noun, targets
+from bursar.cli.shell.resource_arg import ResourceType, targets
 
 if TYPE_CHECKING:
     from bursar.client import Document, Resource
 
-Changes = dict[str, str | None]
+LabelChanges = dict[str, str | None]
 
 _arguments = all_of(
     click.argument(
@@ -89,10 +89,10 @@ def _change(
     outcomes.leave()
 
 
-def split(words: Sequence[str]) -> tuple[list[str], Changes]:
+def split(words: Sequence[str]) -> tuple[list[str], LabelChanges]:
     """What the command is about, and the changes. Names of objects have neither `=` nor a `-` at their end."""
     about: list[str] = []
-    changes: Changes = {}
+    changes: LabelChanges = {}
     for word in words:
         name, equals, value = word.partition("=")
         if equals:
@@ -108,7 +108,7 @@ def split(words: Sequence[str]) -> tuple[list[str], Changes]:
 
 def _chosen(
     connection: Connection, about: Sequence[str], label_selector: str, everything: bool
-) -> Iterator[tuple[Noun, Resource, Document]]:
+) -> Iterator[tuple[ResourceType, Resource, Document]]:
     for target in targets(about, connection.client):
         resource = connection.resource(target.noun)
         if target.name:
@@ -119,7 +119,7 @@ def _chosen(
             raise click.UsageError("name objects, or choose them with --selector or --all")
 
 
-def _patch(noun: Noun, document: Document, part: str, changes: Changes, overwrite: bool) -> dict[str, Any]:
+def _patch(noun: ResourceType, document: Document, part: str, changes: LabelChanges, overwrite: bool) -> dict[str, Any]:
     metadata = document["metadata"]
     present = metadata.get(part) or {}
     differing = {name: value for name, value in changes.items() if present.get(name) != value}

@@ -16,7 +16,7 @@ from bursar.cli.shell.connection import (
     label_selector_option,
     namespace_option,
 )
-from bursar.cli.shell.output import Columns, full_name, lines, widths
+from bursar.cli.shell.output import TableColumns, full_name, lines, widths
 from bursar.cli.shell.resource_arg import targets
 
 FORMATS = ("table", "wide", "json", "name")
@@ -57,7 +57,7 @@ def watch(
         field_selector = f"metadata.name={target.name}"
     as_table = output in ("table", "wide")
     with_namespace = connection.all_namespaces and target.noun.namespaced
-    columns = Columns(wide=output == "wide", with_namespace=with_namespace)
+    columns = TableColumns(wide=output == "wide", with_namespace=with_namespace)
     width: list[int] = []
     for event in connection.resource(target.noun).watch(
         label_selector=label_selector,

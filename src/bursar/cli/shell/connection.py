@@ -15,7 +15,7 @@ from bursar.cli.shell import completers
 from bursar.cli.shell.problem import NOT_FOUND, Problem
 
 if TYPE_CHECKING:
-    from bursar.cli.shell.resource_arg import Noun
+    from bursar.cli.shell.resource_arg import ResourceType
     from bursar.client import Client, Resource
     from bursar.client.errors import BursarError, NotFound
 
@@ -39,7 +39,7 @@ class Connection:
     def effective_namespace(self) -> str:
         return self.namespace or self.client.context.namespace or DEFAULT_NAMESPACE
 
-    def resource(self, noun: Noun, namespace: str = "") -> Resource:
+    def resource(self, noun: ResourceType, namespace: str = "") -> Resource:
         """The objects of a kind, in the namespace named here, else in that of the command."""
         everything = self.client.resource(noun.plural, namespaced=noun.namespaced)
         if not noun.namespaced or (self.all_namespaces and not namespace):
@@ -62,9 +62,9 @@ class Connection:
     def spaces_with(self, plural: str, name: str) -> Iterator[str]:
         """The namespaces, of those that may be looked into, in which there is one of this name."""
         from bursar.client.errors import BursarError
-        from bursar.core.values.selector import Op, Selector, Term, to_text
+        from bursar.core.values.selector import Op, Selector, SelectorTerm, to_text
 
-        selector = to_text(Selector((Term("metadata.name", Op.IN, (name,)),)))
+        selector = to_text(Selector((SelectorTerm("metadata.name", Op.IN, (name,)),)))
         with suppress(BursarError):
             for one in self.client.resource(plural, namespaced=True).list(field_selector=selector):
                 yield str(one["metadata"]["namespace"])

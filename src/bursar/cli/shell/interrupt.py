@@ -17,7 +17,7 @@ class Interrupted(BaseException):
         self.number = number
 
 
-class Trap:
+class InterruptTrap:
     """Within the block a signal to stop raises Interrupted. Until `release` the first one waits: what has been begun
     must be known before it can be undone."""
 
@@ -26,7 +26,7 @@ class Trap:
         self._held = True
         self._waiting: int | None = None
 
-    def __enter__(self) -> Trap:
+    def __enter__(self) -> InterruptTrap:
         self._before = {one: signal.signal(one, self._hear) for one in SIGNALS}
         return self
 

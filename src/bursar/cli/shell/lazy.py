@@ -16,7 +16,7 @@ from bursar.cli.shell import problem
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CommandEntry:
     """`target` is `module:attribute`; `section` is the heading in the help."""
 
     target: str
@@ -27,12 +27,12 @@ class Entry:
 class LazyGroup(click.Group):
     """`entries` maps a command's name to where it is; `add_lazy` adds to it."""
 
-    def __init__(self, *args: Any, entries: dict[str, Entry] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, entries: dict[str, CommandEntry] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.entries: dict[str, Entry] = dict(entries or {})
+        self.entries: dict[str, CommandEntry] = dict(entries or {})
 
     def add_lazy(self, name: str, target: str, *, help: str, section: str = "Server") -> None:  # noqa: A002
-        self.entries[name] = Entry(target, help, section)
+        self.entries[name] = CommandEntry(target, help, section)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.entries, *(name for name in super().list_commands(ctx) if name not in self.entries)]

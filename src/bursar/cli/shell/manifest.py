@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bursar.cli.shell.problem import Problem
-from bursar.cli.shell.resource_arg import Noun, find
+from bursar.cli.shell.resource_arg import ResourceType, find
 
 if TYPE_CHECKING:
     from bursar.cli.shell.connection import Connection
@@ -52,7 +52,7 @@ def read(files: Sequence[str], *, recursive: bool = False) -> list[Manifest]:
     return found
 
 
-def place(manifest: Manifest, connection: Connection, word: str = "") -> tuple[Noun, Resource]:
+def place(manifest: Manifest, connection: Connection, word: str = "") -> tuple[ResourceType, Resource]:
     """The kind of an object and where it belongs; `word` is the kind to take where the object names none."""
     kind = manifest.document.get("kind") or word
     if not kind:

@@ -13,7 +13,7 @@ import click
 from bursar.core.values.duration import format_age, format_clock, format_due
 
 if TYPE_CHECKING:
-    from bursar.cli.shell.resource_arg import Noun
+    from bursar.cli.shell.resource_arg import ResourceType
 
 FORMATS = ("table", "wide", "json", "yaml", "name")
 GAP = "   "
@@ -44,7 +44,7 @@ def widths(rows: Iterable[Sequence[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
-class Columns:
+class TableColumns:
     """Which of a server's columns are shown, and in front and behind them what only we know to show."""
 
     def __init__(self, *, wide: bool = False, with_namespace: bool = False, with_labels: bool = False) -> None:
@@ -138,11 +138,13 @@ def to_yaml(document: object) -> str:
     return str(yaml.dump(document, Dumper=dumper, sort_keys=False, allow_unicode=True, width=120))
 
 
-def full_name(noun: Noun, name: str) -> str:
+def full_name(noun: ResourceType, name: str) -> str:
     return f"{noun.singular}/{name}"
 
 
-def say(noun: Noun, document: Mapping[str, Any], done: str, output: str = "table", *, dry_run: bool = False) -> None:
+def say(
+    noun: ResourceType, document: Mapping[str, Any], done: str, output: str = "table", *, dry_run: bool = False
+) -> None:
     """What a write did: `allocation/train created`, or the object if that was asked for."""
     if output in ("json", "yaml"):
         print_documents([document], output, as_list=False)

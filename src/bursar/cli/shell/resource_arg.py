@@ -21,7 +21,7 @@ READ = frozenset({"get", "list"})  # the verbs of discovery by which a kind can 
 
 
 @dataclass(frozen=True, slots=True)
-class Noun:
+class ResourceType:
     kind: str
     plural: str
     namespaced: bool
@@ -37,14 +37,14 @@ class Noun:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResourceTarget:
     """A kind and, if any, one of its objects."""
 
-    noun: Noun
+    noun: ResourceType
     name: str = ""
 
 
-def targets(words: Sequence[str], client: Client) -> list[Target]:
+def targets(words: Sequence[str], client: Client) -> list[ResourceTarget]:
     """Reads `alloc a b`, `alloc,nodes` or `alloc/a node/b`."""
     if not words:
         raise click.UsageError("name a kind, such as allocations, or an object, such as allocation/train")
@@ -54,10 +54,10 @@ def targets(words: Sequence[str], client: Client) -> list[Target]:
     if len(kinds) > 1 and names:
         raise click.UsageError("several kinds and names do not go together: write kind/name for each")
     nouns = [find(kind, client) for kind in kinds]
-    return [_named_target(nouns[0], name) for name in names] or [Target(noun) for noun in nouns]
+    return [_named_target(nouns[0], name) for name in names] or [ResourceTarget(noun) for noun in nouns]
 
 
-def one_target(words: Sequence[str], client: Client) -> Target:
+def one_target(words: Sequence[str], client: Client) -> ResourceTarget:
     """Reads `alloc a` or `alloc/a`."""
     found = targets(words, client)
     if len(found) != 1 or not found[0].name:
@@ -72,20 +72,20 @@ def named_or_selected(nodes: Resource, names: Sequence[str], label_selector: str
     return names or [node["metadata"]["name"] for node in nodes.list(label_selector=label_selector)]
 
 
-def _slashed(word: str, client: Client) -> Target:
+def _slashed(word: str, client: Client) -> ResourceTarget:
     kind, slash, name = word.partition("/")
     if not slash or not kind or not name:
         raise click.UsageError(f"{word!r} should be kind/name, like the others")
     return _named_target(find(kind, client), name)
 
 
-def _named_target(noun: Noun, name: str) -> Target:
+def _named_target(noun: ResourceType, name: str) -> ResourceTarget:
     if not name or name in (".", ".."):
         raise click.UsageError(f"{name!r} is not a name")
-    return Target(noun, name)
+    return ResourceTarget(noun, name)
 
 
-def find(word: str, client: Client) -> Noun:
+def find(word: str, client: Client) -> ResourceType:
     """The kind that a word names, by plural, singular, short name or Kind."""
     ours = known()
     noun = _named(word, ours)
@@ -97,29 +97,29 @@ def find(word: str, client: Client) -> Noun:
     return noun
 
 
-def known() -> list[Noun]:
+def known() -> list[ResourceType]:
     from bursar.wire.kinds.registry import KINDS
 
-    return [Noun(kind.name, kind.plural, kind.namespaced, kind.short_names) for kind in KINDS]
+    return [ResourceType(kind.name, kind.plural, kind.namespaced, kind.short_names) for kind in KINDS]
 
 
-def discovered(client: Client) -> list[Noun]:
+def discovered(client: Client) -> list[ResourceType]:
     """What the server has to look at; what can only be sent to it, as reviews and preemptions are, is no kind here.
     Tokens are its own affair, so it does not announce them to Kubernetes clients."""
     answer = client.request("GET", "/api/v1")
     resources = answer.get("resources") or [] if isinstance(answer, dict) else []
     return [
-        Noun(one["kind"], one["name"], bool(one["namespaced"]), tuple(one.get("shortNames") or ()))
+        ResourceType(one["kind"], one["name"], bool(one["namespaced"]), tuple(one.get("shortNames") or ()))
         for one in resources
         if "/" not in one["name"] and not READ.isdisjoint(one["verbs"])
     ]
 
 
-def _named(word: str, nouns: Iterable[Noun]) -> Noun | None:
+def _named(word: str, nouns: Iterable[ResourceType]) -> ResourceType | None:
     return next((noun for noun in nouns if word.lower() in noun.names), None)
 
 
-def _unknown(word: str, nouns: Iterable[Noun]) -> str:
+def _unknown(word: str, nouns: Iterable[ResourceType]) -> str:
     names = [name for noun in nouns for name in noun.names]
     near = nearest(word.lower(), names)
     kinds = ", ".join(dict.fromkeys(noun.plural for noun in nouns))

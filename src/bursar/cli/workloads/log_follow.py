@@ -21,7 +21,7 @@ BEGIN_SECONDS_MAX = 10.0
 BEGIN_PAUSE_SECONDS = 0.2
 
 
-class Lines:
+class LineSink:
     """Writes bytes as they come; where there are several nodes, whole lines with the name of theirs before each."""
 
     def __init__(self, *, named: bool, out: IO[bytes] | None = None) -> None:

@@ -12,7 +12,7 @@ import click
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, namespace_option
 from bursar.cli.shell.problem import NOT_FOUND, Outcomes, Problem
-from bursar.cli.workloads.log_follow import Copying, Lines
+from bursar.cli.workloads.log_follow import Copying, LineSink
 from bursar.cli.workloads.run_output import ENDED
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ def logs(connection: Connection, name: str, follow: bool, tail_lines: int | None
         # While it has none, the server says why.
         nodes = [one["name"] for one in status.get("nodes") or []] or [""]
         epoch = int(status.get("epoch") or 0) if len(nodes) > 1 else 0
-    lines = Lines(named=len(nodes) > 1)
+    lines = LineSink(named=len(nodes) > 1)
     copying = Copying(allocations, name.removeprefix("allocation/"), lines)
     copying.begin(nodes, epoch or 0, follow=follow, tail_lines=tail_lines)
     copying.wait()
     _finish(lines, [copying])
 
 
-def _finish(lines: Lines, copyings: Sequence[Copying]) -> None:
+def _finish(lines: LineSink, copyings: Sequence[Copying]) -> None:
     if any(one.left for one in copyings):
         raise BrokenPipeError(errno.EPIPE, "nobody reads any more")
     lines.finish()
@@ -102,11 +102,11 @@ def _found(connection: Connection, name: str) -> Mapping[str, Any]:
 
 def _job_logs(
     connection: Connection, name: str, *, follow: bool, tail_lines: int | None
-) -> tuple[Lines, list[Copying]]:
+) -> tuple[LineSink, list[Copying]]:
     """Of each allocation the last placement: one after the other, or, to be followed, all at once as they come."""
     jobs = connection.client.jobs(connection.effective_namespace)
     allocations = connection.client.allocations(connection.effective_namespace)
-    lines, copyings = Lines(named=True), dict[str, Copying]()
+    lines, copyings = LineSink(named=True), dict[str, Copying]()
     while True:
         over = (jobs.get(name).get("status") or {}).get("phase") in ENDED
         for one in _members(allocations, name):
@@ -138,7 +138,7 @@ def _nodes(allocation: Mapping[str, Any]) -> list[str]:
 
 
 def _begun(
-    allocations: Resource, one: Mapping[str, Any], lines: Lines, follow: bool, tail_lines: int | None
+    allocations: Resource, one: Mapping[str, Any], lines: LineSink, follow: bool, tail_lines: int | None
 ) -> Copying:
     name, nodes = str(one["metadata"]["name"]), _nodes(one)
 

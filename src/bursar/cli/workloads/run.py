@@ -20,10 +20,10 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, namespace_option
-from bursar.cli.shell.interrupt import Interrupted, Trap
+from bursar.cli.shell.interrupt import Interrupted, InterruptTrap
 from bursar.cli.shell.problem import FAILED, Problem
 from bursar.cli.workloads.log_follow import Copying, Sink
-from bursar.cli.workloads.run_output import ENDED, Events, Quiet, Teller, Words
+from bursar.cli.workloads.run_output import ENDED, JsonOutput, QuietOutput, RunOutput, TerminalOutput
 
 if TYPE_CHECKING:
     from bursar.client import Resource
@@ -139,7 +139,7 @@ def run(
     namespace = connection.effective_namespace
     allocations = connection.client.allocations(namespace)
     name = name or _made_up(command[0])
-    with Trap() as trap:
+    with InterruptTrap() as trap:
         try:
             spec = {**spec_of(command, **wishes), **({"stdin": True} if given else {})}
             document = _submitted(allocations, name, spec)
@@ -151,7 +151,7 @@ def run(
         teller.submitted(document)
         if not detach:
             nodes, simulated = connection.client.nodes, bool(wishes["simulated"])
-            seen = Seen(allocations, nodes, document, teller, trap, keep=keep, simulated=simulated)
+            seen = RunProgress(allocations, nodes, document, teller, trap, keep=keep, simulated=simulated)
             raise click.exceptions.Exit(seen.through())
     if not as_json:
         click.echo(f"allocation/{name}")
@@ -243,13 +243,13 @@ def _made_up(program: str) -> str:
     return f"{stem or 'run'}-{token_hex(4)}"
 
 
-def _teller(as_json: bool) -> Teller:
+def _teller(as_json: bool) -> RunOutput:
     if as_json:
-        return Events()
-    return Words() if sys.stderr.isatty() else Quiet()
+        return JsonOutput()
+    return TerminalOutput() if sys.stderr.isatty() else QuietOutput()
 
 
-class Seen:
+class RunProgress:
     """One allocation, from when it was submitted to its end."""
 
     def __init__(
@@ -257,8 +257,8 @@ class Seen:
         allocations: Resource,
         nodes: Resource,
         document: Document,
-        teller: Teller,
-        trap: Trap,
+        teller: RunOutput,
+        trap: InterruptTrap,
         *,
         keep: bool,
         simulated: bool,

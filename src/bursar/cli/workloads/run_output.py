@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import click
 
 from bursar.cli.shell.output import due
-from bursar.cli.workloads.log_follow import Lines, Sink
+from bursar.cli.workloads.log_follow import LineSink, Sink
 from bursar.core.credit.shortfall import end_words, recorded_shortfall, time_left
 
 Document = Mapping[str, Any]
@@ -21,7 +21,7 @@ ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
 STOPPED = frozenset({"Preempted", "Drained", "Evicted", "NodeLost"})  # reasons of work that was placed before
 
 
-class Teller(Protocol):
+class RunOutput(Protocol):
     @property
     def wants_places(self) -> bool:
         """Whether somebody wants to know the place in line."""
@@ -42,13 +42,13 @@ class Teller(Protocol):
     def ended(self, name: str, status: Document, code: int) -> None: ...
 
 
-class Quiet:
+class QuietOutput:
     """Only what the command writes; and, where it failed, why."""
 
     wants_places = False
 
     def __init__(self) -> None:
-        self._lines: Lines | None = None
+        self._lines: LineSink | None = None
 
     def submitted(self, document: Document) -> None:
         del document
@@ -57,7 +57,7 @@ class Quiet:
         del name, status
 
     def sink(self, *, named: bool) -> Sink:
-        self._lines = Lines(named=named)
+        self._lines = LineSink(named=named)
         return self._lines
 
     def finish(self) -> None:
@@ -82,7 +82,7 @@ def _says_only_its_exit_code(status: Document) -> bool:
     return "exitCode" in status and (status.get("message") or "") in told
 
 
-class Words(Quiet):
+class TerminalOutput(QuietOutput):
     """A line whenever something changes that a person may want to know."""
 
     wants_places = True
@@ -159,7 +159,7 @@ def why_pending(status: Document) -> tuple[str, str]:
     return current, message if status.get("reason") in STOPPED else ""
 
 
-class Events:
+class JsonOutput:
     """One JSON object in a line for everything that happens."""
 
     wants_places = True

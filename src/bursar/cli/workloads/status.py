@@ -146,11 +146,11 @@ def _all(connection: Connection, kind: str) -> Resource:
 
 def _selector(whose: str, *, ended: bool) -> str:
     """The server chooses: there may be very many that are others', or long over."""
-    from bursar.core.values.selector import Op, Selector, Term, to_text
+    from bursar.core.values.selector import Op, Selector, SelectorTerm, to_text
 
-    terms = [Term("status.user", Op.IN, (whose,))] if whose else []
+    terms = [SelectorTerm("status.user", Op.IN, (whose,))] if whose else []
     if not ended:
-        terms += [Term("status.phase", Op.NOT_IN, (phase,)) for phase in sorted(ENDED)]
+        terms += [SelectorTerm("status.phase", Op.NOT_IN, (phase,)) for phase in sorted(ENDED)]
     return to_text(Selector(tuple(terms)))
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bursar.core.batch.placement_billing import gpus_in, owners_of, payer, priced_of
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.lease import Lease, LeaseState, Mode
-from bursar.core.credit.ledger import Book
-from bursar.core.nodes.node import NodeRoom
-from bursar.core.nodes.node_claim import Claim
+from bursar.core.credit.ledger import Ledger
+from bursar.core.nodes.node import NodeCapacity
+from bursar.core.nodes.node_claim import NodeClaim
 from bursar.core.values.money import MICROS
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
@@ -23,42 +23,42 @@ from bursar.core.values.replace import replace
 WINDOW_SECONDS = 600
 
 
-def lease_of_claim(sheet: Sheet, room: NodeRoom, claim: Claim) -> Lease | Refusal | None:
+def lease_of_claim(batch: UnitOfWork, capacity: NodeCapacity, claim: NodeClaim) -> Lease | Refusal | None:
     """The lease that would pay for a claimed node; None where its tenant does not pay beforehand."""
-    terms = sheet.tree.prepaid.get(claim.tenant)
+    terms = batch.tree.prepaid.get(claim.tenant)
     if terms is None:
         return None
-    account = payer(sheet, owners_of(claim.tenant, claim.holder))
+    account = payer(batch, owners_of(claim.tenant, claim.holder))
     if isinstance(account, Refusal):
         return account
-    amounts = priced_of(room.allocatable)
+    amounts = priced_of(capacity.allocatable)
     return Lease(
-        0, account, claim.id, window=max(WINDOW_SECONDS * MICROS, sheet.tree.credits.window(terms)), amounts=amounts,
-        klass=sheet.classes.get(room.name, ""), gpus=gpus_in(amounts), discount=terms.discount, mode=Mode.RESERVE,
-        uid=claim.id, node=room.name, work=f"claim of {room.name}",
+        0, account, claim.id, window=max(WINDOW_SECONDS * MICROS, batch.tree.credits.window(terms)), amounts=amounts,
+        klass=batch.classes.get(capacity.name, ""), gpus=gpus_in(amounts), discount=terms.discount, mode=Mode.RESERVE,
+        uid=claim.id, node=capacity.name, work=f"claim of {capacity.name}",
     )  # fmt: skip
 
 
-def lacking_after(book: Book, closed: Iterable[int], draft: Lease) -> Refusal | None:
+def lacking_after(ledger: Ledger, closed: Iterable[int], draft: Lease) -> Refusal | None:
     """Why a lease cannot be opened, though these are closed first. Nothing is changed: all of it is tried on a copy."""
-    copy = Book(
-        book.now,
-        book.prices,
-        {number: replace(account) for number, account in book.accounts.items()},
-        {number: replace(lease) for number, lease in book.leases.items()},
+    copy = Ledger(
+        ledger.now,
+        ledger.prices,
+        {number: replace(account) for number, account in ledger.accounts.items()},
+        {number: replace(lease) for number, lease in ledger.leases.items()},
     )
     for number in closed:
         close_now(copy, number)
     return copy.lacking([draft])
 
 
-def close_now(book: Book, number: int) -> None:
+def close_now(ledger: Ledger, number: int) -> None:
     """Settle a lease that is open by our own clock, to this moment and for ever: nobody measures it once more."""
-    lease = book.leases.get(number)
+    lease = ledger.leases.get(number)
     if lease is None or lease.state is not LeaseState.OPEN:
         return
-    unposted = max(0, min(book.now, lease.paid_until) - lease.posted_until) if lease.started_at else 0
-    book.close(lease, (lease.posted_micros if lease.started_at else 0) + unposted)
+    unposted = max(0, min(ledger.now, lease.paid_until) - lease.posted_until) if lease.started_at else 0
+    ledger.close(lease, (lease.posted_micros if lease.started_at else 0) + unposted)
 
 
 def is_due(lease: Lease, now: int) -> bool:

@@ -10,35 +10,35 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from bursar.core.credit.ledger import Book
-from bursar.core.nodes.liveness import Beat
-from bursar.core.nodes.node import NodeRoom, Placement
+from bursar.core.credit.ledger import Ledger
+from bursar.core.nodes.liveness import SeenHeartbeat
+from bursar.core.nodes.node import NodeCapacity, Placement
 from bursar.core.objects.allocation import GangKey, GangRow
-from bursar.core.objects.notification import Tiding
+from bursar.core.objects.notification import Notification
 from bursar.core.objects.object import UNASSIGNED, Key, Origin, Stored, Write
 from bursar.core.quota.quota import Counters
 from bursar.core.quota.tenant_tree import Tree
-from bursar.core.usage.usage_levels import NOBODY, Began, Ended, amounts_on
+from bursar.core.usage.usage_levels import NOBODY, UsageBegan, UsageEnded, amounts_on
 from bursar.core.values.replace import replace
 
 
 @dataclass(slots=True)
-class Sheet:
+class UnitOfWork:
     now: datetime
     tree: Tree
     counters: Counters
     era: int = 0  # of the database: another one, and a later one, after it was restored from a backup
     objects: dict[Key, Stored] = field(default_factory=dict)
     recent: set[Key] = field(default_factory=set)  # objects that exist, and were not read again
-    nodes: dict[str, NodeRoom] = field(default_factory=dict)
-    beats: dict[str, Beat] = field(default_factory=dict)  # of the nodes that were ever heard
+    nodes: dict[str, NodeCapacity] = field(default_factory=dict)
+    heartbeats: dict[str, SeenHeartbeat] = field(default_factory=dict)  # of the nodes that were ever heard
     placements: dict[str, tuple[Placement, ...]] = field(default_factory=dict)  # by the allocation's uid
     gangs: dict[GangKey, GangRow] = field(default_factory=dict)
     # Only where a node is claimed for sensitive work: how many are in the whole system, and what is placed on it.
     claimed: int = 0
     occupants: dict[str, list[tuple[Placement, Stored]]] = field(default_factory=dict)  # by node
     # Only where something is paid for: accounts and leases, and whose account is which.
-    book: Book | None = None
+    ledger: Ledger | None = None
     payers: dict[tuple[str, str], int] = field(default_factory=dict)  # by (tenant, user)
     # Only where something is paid for or begins to be used: of which class the devices of nodes are.
     classes: dict[str, str] = field(default_factory=dict)
@@ -54,11 +54,11 @@ class Sheet:
     # (node, uid) of stored placements that go, before new ones come
     lifted: set[tuple[str, str]] = field(default_factory=set)
     touched_gangs: set[GangKey] = field(default_factory=set)
-    tidings: list[Tiding] = field(default_factory=list)
+    notifications: list[Notification] = field(default_factory=list)
     # Hours: by (node, uid) what begins to be used, and what that began before ends; apart what does both in one batch.
-    begun: dict[tuple[str, str], Began] = field(default_factory=dict)
-    ended: dict[tuple[str, str], Ended] = field(default_factory=dict)
-    spent: list[tuple[Began, Ended]] = field(default_factory=list)
+    begun: dict[tuple[str, str], UsageBegan] = field(default_factory=dict)
+    ended: dict[tuple[str, str], UsageEnded] = field(default_factory=dict)
+    spent: list[tuple[UsageBegan, UsageEnded]] = field(default_factory=list)
 
     def put(self, after: Stored, origin: Origin) -> Write:
         """Create or change an object."""
@@ -87,17 +87,17 @@ class Sheet:
         else:
             self.recharged[after.key] = after
 
-    def set_node(self, room: NodeRoom, uid: str = "") -> None:
-        self.nodes[room.name] = room
-        self.touched_nodes.add(room.name)
-        self.removed_nodes.discard(room.name)
+    def set_node(self, capacity: NodeCapacity, uid: str = "") -> None:
+        self.nodes[capacity.name] = capacity
+        self.touched_nodes.add(capacity.name)
+        self.removed_nodes.discard(capacity.name)
         if uid:
-            self.node_uids[room.name] = uid
+            self.node_uids[capacity.name] = uid
 
-    def use_node(self, room: NodeRoom) -> None:
+    def use_node(self, capacity: NodeCapacity) -> None:
         """Give or take back room; what the node offers stays as it is."""
-        self.nodes[room.name] = room
-        self.used_nodes.add(room.name)
+        self.nodes[capacity.name] = capacity
+        self.used_nodes.add(capacity.name)
 
     def remove_node(self, name: str) -> None:
         del self.nodes[name]
@@ -141,22 +141,22 @@ class Sheet:
 # Hours.
 
 
-def begin_usage(sheet: Sheet, part: Placement, user: str = "", *, seconds_ago: float = 0.0) -> None:
+def begin_usage(batch: UnitOfWork, part: Placement, user: str = "", *, seconds_ago: float = 0.0) -> None:
     """From now on, in whole seconds, the tenant and the user of a placement use what it has of its node.
 
     What stands for a claim of a whole node is a placement as well: an exclusive one, that is not stored.
     """
-    at = int(sheet.now.timestamp() - seconds_ago)
-    sheet.begun[part.node, part.uid] = Began(
+    at = int(batch.now.timestamp() - seconds_ago)
+    batch.begun[part.node, part.uid] = UsageBegan(
         part.uid, part.node, part.epoch, part.tenant, user or NOBODY, part.namespace, part.name,
-        amounts_on(sheet.nodes.get(part.node), part), sheet.classes.get(part.node, ""), at, part.lease,
+        amounts_on(batch.nodes.get(part.node), part), batch.classes.get(part.node, ""), at, part.lease,
     )  # fmt: skip
 
 
-def end_usage(sheet: Sheet, uid: str, node: str, phase: str, reason: str = "") -> None:
+def end_usage(batch: UnitOfWork, uid: str, node: str, phase: str, reason: str = "") -> None:
     """It is over. What did not begin has nothing to end."""
-    ended = Ended(uid, node, int(sheet.now.timestamp()), phase, reason)
-    if began := sheet.begun.pop((node, uid), None):
-        sheet.spent.append((began, ended))
+    ended = UsageEnded(uid, node, int(batch.now.timestamp()), phase, reason)
+    if began := batch.begun.pop((node, uid), None):
+        batch.spent.append((began, ended))
     else:
-        sheet.ended[node, uid] = ended
+        batch.ended[node, uid] = ended

@@ -27,7 +27,7 @@ QUARTER = 15 * 60 * MICROS
 FILED = "@"  # no name of a tenant has it
 
 
-class Status(StrEnum):
+class AccountStatus(StrEnum):
     ACTIVE = "active"
     SUSPENDED = "suspended"  # nothing new is leased, and nothing is extended
     CLOSED = "closed"
@@ -39,7 +39,7 @@ class Account(Struct):
     id: int
     tenant: str
     user: str = ""
-    status: Status = Status.ACTIVE
+    status: AccountStatus = AccountStatus.ACTIVE
     posted: int = 0  # the sum of its entries
     held: int = 0  # of that, what open leases may still use
     credit_limit: int = 0
@@ -136,12 +136,12 @@ def left_behind(tenant: str, accounts: Iterable[Account]) -> Refusal | None:
 
 
 def closed(account: Account) -> Refusal | None:
-    if account.status is Status.ACTIVE:
+    if account.status is AccountStatus.ACTIVE:
         return None
     return Refusal(
         Code.ACCOUNT_INACTIVE,
         f"account {account.name} is {account.status}",
-        "A billing admin can activate it again." if account.status is Status.SUSPENDED else "It stays closed.",
+        "A billing admin can activate it again." if account.status is AccountStatus.SUSPENDED else "It stays closed.",
     )
 
 

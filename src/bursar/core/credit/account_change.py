@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from bursar.core.credit.account import Account, Status, tokens_at
+from bursar.core.credit.account import Account, AccountStatus, tokens_at
 from bursar.core.values.money import AMOUNT_MAX, credits_of
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.core.values.wording import counted
@@ -41,8 +41,8 @@ def _zone(value: Any) -> str:
 
 
 def _status(value: Any) -> str:
-    known = ", ".join(Status)
-    return "" if value in {str(one) for one in Status} else f"must be one of {known}"
+    known = ", ".join(AccountStatus)
+    return "" if value in {str(one) for one in AccountStatus} else f"must be one of {known}"
 
 
 def _or_none(check: Callable[[Any], str]) -> Callable[[Any], str]:
@@ -70,7 +70,7 @@ def amend(account: Account, changes: Mapping[str, Any], now: int) -> Refusal | N
     limited = account.spend_rate_max is not None
     tokens = tokens_at(account, now)
     for name, value in changes.items():
-        setattr(account, name, Status(value) if name == "status" else value)
+        setattr(account, name, AccountStatus(value) if name == "status" else value)
     if account.spend_rate_max is not None:
         account.tokens = min(tokens, account.spend_burst) if limited else account.spend_burst
         account.tokens_at = now
@@ -88,9 +88,9 @@ def _wrong(changes: Mapping[str, Any]) -> Refusal | None:
 
 def _closing(account: Account, changes: Mapping[str, Any]) -> Refusal | None:
     wanted = changes.get("status", account.status)
-    if account.status is Status.CLOSED and wanted != Status.CLOSED:
+    if account.status is AccountStatus.CLOSED and wanted != AccountStatus.CLOSED:
         return Refusal(Code.ENDED, f"account {account.name} is closed", "It stays closed.")
-    if wanted != Status.CLOSED or account.status is Status.CLOSED:
+    if wanted != AccountStatus.CLOSED or account.status is AccountStatus.CLOSED:
         return None
     return _paying(account) or _not_empty(account)
 

@@ -15,7 +15,7 @@ class Billing(StrEnum):
     PREPAID = "prepaid"  # nothing runs that is not paid for
 
 
-class Terms(Struct, frozen=True):
+class BillingTerms(Struct, frozen=True):
     """A tenant's: its own where it says something, else its tier's."""
 
     billing: Billing = Billing.NONE
@@ -24,7 +24,7 @@ class Terms(Struct, frozen=True):
     discount: int = 0  # hundredths of a percent
 
 
-class SaidTerms(Struct, frozen=True):
+class StatedTerms(Struct, frozen=True):
     """What one of them says itself; None where it says nothing."""
 
     billing: Billing | None = None
@@ -33,19 +33,19 @@ class SaidTerms(Struct, frozen=True):
     discount: int | None = None
 
 
-NOTHING_SAID = SaidTerms()
+NOTHING_SAID = StatedTerms()
 
 
-def terms_of(own: SaidTerms, tier: SaidTerms) -> Terms:
+def terms_of(own: StatedTerms, tier: StatedTerms) -> BillingTerms:
     """Each answer by itself: the tenant's, else its tier's, else the default."""
     given = {}
-    for name in SaidTerms.__struct_fields__:
+    for name in StatedTerms.__struct_fields__:
         value = getattr(own, name)
         if value is None:
             value = getattr(tier, name)
         if value is not None:
             given[name] = value
-    return Terms(**given)
+    return BillingTerms(**given)
 
 
 class CreditPolicy(Struct, frozen=True):
@@ -64,7 +64,7 @@ class CreditPolicy(Struct, frozen=True):
     credit_value: str = "1.00"
     key_days: int = 90  # how old the key gets that signs what is granted to nodes
 
-    def window(self, terms: Terms) -> int:
+    def window(self, terms: BillingTerms) -> int:
         """In microseconds."""
         default = self.reserve_seconds if terms.mode is Mode.RESERVE else self.lease_seconds
         return MICROS * (terms.window_seconds or default)

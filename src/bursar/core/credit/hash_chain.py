@@ -24,7 +24,7 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-class Block(Struct, frozen=True):
+class SealedBlock(Struct, frozen=True):
     """Consecutive entries of one quarter of an hour, sealed together. Times are microseconds since 1970."""
 
     number: int
@@ -42,7 +42,7 @@ class Block(Struct, frozen=True):
     hash: bytes = b""
 
 
-class Page(Struct, frozen=True):
+class SealedPage(Struct, frozen=True):
     """The blocks of a quarter of an hour that is over, rolled up together."""
 
     number: int
@@ -102,14 +102,14 @@ def lines_hash(lines: Iterable[bytes]) -> bytes:
     return sha256(b"".join(sha256(one).digest() for one in lines)).digest()
 
 
-def block_hash(block: Block) -> bytes:
+def block_hash(block: SealedBlock) -> bytes:
     return _hash(
         "block", block.number, block.first, block.last, block.amount, block.first_at, block.last_at, block.checksum,
         block.weighted, block.entries_hash, block.kept_hash, block.rollup_hash, block.previous,
     )  # fmt: skip
 
 
-def page_hash(page: Page) -> bytes:
+def page_hash(page: SealedPage) -> bytes:
     return _hash(
         "page", page.number, page.first_block, page.last_block, page.first, page.last, page.rollup_hash, page.previous
     )
@@ -119,7 +119,7 @@ def _hash(*parts: str | int | bytes) -> bytes:
     return sha256(" ".join(one.hex() if isinstance(one, bytes) else str(one) for one in parts).encode()).digest()
 
 
-def changed_line(block: Block, checksum: int, weighted: int) -> int | None:
+def changed_line(block: SealedBlock, checksum: int, weighted: int) -> int | None:
     """Which entry of a block was changed, if it is one alone. A changed line adds some d to the sum, and d times its
     place to the weighted sum."""
     added, weight = checksum - block.checksum, weighted - block.weighted
@@ -129,7 +129,7 @@ def changed_line(block: Block, checksum: int, weighted: int) -> int | None:
     return number if block.first <= number <= block.last else None
 
 
-def chain_fault(block: Block, before: Block | None) -> Finding | None:
+def chain_fault(block: SealedBlock, before: SealedBlock | None) -> Finding | None:
     """Whether a block is what was sealed, right after the one before."""
     where = f"block {block.number}"
     number, first, previous = (before.number + 1, before.last + 1, before.hash) if before else (1, 1, GENESIS)
@@ -144,7 +144,7 @@ def chain_fault(block: Block, before: Block | None) -> Finding | None:
     return None
 
 
-def page_fault(page: Page, before: Page | None) -> Finding | None:
+def page_fault(page: SealedPage, before: SealedPage | None) -> Finding | None:
     where = f"page {page.number}"
     number, first, block, previous = (
         (before.number + 1, before.last + 1, before.last_block + 1, before.hash) if before else (1, 1, 1, GENESIS)

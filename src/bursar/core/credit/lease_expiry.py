@@ -24,7 +24,7 @@ GAPS_MAX = 4_000  # below the newest: only what is being opened now is missing f
 
 
 @dataclass(slots=True)
-class Watch:
+class ExpiryWatch:
     """What is known of open leases; and which are overdue, by (number, paid until), since when by our own clock."""
 
     since: dict[tuple[int, int], float] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from bursar.core.credit.account import (
     TOPUPS,
     WRITE_OFF,
     Account,
-    Status,
+    AccountStatus,
     beyond_the_day,
     closed,
     day_of,
@@ -74,7 +74,7 @@ class News(StrEnum):
     ACCOUNT_DRIFT = "credit.account-drift"
 
 
-class Event(Struct, frozen=True):
+class LedgerEvent(Struct, frozen=True):
     """Something that the owner of an account is told, once it is committed."""
 
     news: News
@@ -85,7 +85,7 @@ class Event(Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Book:
+class Ledger:
     now: int
     prices: PriceList
     accounts: dict[int, Account] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Book:
     numbers: Iterator[int] = field(default_factory=lambda: iter(()))  # for new leases
     # What is to be saved.
     entries: list[Entry] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[LedgerEvent] = field(default_factory=list)
     changed: set[int] = field(default_factory=set)  # accounts
     opened: set[int] = field(default_factory=set)  # leases
     moved: set[int] = field(default_factory=set)
@@ -107,12 +107,12 @@ class Book:
     ) -> Refusal | None:
         if amount <= 0:
             return Refusal(Code.INVALID, "a top-up must be more than nothing")
-        if account.status is Status.CLOSED:
+        if account.status is AccountStatus.CLOSED:
             return closed(account)
         if account.posted + amount > AMOUNT_MAX:
             return too_much(account)
         self._give(account, TOPUPS, Entry(Type.TOPUP, 0, 0, amount, request=request, actor=actor, reason=reason))
-        self.events.append(Event(News.TOPPED_UP, account.id, amount))
+        self.events.append(LedgerEvent(News.TOPPED_UP, account.id, amount))
         return None
 
     def refund(
@@ -168,7 +168,7 @@ class Book:
             return refusal
         self.changed.add(account.id)
         if account.is_low and not was_low:
-            self.events.append(Event(News.LOW, account.id, account.available))
+            self.events.append(LedgerEvent(News.LOW, account.id, account.available))
         return None
 
     # Leases.
@@ -224,7 +224,7 @@ class Book:
         lease.started_at = self.now
         self.moved.add(lease.id)
 
-    def beat(self, lease: Lease, seq: int, *, running: bool = True) -> Grant | Refusal:
+    def heartbeat(self, lease: Lease, seq: int, *, running: bool = True) -> Grant | Refusal:
         """Post what has passed, and pay what is missing of the next window, at the price of now. What is paid already
         keeps its rate. A beat that came before is answered as it was."""
         if lease.state is not LeaseState.OPEN:
@@ -302,7 +302,7 @@ class Book:
     def _refuse(self, lease: Lease, refusal: Refusal) -> Refusal:
         """It may use what is paid. Should there be credit again before that is over, it goes on."""
         if not lease.final:
-            self.events.append(Event(News.EXHAUSTED, lease.account, lease.held, lease.id, str(refusal.code)))
+            self.events.append(LedgerEvent(News.EXHAUSTED, lease.account, lease.held, lease.id, str(refusal.code)))
         lease.final = str(refusal.code)
         return refusal
 
@@ -346,7 +346,7 @@ class Book:
             self._settle(lease, account, used, Type.ADJUSTMENT)
             self.moved.add(lease.id)
         if abs(difference) > drift:
-            self.events.append(Event(News.DRIFT, account.id, difference, lease.id))
+            self.events.append(LedgerEvent(News.DRIFT, account.id, difference, lease.id))
         return difference
 
     def drift(self, account: Account, before: Drift, more: int, *, limit: int, hours: int) -> bool:
@@ -355,7 +355,7 @@ class Book:
         if not crosses(before, more, limit):
             return False
         reason = f"more than {counted(credits_of(limit), 'credit')} in {hours} h"
-        self.events.append(Event(News.ACCOUNT_DRIFT, account.id, before.amount + more, reason=reason))
+        self.events.append(LedgerEvent(News.ACCOUNT_DRIFT, account.id, before.amount + more, reason=reason))
         return True
 
     def _settle(self, lease: Lease, account: Account, used: int, type_: Type = Type.DEBIT) -> int:
@@ -378,7 +378,7 @@ class Book:
             lease.written_off += missing
             # Whoever ran out of credit has a grace to end in, which nobody pays for: that is no surprise.
             if not lease.final:
-                self.events.append(Event(News.DRIFT, account.id, missing, lease.id, "written off"))
+                self.events.append(LedgerEvent(News.DRIFT, account.id, missing, lease.id, "written off"))
         lease.posted = actual
         return due - payable
 
@@ -442,7 +442,7 @@ class Book:
     def _tell_if_low(self, account: Account, less: int) -> None:
         low = account.low_balance
         if low is not None and account.available < low <= account.available + less:
-            self.events.append(Event(News.LOW, account.id, account.available))
+            self.events.append(LedgerEvent(News.LOW, account.id, account.available))
 
     def _take(self, account: Account, to: int, entry: Entry) -> None:
         entry.debit, entry.credit = account.id, to

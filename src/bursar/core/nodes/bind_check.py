@@ -12,7 +12,7 @@ from bursar.core.nodes.node import (
     WHOLE,
     Devices,
     Fit,
-    NodeRoom,
+    NodeCapacity,
     Placement,
     Shortage,
     dominant_fraction,
@@ -20,7 +20,7 @@ from bursar.core.nodes.node import (
     give,
     take_back,
 )
-from bursar.core.objects.allocation import Request
+from bursar.core.objects.allocation import ResourceRequest
 from bursar.core.objects.charge import Charge
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Cause, Code, Refusal
@@ -35,40 +35,40 @@ class Target(Struct, frozen=True):
     devices: Devices | None = None
 
 
-class Placing(Struct, frozen=True):
+class BindCheck(Struct, frozen=True):
     """What placing takes: from each node, and from the quotas."""
 
-    rooms: tuple[NodeRoom, ...]
+    capacities: tuple[NodeCapacity, ...]
     fits: tuple[Fit, ...]
     charge: Charge
 
 
 def place(
-    rooms: Mapping[str, NodeRoom], request: Request, targets: Sequence[Target], charge: Charge
-) -> Placing | Refusal:
+    capacities: Mapping[str, NodeCapacity], request: ResourceRequest, targets: Sequence[Target], charge: Charge
+) -> BindCheck | Refusal:
     """Whether all targets have the room, and what is taken from each; nothing is changed."""
     if len(targets) != request.nodes or (len(targets) > 1 and len({one.node for one in targets}) != len(targets)):
         return Refusal(
             Code.STALE, f"the plan names {counted(len(targets), 'node')}, the allocation asks for {request.nodes}"
         )
-    after: list[NodeRoom] = []
+    after: list[NodeCapacity] = []
     fits: list[Fit] = []
     nodes = 0
     for target in targets:
-        room = rooms.get(target.node)
-        if room is None:
+        capacity = capacities.get(target.node)
+        if capacity is None:
             return Refusal(Code.STALE, f"node {target.node} is gone")
-        if target.generation is not None and target.generation != room.generation:
+        if target.generation is not None and target.generation != capacity.generation:
             return Refusal(Code.STALE, f"node {target.node} has changed since the plan was made")
-        if not room.schedulable:
+        if not capacity.schedulable:
             return Refusal(Code.STALE, f"node {target.node} takes no new work")
-        taken = fit(room, request.requests, exclusive=request.exclusive, wanted=target.devices)
+        taken = fit(capacity, request.requests, exclusive=request.exclusive, wanted=target.devices)
         if isinstance(taken, Shortage):
             return no_capacity(target.node, taken)
-        nodes += WHOLE if request.exclusive else dominant_fraction(room, request.requests)
-        after.append(give(room, taken, request.requests))
+        nodes += WHOLE if request.exclusive else dominant_fraction(capacity, request.requests)
+        after.append(give(capacity, taken, request.requests))
         fits.append(taken)
-    return Placing(tuple(after), tuple(fits), bound_charge(charge, nodes))
+    return BindCheck(tuple(after), tuple(fits), bound_charge(charge, nodes))
 
 
 def bound_charge(charge: Charge, nodes: int) -> Charge:
@@ -81,12 +81,14 @@ def bound_charge(charge: Charge, nodes: int) -> Charge:
     return known
 
 
-def unplace(rooms: Mapping[str, NodeRoom], request: Request, placements: Sequence[Placement]) -> list[NodeRoom]:
+def unplace(
+    capacities: Mapping[str, NodeCapacity], request: ResourceRequest, placements: Sequence[Placement]
+) -> list[NodeCapacity]:
     """The nodes after what ran there is confirmed gone."""
     return [
-        take_back(rooms[one.node], one.resources, one.devices, request.requests)
+        take_back(capacities[one.node], one.resources, one.devices, request.requests)
         for one in placements
-        if one.node in rooms
+        if one.node in capacities
     ]
 
 

@@ -14,7 +14,7 @@ DO_NOT_EVICT = "bursar.io/do-not-evict"
 STOPPABLE = frozenset({Phase.SCHEDULED, Phase.RUNNING, Phase.TERMINATING})
 
 
-class Reason(StrEnum):
+class EvictionReason(StrEnum):
     """The `status.reason` of what was stopped, until it is placed again."""
 
     PREEMPTED = "Preempted"
@@ -24,7 +24,7 @@ class Reason(StrEnum):
     MEMBER_FAILED = "MemberFailed"  # another of its nodes, or another member of its gang; it does not wait again
 
 
-class Rule(StrEnum):
+class EvictionRule(StrEnum):
     """Under which rule it had to go."""
 
     LOWER_PRIORITY = "LowerPriority"
@@ -74,7 +74,7 @@ def member_notice(name: str, failure: Failure, gang: str = "") -> Notice:
     """What the rest of it is told when one node or member has failed: it is asked to end, and does not wait again."""
     words = f"{name} failed: {failure.words}" if gang else failure.words
     told = replace(failure, allocation=name if gang else "")
-    return Notice(Reason.MEMBER_FAILED, Rule.MEMBER_FAILED, name, words, failure=told)
+    return Notice(EvictionReason.MEMBER_FAILED, EvictionRule.MEMBER_FAILED, name, words, failure=told)
 
 
 def ended_as(last: Phase, earlier: Collection[Phase], *, evicted: bool, deleted: bool) -> Phase:

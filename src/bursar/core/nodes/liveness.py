@@ -26,7 +26,7 @@ NODE_RESTARTED, SHIM_LOST = "NodeRestarted", "ShimLost"
 WENT_WITH_ITS_NODE = frozenset({NODE_RESTARTED, SHIM_LOST})
 
 
-class Standing(StrEnum):
+class Liveness(StrEnum):
     """What was said of a node last. Fenced is Lost by an administrator's word: nothing runs there any more."""
 
     READY = "Ready"
@@ -36,11 +36,11 @@ class Standing(StrEnum):
 
     @property
     def phase(self) -> str:
-        return Standing.LOST if self is Standing.FENCED else self
+        return Liveness.LOST if self is Liveness.FENCED else self
 
     @property
     def gone(self) -> bool:
-        return self in (Standing.LOST, Standing.FENCED)
+        return self in (Liveness.LOST, Liveness.FENCED)
 
 
 class OnLost(StrEnum):
@@ -67,7 +67,7 @@ class Patience:
     clock_skew_seconds: int = 5
 
 
-class Beat(Struct, frozen=True):
+class SeenHeartbeat(Struct, frozen=True):
     """When a node was last heard, and until when its leased work may be alive at the latest: until the end of its
     lease, and of the grace in which it is killed. All by the database's clock."""
 
@@ -84,59 +84,59 @@ class Sighting(Struct, frozen=True):
     """A node as it stands. `since` is when it was last heard before it was said to be silent."""
 
     node: str
-    standing: Standing = Standing.READY
-    beat: Beat | None = None  # None: it was never heard
+    standing: Liveness = Liveness.READY
+    heartbeat: SeenHeartbeat | None = None  # None: it was never heard
     since: datetime | None = None
 
     @property
     def heard_since(self) -> bool:
-        return self.beat is not None and self.since is not None and self.beat.at > self.since
+        return self.heartbeat is not None and self.since is not None and self.heartbeat.at > self.since
 
     @property
     def silent_seconds(self) -> float:
-        return 0.0 if self.beat is None else self.beat.silent_seconds
+        return 0.0 if self.heartbeat is None else self.heartbeat.silent_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LivenessVerdict:
     """What is to be said of which nodes. `alarm`: so many are silent at once that nothing is given up."""
 
-    transitions: tuple[tuple[str, Standing], ...] = ()
-    beating: int = 0  # nodes that were ever heard, and are not lost
+    transitions: tuple[tuple[str, Liveness], ...] = ()
+    heartbeating: int = 0  # nodes that were ever heard, and are not lost
     silent: int = 0  # those of them that are silent
     alarm: bool = False
 
     @property
     def silent_fraction(self) -> float:
-        return self.silent / self.beating if self.beating else 0.0
+        return self.silent / self.heartbeating if self.heartbeating else 0.0
 
 
 def judge(
     sightings: Sequence[Sighting], heard: int, *, watched_seconds: float, calm_seconds: float, patience: Patience
-) -> Verdict:
+) -> LivenessVerdict:
     """What is to be said of nodes that are silent or were said to be; `heard` counts all that ever beat.
 
     `watched_seconds` is for how long we ourselves have been listening: before that nobody could be heard.
     `calm_seconds` is for how long, besides, there was no alarm.
     """
-    known = [one for one in sightings if one.beat is not None]
-    beating = heard - sum(one.standing.gone and not one.heard_since for one in known)
+    known = [one for one in sightings if one.heartbeat is not None]
+    heartbeating = heard - sum(one.standing.gone and not one.heard_since for one in known)
     silent = sum(
         not one.standing.gone and observed_silence(one, watched_seconds) >= patience.not_ready_seconds for one in known
     )
-    alarm = is_alarming(silent, beating)
+    alarm = is_alarming(silent, heartbeating)
     may_lose = not alarm and calm_seconds >= patience.lost_seconds
     transitions = [
         (one.node, after)
         for one in sightings
         if (after := _standing_after(one, watched_seconds, patience, may_lose=may_lose)) is not one.standing
     ]
-    return Verdict(tuple(transitions), beating, silent, alarm)
+    return LivenessVerdict(tuple(transitions), heartbeating, silent, alarm)
 
 
-def is_alarming(silent: int, beating: int) -> bool:
+def is_alarming(silent: int, heartbeating: int) -> bool:
     """Whether so many are silent at once that the fault is hardly theirs."""
-    return silent >= SILENT_NODES_MIN and silent > SILENT_FRACTION_MAX * beating
+    return silent >= SILENT_NODES_MIN and silent > SILENT_FRACTION_MAX * heartbeating
 
 
 def observed_silence(one: Sighting, watched_seconds: float) -> float:
@@ -144,33 +144,33 @@ def observed_silence(one: Sighting, watched_seconds: float) -> float:
     return min(one.silent_seconds, watched_seconds)
 
 
-def _standing_after(one: Sighting, watched_seconds: float, patience: Patience, *, may_lose: bool) -> Standing:
+def _standing_after(one: Sighting, watched_seconds: float, patience: Patience, *, may_lose: bool) -> Liveness:
     if one.heard_since:
-        return Standing.READY
-    if one.beat is None or one.standing.gone:
+        return Liveness.READY
+    if one.heartbeat is None or one.standing.gone:
         return one.standing
     silence = observed_silence(one, watched_seconds)
     if silence >= patience.lost_seconds and may_lose:
-        return Standing.LOST
+        return Liveness.LOST
     if silence >= patience.not_ready_seconds:
-        return Standing.NOT_READY
+        return Liveness.NOT_READY
     return one.standing
 
 
 # The work of nodes that are gone.
 
 
-def gone_at(on_lost: OnLost, beat: Beat | None, patience: Patience) -> datetime | None:
+def gone_at(on_lost: OnLost, heartbeat: SeenHeartbeat | None, patience: Patience) -> datetime | None:
     """From when on nothing of an allocation can be running on a node that is not heard; None: that is not known."""
-    if not on_lost.leased or beat is None or beat.granted_until is None:
+    if not on_lost.leased or heartbeat is None or heartbeat.granted_until is None:
         return None
-    return beat.granted_until + timedelta(seconds=patience.clock_skew_seconds)
+    return heartbeat.granted_until + timedelta(seconds=patience.clock_skew_seconds)
 
 
 def seconds_to_wait(
-    standing: Standing,
+    standing: Liveness,
     on_lost: OnLost,
-    beat: Beat | None,
+    heartbeat: SeenHeartbeat | None,
     patience: Patience,
     *,
     calm_seconds: float = math.inf,
@@ -182,13 +182,13 @@ def seconds_to_wait(
     The database's clock may have jumped forward, as when another takes its place: so for as long as the node was
     granted, we must also have listened ourselves, by our own clock.
     """
-    if standing is Standing.FENCED:
+    if standing is Liveness.FENCED:
         return 0.0
-    at = gone_at(on_lost, beat, patience)
-    if standing is not Standing.LOST or at is None or beat is None:
+    at = gone_at(on_lost, heartbeat, patience)
+    if standing is not Liveness.LOST or at is None or heartbeat is None:
         return math.inf
-    unwatched_seconds = (at - beat.at).total_seconds() - watched_seconds
-    return max(0.0, (at - beat.now).total_seconds(), unwatched_seconds, patience.lost_seconds - calm_seconds)
+    unwatched_seconds = (at - heartbeat.at).total_seconds() - watched_seconds
+    return max(0.0, (at - heartbeat.now).total_seconds(), unwatched_seconds, patience.lost_seconds - calm_seconds)
 
 
 def requeues(on_lost: OnLost) -> bool:

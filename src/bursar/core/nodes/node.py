@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
-from bursar.core.nodes.node_claim import Claim
+from bursar.core.nodes.node_claim import NodeClaim
 from bursar.core.objects.charge import Amounts
 
 WHOLE = 1000  # one device, one node, in thousandths
@@ -20,7 +20,7 @@ SIMULATED = "bursar.io/simulated"  # the label and the taint of a node that only
 Devices = Mapping[str, tuple[int, ...]]  # resource → indices of the devices given
 
 
-class Gate(Struct, frozen=True, omit_defaults=True):
+class NodeGate(Struct, frozen=True, omit_defaults=True):
     """The terms of a node, whatever room it has: its taints, whom it is for, what it does not take, and how its agent
     keeps tenants apart."""
 
@@ -32,7 +32,7 @@ class Gate(Struct, frozen=True, omit_defaults=True):
     wipes: bool = False  # its agent has a wipe hook
 
 
-class NodeRoom(Struct, frozen=True):
+class NodeCapacity(Struct, frozen=True):
     name: str
     generation: int
     schedulable: bool
@@ -41,8 +41,8 @@ class NodeRoom(Struct, frozen=True):
     # resource → what of each device is given away, in thousandths
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     uid: str = ""
-    claim: Claim | None = None  # whose it is, where it is claimed for sensitive work
-    gate: Gate | None = None  # None: it keeps nothing off, and isolates nothing
+    claim: NodeClaim | None = None  # whose it is, where it is claimed for sensitive work
+    gate: NodeGate | None = None  # None: it keeps nothing off, and isolates nothing
     soiled: bool = False  # work ran here since the last wipe that may have left something behind
 
 
@@ -104,7 +104,7 @@ def _last_used(used: Sequence[int]) -> int:
     return max((index + 1 for index, amount in enumerate(used) if amount), default=0)
 
 
-def fit(node: NodeRoom, requests: Amounts, *, exclusive: bool, wanted: Devices | None = None) -> Fit | Shortage:
+def fit(node: NodeCapacity, requests: Amounts, *, exclusive: bool, wanted: Devices | None = None) -> Fit | Shortage:
     """What placing this would take, or the first thing that is short."""
     if EXCLUSIVE in node.allocated:
         return Shortage(EXCLUSIVE, WHOLE, 0)
@@ -130,7 +130,7 @@ def fit(node: NodeRoom, requests: Amounts, *, exclusive: bool, wanted: Devices |
     return Fit(needs, devices)
 
 
-def _fit_whole(node: NodeRoom, requests: Amounts) -> Fit | Shortage:
+def _fit_whole(node: NodeCapacity, requests: Amounts) -> Fit | Shortage:
     if any(node.allocated.values()):
         return Shortage(EXCLUSIVE, WHOLE, 0)
     for resource, amount in requests.items():
@@ -140,7 +140,7 @@ def _fit_whole(node: NodeRoom, requests: Amounts) -> Fit | Shortage:
     return Fit({**node.allocatable, EXCLUSIVE: WHOLE}, devices)
 
 
-def _usable(node: NodeRoom, resource: str) -> tuple[int, ...]:
+def _usable(node: NodeCapacity, resource: str) -> tuple[int, ...]:
     """The devices still there: a node that lost some keeps the first ones."""
     return tuple(node.devices.get(resource, ()))[: node.allocatable.get(resource, 0) // WHOLE]
 
@@ -148,11 +148,11 @@ def _usable(node: NodeRoom, resource: str) -> tuple[int, ...]:
 def choose_devices(used: Sequence[int], amount: int, wanted: Sequence[int] | None) -> tuple[int, ...] | None:
     """Which devices to give: those asked for if free, else whole ones from the left, a share on the fullest."""
     if amount < WHOLE:
-        room = [index for index, taken in enumerate(used) if taken + amount <= WHOLE]
+        capacity = [index for index, taken in enumerate(used) if taken + amount <= WHOLE]
         if wanted is not None:
-            return (wanted[0],) if len(wanted) == 1 and wanted[0] in room else None
+            return (wanted[0],) if len(wanted) == 1 and wanted[0] in capacity else None
         # The fullest device that still has room, so that whole ones stay whole.
-        return (max(room, key=lambda index: (used[index], -index)),) if room else None
+        return (max(capacity, key=lambda index: (used[index], -index)),) if capacity else None
     count = amount // WHOLE
     if wanted is not None:
         there = range(len(used))
@@ -162,33 +162,33 @@ def choose_devices(used: Sequence[int], amount: int, wanted: Sequence[int] | Non
     return tuple(chosen) if len(chosen) == count else None
 
 
-def give(node: NodeRoom, taken: Fit, requests: Amounts) -> NodeRoom:
+def give(node: NodeCapacity, taken: Fit, requests: Amounts) -> NodeCapacity:
     return _change(node, taken.resources, taken.devices, requests, 1, soiled=node.soiled or not is_traceless(node.gate))
 
 
-def is_traceless(gate: Gate | None) -> bool:
+def is_traceless(gate: NodeGate | None) -> bool:
     """Whether nothing of a placement is left on the node once it has ended."""
     return gate is not None and gate.traceless
 
 
-def keeps_off(gate: Gate | None) -> bool:
+def keeps_off(gate: NodeGate | None) -> bool:
     """Whether some work may not go to the node, by its taints, whom it is for, or what it takes."""
     return gate is not None and bool(gate.taints or gate.tenants or gate.whole_only)
 
 
-def is_isolated(gate: Gate | None) -> bool:
+def is_isolated(gate: NodeGate | None) -> bool:
     """Whether work of one tenant cannot reach another's on the node."""
     return gate is not None and gate.isolated
 
 
-def take_back(node: NodeRoom, resources: Amounts, devices: Devices, requests: Amounts) -> NodeRoom:
+def take_back(node: NodeCapacity, resources: Amounts, devices: Devices, requests: Amounts) -> NodeCapacity:
     """The exact reverse of `give`, but for what work may have left behind."""
     return _change(node, resources, devices, requests, -1, soiled=node.soiled)
 
 
 def _change(
-    node: NodeRoom, resources: Amounts, devices: Devices, requests: Amounts, sign: int, *, soiled: bool
-) -> NodeRoom:
+    node: NodeCapacity, resources: Amounts, devices: Devices, requests: Amounts, sign: int, *, soiled: bool
+) -> NodeCapacity:
     allocated = dict(node.allocated)
     for resource, amount in resources.items():
         allocated[resource] = allocated.get(resource, 0) + sign * amount
@@ -205,10 +205,10 @@ def _change(
             assert 0 <= used[index] <= WHOLE, f"device {index} of {node.name} out of range"
         use[resource] = tuple(used)
     offers = (node.name, node.generation, node.schedulable, node.allocatable)
-    return NodeRoom(*offers, allocated, use, node.uid, node.claim, node.gate, soiled)
+    return NodeCapacity(*offers, allocated, use, node.uid, node.claim, node.gate, soiled)
 
 
-def dominant_fraction(node: NodeRoom, requests: Amounts) -> int:
+def dominant_fraction(node: NodeCapacity, requests: Amounts) -> int:
     """The largest part of any of the node's resources that this takes, in thousandths of the node, rounded up."""
     largest = 1
     for resource, amount in requests.items():

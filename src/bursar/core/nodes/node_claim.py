@@ -21,13 +21,13 @@ SENSITIVE = "sensitive"  # the profile of queues for sensitive work
 NAMES_TOLD_MAX = 8
 
 
-class State(StrEnum):
+class ClaimState(StrEnum):
     HELD = "Claimed"
     WIPING = "Wiping"
     WIPE_FAILED = "WipeFailed"
 
 
-class Claim(Struct, frozen=True, omit_defaults=True):
+class NodeClaim(Struct, frozen=True, omit_defaults=True):
     """That a node is somebody's. It lasts until the node is wiped: only then is it anybody's again."""
 
     id: str
@@ -36,7 +36,7 @@ class Claim(Struct, frozen=True, omit_defaults=True):
     since: str
     by: str  # who asked for it; an administrator may for somebody else
     reason: str = ""
-    state: State = State.HELD
+    state: ClaimState = ClaimState.HELD
     released: str = ""  # when it was given back
     attempt: int = 0  # how often wiping was asked for
     message: str = ""  # what went wrong with that
@@ -47,7 +47,7 @@ class Claim(Struct, frozen=True, omit_defaults=True):
     @property
     def prepares(self) -> bool:
         """Whether the node is wiped for its new holder, or that failed; else it is wiped after it was given back."""
-        return self.state is not State.HELD and not self.released
+        return self.state is not ClaimState.HELD and not self.released
 
     @property
     def holder(self) -> str:
@@ -55,15 +55,15 @@ class Claim(Struct, frozen=True, omit_defaults=True):
         return f"{self.tenant}/{self.user}"
 
 
-def open_to(claim: Claim | None, user: str, *, sensitive: bool) -> bool:
+def open_to(claim: NodeClaim | None, user: str, *, sensitive: bool) -> bool:
     """Whether work of this user may go to a node: to a claimed one only its holder's, and sensitive work nowhere else.
     A node that is not paid for any more, or not wiped yet, takes nothing."""
     if claim is None:
         return not sensitive
-    return claim.state is State.HELD and not claim.unpaid and claim.holder == user
+    return claim.state is ClaimState.HELD and not claim.unpaid and claim.holder == user
 
 
-def is_of(claim: Claim, tenant_uid: str) -> bool:
+def is_of(claim: NodeClaim, tenant_uid: str) -> bool:
     """Whether a claim is of the tenant that has its tenant's name now. A tenant cannot go while it holds a node."""
     return not claim.released or claim.tenant_uid == tenant_uid
 
@@ -73,20 +73,20 @@ def is_claim(uid: str) -> bool:
     return uid.startswith(f"{UID_PREFIX}-")
 
 
-def holds(claim: Claim | None, tenant: str) -> bool:
+def holds(claim: NodeClaim | None, tenant: str) -> bool:
     """Whether somebody of a tenant has the node, or it is wiped for them."""
     return claim is not None and not claim.released and claim.tenant == tenant
 
 
-def kept_off(node: str, claim: Claim | None, user: str, *, sensitive: bool) -> Refusal | None:
+def kept_off(node: str, claim: NodeClaim | None, user: str, *, sensitive: bool) -> Refusal | None:
     """Why a plan for this node is out of date. It names nobody: it may be told to another tenant."""
     if open_to(claim, user, sensitive=sensitive):
         return None
     if claim is None:
         return Refusal(Code.STALE, f"node {node} is not claimed by who submitted this sensitive work")
-    if claim.state is State.HELD and claim.unpaid and claim.holder == user:
+    if claim.state is ClaimState.HELD and claim.unpaid and claim.holder == user:
         return Refusal(Code.STALE, f"node {node} is claimed, and not paid for any more")
-    if claim.state is State.HELD:
+    if claim.state is ClaimState.HELD:
         return Refusal(Code.STALE, f"node {node} is claimed by somebody else")
     return Refusal(Code.STALE, f"node {node} is not wiped yet")
 
@@ -94,7 +94,7 @@ def kept_off(node: str, claim: Claim | None, user: str, *, sensitive: bool) -> R
 # Refusals.
 
 
-def held(node: str, claim: Claim, *, told: bool) -> Refusal:
+def held(node: str, claim: NodeClaim, *, told: bool) -> Refusal:
     """That a node is taken; by whom, and since when, for those who may know."""
     if claim.released:
         return not_wiped(node, claim)
@@ -108,9 +108,9 @@ def held(node: str, claim: Claim, *, told: bool) -> Refusal:
     return Refusal(Code.CONFLICT, message, "Choose another node.", (Cause("claimed", message, scope=node),))
 
 
-def not_wiped(node: str, claim: Claim) -> Refusal:
+def not_wiped(node: str, claim: NodeClaim) -> Refusal:
     message = f"node {node} was given back at {claim.released} and is not wiped yet"
-    if claim.state is State.WIPE_FAILED:
+    if claim.state is ClaimState.WIPE_FAILED:
         message += ", because wiping it failed"
     hint = f"Wait until it is. An administrator may try again: bursar node wipe {node}"
     return Refusal(Code.CONFLICT, message, hint, (Cause("wiping", message, scope=node),))

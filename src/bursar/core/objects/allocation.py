@@ -65,7 +65,7 @@ class GangRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ResourceRequest:
     """What is asked of each of `nodes` nodes."""
 
     requests: Amounts

@@ -63,7 +63,7 @@ class Toleration:
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class InterPodTerm:
     """Allocations in the same domain of a topology: wanted near, or wanted apart. No namespaces means one's own."""
 
     topology_key: str
@@ -89,10 +89,10 @@ class Where:
     required: tuple[Requirements, ...] = ()  # any one of them; none at all asks for nothing
     preferred: tuple[tuple[int, Requirements], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
-    near: tuple[Company, ...] = ()
-    apart: tuple[Company, ...] = ()
-    rather_near: tuple[tuple[int, Company], ...] = ()
-    rather_apart: tuple[tuple[int, Company], ...] = ()
+    near: tuple[InterPodTerm, ...] = ()
+    apart: tuple[InterPodTerm, ...] = ()
+    rather_near: tuple[tuple[int, InterPodTerm], ...] = ()
+    rather_apart: tuple[tuple[int, InterPodTerm], ...] = ()
     spreads: tuple[Spread, ...] = ()
     sensitive: bool = False  # it goes to nodes that its user has claimed, and to no others
     claimant: str = ""  # its user, where that makes a difference: it may also go to nodes that they have claimed

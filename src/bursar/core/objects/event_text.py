@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from bursar.core.objects.allocation import Phase
-from bursar.core.objects.job import JOB_ENDED, JobPhase, Progress
+from bursar.core.objects.job import JOB_ENDED, JobPhase, JobProgress
 from bursar.core.values.wording import listed
 
 _REASONS: Final = {"ADDED": "Created", "MODIFIED": "Changed", "DELETED": "Deleted"}
@@ -52,7 +52,7 @@ _STEP_WARNINGS: Final = frozenset(
 )
 
 
-class Standing(NamedTuple):
+class ObjectState(NamedTuple):
     """How an allocation stood after a change."""
 
     phase: str
@@ -67,48 +67,48 @@ class Standing(NamedTuple):
         return f" on {listed(self.nodes, 'node')}" if self.nodes else ""
 
 
-class Told(NamedTuple):
+class EventText(NamedTuple):
     reason: str
     warning: bool
     message: str
 
 
-def tell(type_: str, verb: str, actor: str, why: str, after: Standing | None = None) -> Told:
+def tell(type_: str, verb: str, actor: str, why: str, after: ObjectState | None = None) -> EventText:
     """`Scheduled: placed on gpu-7` where an allocation's change has a word in Kubernetes; else who did what and why."""
-    plain = Told(_REASONS[type_], False, f"{verb} by {actor}" + (f": {why}" if why else ""))
+    plain = EventText(_REASONS[type_], False, f"{verb} by {actor}" + (f": {why}" if why else ""))
     if type_ == "MODIFIED" and verb == STEP and (step := _step_told(why)) is not None:
         return step
     if after is None or type_ != "MODIFIED":
         return plain
     if verb == "bind":
-        return Told("Scheduled", False, f"placed{after.where}")
+        return EventText("Scheduled", False, f"placed{after.where}")
     if verb == "refuse":
-        return Told("OutOfCredit", True, after.message or plain.message)
+        return EventText("OutOfCredit", True, after.message or plain.message)
     if verb == "grant":
-        return Told("CreditRestored", False, "its time is paid for again")
+        return EventText("CreditRestored", False, "its time is paid for again")
     if verb == "note":
         # The message of evicted work goes on saying why it was stopped; the condition has the current reason.
-        return Told("FailedScheduling", True, after.waits_for or after.message or "cannot be placed now")
+        return EventText("FailedScheduling", True, after.waits_for or after.message or "cannot be placed now")
     if verb == STEP and after.phase == Phase.TERMINATING:
-        return Told("Stopping", False, "is being stopped by its job")
+        return EventText("Stopping", False, "is being stopped by its job")
     if verb in _STOPPING and after.phase == Phase.TERMINATING:
-        return Told(_STOPPING[verb], True, after.message or plain.message)
+        return EventText(_STOPPING[verb], True, after.message or plain.message)
     return _reported(after) if verb in ("report", "end", "fail") else plain
 
 
-def _reported(after: Standing) -> Told:
+def _reported(after: ObjectState) -> EventText:
     if after.phase == Phase.FAILED:
         code = f"exit code {after.exit_code}" if after.exit_code is not None else "failed"
-        return Told("Failed", True, after.message or code)
+        return EventText("Failed", True, after.message or code)
     reason, words = _PHASES.get(Phase(after.phase), ("Changed", after.phase))
     where = f"{words}{after.where}" if after.phase in (Phase.RUNNING, Phase.SUCCEEDED) else words
-    return Told(reason, False, f"{where}: {after.message}" if after.message else where)
+    return EventText(reason, False, f"{where}: {after.message}" if after.message else where)
 
 
 # Jobs.
 
 
-def step_why(before: Progress, after: Progress, made: Sequence[str], blocked: str = "") -> str:
+def step_why(before: JobProgress, after: JobProgress, made: Sequence[str], blocked: str = "") -> str:
     """What a step did, in one line: the weightiest of it; empty where there is no word for it."""
     if after.phase in JOB_ENDED and before.phase not in JOB_ENDED:
         return _end_why(after)
@@ -126,7 +126,7 @@ def step_why(before: Progress, after: Progress, made: Sequence[str], blocked: st
     return ""
 
 
-def _end_why(after: Progress) -> str:
+def _end_why(after: JobProgress) -> str:
     if after.phase is JobPhase.SUCCEEDED:
         return f"{StepReason.COMPLETED}: job completed"
     if after.phase is JobPhase.FAILED:
@@ -134,8 +134,8 @@ def _end_why(after: Progress) -> str:
     return f"{StepReason.CANCELLED}: job cancelled"
 
 
-def _step_told(why: str) -> Told | None:
+def _step_told(why: str) -> EventText | None:
     """The event of a step, by what `step_why` wrote."""
     word, _, message = why.partition(": ")
     reason = _STEPS.get(word)
-    return Told(reason, reason in _STEP_WARNINGS, message) if reason is not None and message else None
+    return EventText(reason, reason in _STEP_WARNINGS, message) if reason is not None and message else None

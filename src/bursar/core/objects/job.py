@@ -33,7 +33,7 @@ JOB_ENDED = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED})
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JobPlan:
     """What a job asks for; `deadline_seconds` 0 is no deadline, `backoff_seconds` 0 no pause between tries.
 
     `as_set` says that its allocations are one gang that lives and dies as one: when one fails all are tried again.
@@ -61,7 +61,7 @@ class Boost:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """How far a job is. Indexes below `started` were worked on; `failures` counts the tries of each that failed.
 
     Of these tries, `spared` were stopped because another failed: the job is not judged by them.
@@ -103,7 +103,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Turn:
+class JobAttempt:
     """One try at one index: what an allocation of a job is."""
 
     index: int
@@ -111,10 +111,10 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class JobMember:
     """An allocation of the job as it was seen."""
 
-    turn: Turn
+    turn: JobAttempt
     phase: Phase
     started_at: datetime | None = None
     why: str = ""  # how it ended, in words
@@ -123,45 +123,45 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class JobStep:
     """What to do next: allocations to make and to release, and how far the job then is.
 
     `progress.active` leaves out what is released or made: who does that knows what became of it. `remove` says that a
     deleted job has nothing left to wait for.
     """
 
-    progress: Progress
-    create: tuple[Turn, ...] = ()
-    release: tuple[Turn, ...] = ()
+    progress: JobProgress
+    create: tuple[JobAttempt, ...] = ()
+    release: tuple[JobAttempt, ...] = ()
     remove: bool = False
 
 
 # Names.
 
 
-def turn_name(job: str, turn: Turn) -> str:
+def turn_name(job: str, turn: JobAttempt) -> str:
     """`train-3`, and `train-3-1` for the first try after it failed."""
     return f"{job}-{turn.index}" + (f"-{turn.attempt}" if turn.attempt else "")
 
 
-def open_turns(progress: Progress) -> Iterator[Turn]:
+def open_turns(progress: JobProgress) -> Iterator[JobAttempt]:
     """The turns whose outcome is not counted yet: at most one allocation each exists."""
     for index in range(progress.started):
         if index not in progress.completed:
-            yield Turn(index, progress.failures.get(index, 0))
+            yield JobAttempt(index, progress.failures.get(index, 0))
 
 
-def all_turns(progress: Progress) -> Iterator[Turn]:
+def all_turns(progress: JobProgress) -> Iterator[JobAttempt]:
     """Every turn there ever was, and so every name that an allocation of the job may have."""
     for index in range(progress.started):
         for attempt in range(progress.failures.get(index, 0) + 1):
-            yield Turn(index, attempt)
+            yield JobAttempt(index, attempt)
 
 
 # What comes next.
 
 
-def next_step(plan: Plan, progress: Progress, members: Sequence[Member], now: datetime) -> Step:
+def next_step(plan: JobPlan, progress: JobProgress, members: Sequence[JobMember], now: datetime) -> JobStep:
     """Count what ended, judge the job by it, and say what is to be made and released.
 
     `members` are the allocations that exist of the turns that are open, or, of a job that is being deleted, of all its
@@ -173,20 +173,20 @@ def next_step(plan: Plan, progress: Progress, members: Sequence[Member], now: da
     if progress.boost is not None and (progress.phase in JOB_ENDED or progress.boost.expires <= now):
         progress = replace(progress, boost=None)
     if progress.orphaning:
-        return Step(progress)
+        return JobStep(progress)
     if progress.deleting:
         release = _releasable(members)
     elif progress.phase in JOB_ENDED or progress.phase is JobPhase.CANCELLING:
         release = _releasable(live)
     else:
         progress = replace(progress, active=len(live), retry_at=_pending_retry(progress, now))
-        return Step(progress, create=tuple(_wanted(plan, progress, live)))
+        return JobStep(progress, create=tuple(_wanted(plan, progress, live)))
     stopping = sum(one.phase is Phase.TERMINATING for one in live)
     gone = progress.deleting and not progress.held and not members
-    return Step(replace(progress, active=stopping), release=release, remove=gone)
+    return JobStep(replace(progress, active=stopping), release=release, remove=gone)
 
 
-def observed(plan: Plan, progress: Progress, members: Sequence[Member], now: datetime) -> Progress:
+def observed(plan: JobPlan, progress: JobProgress, members: Sequence[JobMember], now: datetime) -> JobProgress:
     """How far a job is by what was seen of its members."""
     counted = _counted_as_set(progress, members) if plan.as_set else _counted(progress, members)
     if counted.failed > progress.failed:
@@ -195,7 +195,7 @@ def observed(plan: Plan, progress: Progress, members: Sequence[Member], now: dat
     return _judged(plan, progress, any(one.phase not in ENDED for one in members), now)
 
 
-def _counted(progress: Progress, members: Iterable[Member]) -> Progress:
+def _counted(progress: JobProgress, members: Iterable[JobMember]) -> JobProgress:
     completed, failures, spared = set(progress.completed), dict(progress.failures), progress.spared
     message = progress.message
     for one in members:
@@ -213,7 +213,7 @@ def _counted(progress: Progress, members: Iterable[Member]) -> Progress:
     return replace(progress, completed=frozenset(completed), failures=failures, spared=spared, message=message)
 
 
-def _counted_as_set(progress: Progress, members: Sequence[Member]) -> Progress:
+def _counted_as_set(progress: JobProgress, members: Sequence[JobMember]) -> JobProgress:
     """One failure is the failure of all: what has come to an end in the same try, be it a good one, counts no more,
     and all have the same number of tries once the last of them has ended."""
     attempt, completed, failures = progress.attempt, set(progress.completed), dict(progress.failures)
@@ -234,7 +234,7 @@ def _counted_as_set(progress: Progress, members: Sequence[Member]) -> Progress:
     return replace(progress, completed=frozenset(completed), failures=failures, spared=spared, message=why)
 
 
-def _started(progress: Progress, members: Iterable[Member], now: datetime) -> Progress:
+def _started(progress: JobProgress, members: Iterable[JobMember], now: datetime) -> JobProgress:
     """A job runs from when the first of its allocations does, also if that one ended before anybody looked."""
     if progress.phase is not JobPhase.QUEUED:
         return progress
@@ -244,7 +244,7 @@ def _started(progress: Progress, members: Iterable[Member], now: datetime) -> Pr
     return replace(progress, phase=JobPhase.RUNNING, started_at=min(ran, default=now))
 
 
-def _judged(plan: Plan, progress: Progress, live: bool, now: datetime) -> Progress:
+def _judged(plan: JobPlan, progress: JobProgress, live: bool, now: datetime) -> JobProgress:
     """Whether the job has come to an end, and to which."""
     if progress.phase in JOB_ENDED:
         return progress
@@ -262,31 +262,31 @@ def _judged(plan: Plan, progress: Progress, live: bool, now: datetime) -> Progre
     return progress
 
 
-def _ended(progress: Progress, phase: JobPhase, now: datetime, reason: str = "", message: str = "") -> Progress:
+def _ended(progress: JobProgress, phase: JobPhase, now: datetime, reason: str = "", message: str = "") -> JobProgress:
     return replace(progress, phase=phase, reason=reason, message=message, ended_at=now, retry_at=None)
 
 
-def _releasable(members: Iterable[Member]) -> tuple[Turn, ...]:
+def _releasable(members: Iterable[JobMember]) -> tuple[JobAttempt, ...]:
     """What is being stopped already is waited for, and so is what was deleted and has finalizers."""
     return tuple(
         one.turn for one in members if one.phase is not Phase.TERMINATING and not (one.deleting and one.phase in ENDED)
     )
 
 
-def _wanted(plan: Plan, progress: Progress, live: Sequence[Member]) -> Iterator[Turn]:
+def _wanted(plan: JobPlan, progress: JobProgress, live: Sequence[JobMember]) -> Iterator[JobAttempt]:
     """Turns to make allocations for: first what must be done again, then what was never begun. A set is begun again
     when the last of it has ended."""
     if plan.as_set and any(one.turn.attempt < progress.attempt for one in live):
         return
-    room = min(plan.parallelism, plan.completions - progress.succeeded) - len(live)
+    capacity = min(plan.parallelism, plan.completions - progress.succeeded) - len(live)
     working = {one.turn.index for one in live}
     again = (
         turn
         for turn in open_turns(progress)
         if turn.index not in working and not (turn.attempt and progress.retry_at is not None)
     )
-    new = (Turn(index) for index in range(progress.started, plan.completions))
-    yield from islice((turn for turns in (again, new) for turn in turns), max(0, room))
+    new = (JobAttempt(index) for index in range(progress.started, plan.completions))
+    yield from islice((turn for turns in (again, new) for turn in turns), max(0, capacity))
 
 
 # Trying again.
@@ -297,7 +297,7 @@ def backoff(base_seconds: int, failures: int) -> int:
     return min(base_seconds << min(failures - 1, 16), BACKOFF_SECONDS_MAX) if failures > 0 else 0
 
 
-def _next_try(plan: Plan, before: Progress, counted: Progress, now: datetime) -> datetime | None:
+def _next_try(plan: JobPlan, before: JobProgress, counted: JobProgress, now: datetime) -> datetime | None:
     """After the longest pause of those that have just failed; who waits already waits at least as long."""
     tries = max(
         (count for index, count in counted.failures.items() if count > before.failures.get(index, 0)), default=0
@@ -307,20 +307,20 @@ def _next_try(plan: Plan, before: Progress, counted: Progress, now: datetime) ->
     return max((at for at in (before.retry_at, later) if at is not None), default=None)
 
 
-def _pending_retry(progress: Progress, now: datetime) -> datetime | None:
+def _pending_retry(progress: JobProgress, now: datetime) -> datetime | None:
     return progress.retry_at if progress.retry_at is not None and progress.retry_at > now else None
 
 
 # When to look again.
 
 
-def deadline(plan: Plan, progress: Progress) -> datetime | None:
+def deadline(plan: JobPlan, progress: JobProgress) -> datetime | None:
     if not plan.deadline_seconds or progress.started_at is None or progress.phase in JOB_ENDED:
         return None
     return progress.started_at + timedelta(seconds=plan.deadline_seconds)
 
 
-def next_look(plan: Plan, progress: Progress) -> datetime | None:
+def next_look(plan: JobPlan, progress: JobProgress) -> datetime | None:
     """When time alone will have changed something."""
     boosted_until = progress.boost.expires if progress.boost is not None else None
     ends = (deadline(plan, progress), boosted_until, progress.retry_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 
-class Tiding(Struct, frozen=True):
+class Notification(Struct, frozen=True):
     """A notice before it has a number and receivers."""
 
     type: str  # such as budget.warning

@@ -12,7 +12,7 @@ from typing import Final
 from bursar.core.values.refusal import Refusal
 
 
-class Why(StrEnum):
+class ReasonCode(StrEnum):
     """In order of precedence: the first that applies is the dominant one. `no_capacity` names its resource."""
 
     GANG_INCOMPLETE = "gang_incomplete"
@@ -31,19 +31,19 @@ class Why(StrEnum):
     SPREAD = "topology_spread"
     NO_CAPACITY = "no_capacity"
     HELD = "room_reserved"
-    MAKING_ROOM = "waiting_for_preemption"
+    PREEMPTING = "waiting_for_preemption"
     NOT_TRIED = "not_yet_tried"
 
 
 # What only the account can tell: found when it was to be paid for, and true until the account changes.
 UNPAID: Final = frozenset(
     {
-        Why.UNPRICED,
-        Why.ACCOUNT_INACTIVE,
-        Why.INSUFFICIENT_CREDIT,
-        Why.CONCURRENCY_EXCEEDED,
-        Why.DAILY_CAP_EXCEEDED,
-        Why.SPEND_RATE_EXCEEDED,
+        ReasonCode.UNPRICED,
+        ReasonCode.ACCOUNT_INACTIVE,
+        ReasonCode.INSUFFICIENT_CREDIT,
+        ReasonCode.CONCURRENCY_EXCEEDED,
+        ReasonCode.DAILY_CAP_EXCEEDED,
+        ReasonCode.SPEND_RATE_EXCEEDED,
     }
 )
 
@@ -68,8 +68,8 @@ class Short:
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
-    why: Why
+class PendingReason:
+    why: ReasonCode
     resource: str = ""
     nodes: int = 0  # how many nodes there are
     excluded: tuple[tuple[str, int], ...] = ()  # (constraint, nodes that it keeps out)
@@ -85,11 +85,11 @@ class Reason:
     hint: str = ""
 
     @classmethod
-    def unpaid(cls, refusal: Refusal) -> Reason | None:
+    def unpaid(cls, refusal: Refusal) -> PendingReason | None:
         """Why something could not be paid for; None where it was refused for something else."""
         code = str(refusal.code)
-        return cls(Why(code), said=refusal.message, hint=refusal.hint) if code in UNPAID else None
+        return cls(ReasonCode(code), said=refusal.message, hint=refusal.hint) if code in UNPAID else None
 
     @property
     def code(self) -> str:
-        return f"{self.why}_{self.resource}" if self.why is Why.NO_CAPACITY and self.resource else str(self.why)
+        return f"{self.why}_{self.resource}" if self.why is ReasonCode.NO_CAPACITY and self.resource else str(self.why)

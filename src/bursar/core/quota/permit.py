@@ -14,7 +14,7 @@ from itertools import chain
 
 from msgspec import Struct
 
-from bursar.core.nodes.node import WHOLE, Gate, is_device, is_isolated
+from bursar.core.nodes.node import WHOLE, NodeGate, is_device, is_isolated
 from bursar.core.nodes.node_affinity import is_reserved, untolerated
 from bursar.core.objects.ask import Effect, Shape, Taint, Toleration
 from bursar.core.quota.tenant_tree import PriorityClass, Tenant, Tree, lineage
@@ -244,7 +244,13 @@ def permitted(shape: Shape, permit: Permit, exempt: bool) -> Shape:
 
 
 def kept_out(
-    node: str, gate: Gate | None, permit: Permit, tolerations: Iterable[Toleration], *, exempt: bool, fractional: bool
+    node: str,
+    gate: NodeGate | None,
+    permit: Permit,
+    tolerations: Iterable[Toleration],
+    *,
+    exempt: bool,
+    fractional: bool,
 ) -> Refusal | None:
     """Why a plan for this node is out of date: by its taints, the tenants it is for, what it takes, or because it
     isolates nothing. It names no tenant: it may be told to another."""

@@ -66,7 +66,7 @@ class Move(Struct, frozen=True):
     after: Charge = NOTHING
 
 
-Pair = tuple[int, int]  # (accepted, bound)
+ScopePair = tuple[int, int]  # (accepted, bound)
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class _Cell:
     accepted: int
     bound: int
     ceiling: int
-    start: Pair
+    start: ScopePair
 
 
 _Step: TypeAlias = tuple[Row, _Cell, int, int]  # a counter, and by how much accepted and bound move
@@ -154,7 +154,7 @@ class Counters:
                 cell.accepted += amount
         return exceeded
 
-    def changes(self) -> dict[Row, Pair]:
+    def changes(self) -> dict[Row, ScopePair]:
         """By how much each counter was moved in all, without those that ended where they began."""
         return {
             row: (cell.accepted - cell.start[0], cell.bound - cell.start[1])
@@ -262,11 +262,11 @@ def _limited_anywhere(tree: Tree) -> set[str]:
     return {dimension for name in tree.tenants for dimension in limits_of(tree, name)}
 
 
-def _own_usage(tree: Tree, rows: Mapping[Row, Counter]) -> dict[Row, Pair]:
+def _own_usage(tree: Tree, rows: Mapping[Row, Counter]) -> dict[Row, ScopePair]:
     """What each tenant's own namespaces use: its counter, less what its descendants put into it."""
     below = _below(tree)
-    totals: dict[Row, Pair] = {}
-    own: dict[Row, Pair] = {}
+    totals: dict[Row, ScopePair] = {}
+    own: dict[Row, ScopePair] = {}
     dimensions = sorted({dimension for _, dimension in rows})
     for name in _bottom_up(tree):
         limited = limits_of(tree, name)
@@ -302,10 +302,10 @@ def _below(tree: Tree) -> dict[str, list[str]]:
     return below
 
 
-def _totals(tree: Tree, own: Mapping[Row, Pair], dimensions: Sequence[str]) -> dict[Row, Pair]:
+def _totals(tree: Tree, own: Mapping[Row, ScopePair], dimensions: Sequence[str]) -> dict[Row, ScopePair]:
     """What each tenant and everything below it use together."""
     below = _below(tree)
-    totals: dict[Row, Pair] = {}
+    totals: dict[Row, ScopePair] = {}
     for name in _bottom_up(tree):
         for dimension in dimensions:
             row = (tenant_scope(name), dimension)
@@ -314,7 +314,7 @@ def _totals(tree: Tree, own: Mapping[Row, Pair], dimensions: Sequence[str]) -> d
     return totals
 
 
-def _sum(pairs: Sequence[Pair]) -> Pair:
+def _sum(pairs: Sequence[ScopePair]) -> ScopePair:
     return sum(accepted for accepted, _ in pairs), sum(bound for _, bound in pairs)
 
 

@@ -53,14 +53,14 @@ def refusal(demand: Demand, ceiling: Ceiling) -> Refusal | None:
     """Why this can never run on these machines; None when it could, or when there are none yet."""
     if not ceiling.kinds:
         return None
-    room = [(copies(kind, demand), count) for kind, count in ceiling.kinds]
-    able = sum(count for each, count in room if each)
+    capacity = [(copies(kind, demand), count) for kind, count in ceiling.kinds]
+    able = sum(count for each, count in capacity if each)
     if not able:
         return _too_large(demand, ceiling)
     if demand.nodes > able:
         return _too_many_nodes(demand, able)
-    if not _hold(room, demand.members, demand.nodes):
-        return _too_many_members(demand, _members_max(room, demand))
+    if not _hold(capacity, demand.members, demand.nodes):
+        return _too_many_members(demand, _members_max(capacity, demand))
     return None
 
 
@@ -80,18 +80,18 @@ def _needs(capacity: Amounts, demand: Demand) -> dict[str, int]:
 Room = list[tuple[int, int]]  # (how often it fits into a node, how many such nodes)
 
 
-def _hold(room: Room, members: int, nodes: int) -> bool:
+def _hold(capacity: Room, members: int, nodes: int) -> bool:
     """Whether so many members find their nodes. They can take turns over them, so places need only be counted; but a
     node is only one node to a member, however often it would fit there."""
-    return sum(min(each, members) * count for each, count in room) >= members * nodes
+    return sum(min(each, members) * count for each, count in capacity) >= members * nodes
 
 
-def _members_max(room: Room, demand: Demand) -> int:
+def _members_max(capacity: Room, demand: Demand) -> int:
     """The largest gang that finds its nodes; one that is smaller always does."""
     enough, too_many = 1, demand.members
     while too_many - enough > 1:
         middle = (enough + too_many) // 2
-        enough, too_many = (middle, too_many) if _hold(room, middle, demand.nodes) else (enough, middle)
+        enough, too_many = (middle, too_many) if _hold(capacity, middle, demand.nodes) else (enough, middle)
     return enough
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from bursar.core.credit.billing_terms import NOTHING_SAID, Billing, CreditPolicy, SaidTerms, Terms, terms_of
+from bursar.core.credit.billing_terms import NOTHING_SAID, Billing, BillingTerms, CreditPolicy, StatedTerms, terms_of
 from bursar.core.objects.ask import Toleration
 from bursar.core.objects.charge import Charge, Facts
 from bursar.core.values.access import Reach
@@ -53,7 +53,7 @@ class PriorityClass:
 class Tier:
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
-    billing: SaidTerms = NOTHING_SAID
+    billing: StatedTerms = NOTHING_SAID
     user_priority_max: int | None = None
 
 
@@ -64,7 +64,7 @@ class Tenant:
     tier: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)
     enforcement: Enforcement = Enforcement.REJECT
-    billing: SaidTerms = NOTHING_SAID
+    billing: StatedTerms = NOTHING_SAID
     may_claim: bool = True  # whether its users may claim nodes for sensitive work
     uid: str = ""  # names are given anew; what is left of a tenant that is gone is not its namesake's
     created_at: str = ""  # RFC 3339, UTC, to the second
@@ -130,11 +130,11 @@ class Tree:
     # Answers already worked out for this tree, which never change: it is immutable.
     known_rows: dict[tuple[str, Facts, frozenset[str]], tuple[Row, ...]] = field(default_factory=dict, compare=False)
     known_limits: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
-    known_prepaid: list[Mapping[str, Terms]] = field(default_factory=list, compare=False)
+    known_prepaid: list[Mapping[str, BillingTerms]] = field(default_factory=list, compare=False)
     known_permits: dict[str, Any] = field(default_factory=dict, compare=False)  # by tenant (core/quota/permit.py)
 
     @property
-    def prepaid(self) -> Mapping[str, Terms]:
+    def prepaid(self) -> Mapping[str, BillingTerms]:
         """Those who pay beforehand, and how: asked with every batch, and in most systems there are none."""
         if not self.known_prepaid:
             self.known_prepaid.append(_prepaid(self.tenants, self.tiers))
@@ -149,18 +149,18 @@ def quota_scope(namespace: str, name: str) -> str:
     return f"quota:{namespace}/{name}"
 
 
-def billing_terms(tree: Tree, tenant: str) -> Terms:
+def billing_terms(tree: Tree, tenant: str) -> BillingTerms:
     """How a tenant pays; one that is not in the tree does not."""
     owner = tree.tenants.get(tenant)
-    return _terms(owner, tree.tiers) if owner is not None else Terms()
+    return _terms(owner, tree.tiers) if owner is not None else BillingTerms()
 
 
-def _terms(tenant: Tenant, tiers: Mapping[str, Tier]) -> Terms:
+def _terms(tenant: Tenant, tiers: Mapping[str, Tier]) -> BillingTerms:
     tier = tiers.get(tenant.tier)
     return terms_of(tenant.billing, tier.billing if tier is not None else NOTHING_SAID)
 
 
-def _prepaid(tenants: Mapping[str, Tenant], tiers: Mapping[str, Tier]) -> dict[str, Terms]:
+def _prepaid(tenants: Mapping[str, Tenant], tiers: Mapping[str, Tier]) -> dict[str, BillingTerms]:
     return {
         name: terms
         for name, tenant in tenants.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from bursar.core.objects.pending_reason import Reason
+from bursar.core.objects.pending_reason import PendingReason
 from bursar.core.quota.quota import Exceeded
 from bursar.core.quota.tenant_tree import Tree, lineage
 from bursar.core.quota.tenant_tree import sees as sees_tenant
@@ -60,7 +60,7 @@ def told(exceeded: Sequence[Exceeded], sees: Sees) -> list[Exceeded]:
     return [one if sees(one.scope) else Exceeded(ABOVE, one.dimension, 0, 0, one.requested) for one in exceeded]
 
 
-def reason_for(reason: Reason, sees: Sees) -> Reason:
+def reason_for(reason: PendingReason, sees: Sees) -> PendingReason:
     """Why something waits, as it may be told."""
     if all(sees(scope) for scope, *_ in reason.limits):
         return reason

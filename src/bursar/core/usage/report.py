@@ -17,14 +17,14 @@ from bursar.core.values.quantity import UNLIMITED, is_bytes
 
 THOUSANDTHS: Final = 1000  # amounts that are not bytes are counted in thousandths
 
-Metered = tuple[str, str]  # (resource, class)
-Uses = Mapping[Metered, Used]
+MeteredUse = tuple[str, str]  # (resource, class)
+Uses = Mapping[MeteredUse, Used]
 
 MIB: Final = 1 << 20
 HOURS_DIGITS: Final = 6  # after the point, when hours are told
 
 
-class Sum(Struct, frozen=True):
+class ReportSum(Struct, frozen=True):
     """What uses come to."""
 
     node_hours: float
@@ -32,7 +32,7 @@ class Sum(Struct, frozen=True):
     nano: int  # nanocredits
 
 
-def add_up(uses: Iterable[tuple[Metered, Used]]) -> Sum:
+def add_up(uses: Iterable[tuple[MeteredUse, Used]]) -> ReportSum:
     """Hours of nodes and of GPUs of all classes, and what everything costs."""
     nodes = gpus = 0
     costs: list[tuple[str, int]] = []
@@ -41,12 +41,12 @@ def add_up(uses: Iterable[tuple[Metered, Used]]) -> Sum:
         gpus += used.total if is_gpu(resource) else 0
         costs.append((resource, used.cost))
     cost = nano_of(sum(breakdown(costs).values()))
-    return Sum(round(hours(nodes), HOURS_DIGITS), round(hours(gpus), HOURS_DIGITS), cost)
+    return ReportSum(round(hours(nodes), HOURS_DIGITS), round(hours(gpus), HOURS_DIGITS), cost)
 
 
-def together(several: Iterable[Uses]) -> dict[Metered, Used]:
+def together(several: Iterable[Uses]) -> dict[MeteredUse, Used]:
     """The uses of several, by resource and class. Their peaks need not have come at one time: there are none."""
-    sums: dict[Metered, Used] = defaultdict(Used)
+    sums: dict[MeteredUse, Used] = defaultdict(Used)
     for uses in several:
         for metered, one in uses.items():
             known = sums[metered]

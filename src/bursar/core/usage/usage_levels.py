@@ -16,7 +16,7 @@ from typing import Final
 from msgspec import Struct
 
 from bursar.core.credit.price import PriceList
-from bursar.core.nodes.node import EXCLUSIVE, WHOLE, NodeRoom, Placement, dominant_fraction
+from bursar.core.nodes.node import EXCLUSIVE, WHOLE, NodeCapacity, Placement, dominant_fraction
 from bursar.core.objects.charge import Amounts
 from bursar.core.values.money import MICROS
 
@@ -39,7 +39,7 @@ class Meter(Struct, frozen=True, order=True):
     klass: str = ""
 
 
-class Step(Struct, frozen=True):
+class LevelStep(Struct, frozen=True):
     """From `at` on there is so much more, or less."""
 
     meter: Meter
@@ -63,7 +63,7 @@ class Bucket(Struct):
     rise: int = 0  # by how much the level at the bucket's end is higher than was known
 
 
-class Began(Struct, frozen=True):
+class UsageBegan(Struct, frozen=True):
     """That use of a node begins: of how much of it, for whom it counts, and since when."""
 
     uid: str
@@ -79,7 +79,7 @@ class Began(Struct, frozen=True):
     lease: int = 0
 
 
-class Ended(Struct, frozen=True):
+class UsageEnded(Struct, frozen=True):
     """That it is over, since when and how."""
 
     uid: str
@@ -136,12 +136,12 @@ def hours(total: int) -> float:
     return total / WHOLE / HOUR
 
 
-def amounts_on(room: NodeRoom | None, part: Placement) -> dict[str, int]:
+def amounts_on(capacity: NodeCapacity | None, part: Placement) -> dict[str, int]:
     """What a placement counts for: a whole node where it has that, else what it was given, and its part of the node."""
-    if part.exclusive or room is None:
-        return node_amounts(room.allocatable if room is not None else None)
+    if part.exclusive or capacity is None:
+        return node_amounts(capacity.allocatable if capacity is not None else None)
     given = {name: amount for name, amount in part.resources.items() if amount and name not in UNCOUNTED}
-    return {**given, NODES: dominant_fraction(room, given)}
+    return {**given, NODES: dominant_fraction(capacity, given)}
 
 
 def node_amounts(allocatable: Amounts | None) -> dict[str, int]:
@@ -152,7 +152,7 @@ def node_amounts(allocatable: Amounts | None) -> dict[str, int]:
 
 
 def fold(
-    level: Level, steps: Iterable[Step], until: int, size: int, tariff: Tariff = FREE
+    level: Level, steps: Iterable[LevelStep], until: int, size: int, tariff: Tariff = FREE
 ) -> tuple[Level, dict[int, Bucket]]:
     """Enter steps of one meter, and the time until then, in buckets of this size.
 
@@ -196,7 +196,7 @@ def _mark(buckets: dict[int, Bucket], level: Level, at: int, delta: int, size: i
         bucket.rise += delta  # What begins with a bucket is entered with its first second.
 
 
-def _enter_late(buckets: dict[int, Bucket], step: Step, level: Level, size: int, tariff: Tariff) -> None:
+def _enter_late(buckets: dict[int, Bucket], step: LevelStep, level: Level, size: int, tariff: Tariff) -> None:
     """What a step changes in time that was entered already. What there was beside it at each moment is not known any
     more, so peaks stay as they are."""
     for begin, end in spans(step.at, level.since, size):

@@ -54,7 +54,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AccessRule:
     """These verbs on these resources.
 
     `jobs` is the kind itself and none of its parts, `jobs/status` one part, `jobs/*` every part, `*/approval` that part
@@ -147,69 +147,69 @@ def _with_parts(*kinds: str) -> tuple[str, ...]:
 
 _EVERYBODY = (
     # No other part: what is said of a node's evictions is said of tenants' work.
-    Rule(READ, (*CATALOGUE, *(f"{kind}/status" for kind in CATALOGUE))),
-    Rule(("create",), REVIEWS),
+    AccessRule(READ, (*CATALOGUE, *(f"{kind}/status" for kind in CATALOGUE))),
+    AccessRule(("create",), REVIEWS),
 )
 
-_READ_TENANT = Rule((*READ, "explain"), _with_parts(*WORK, *BOUNDS, *REPORTS, *MONEY, "tenants"))
+_READ_TENANT = AccessRule((*READ, "explain"), _with_parts(*WORK, *BOUNDS, *REPORTS, *MONEY, "tenants"))
 
 _USE_TENANT = (
-    Rule((*WRITE, "cancel", "release", "simulate"), WORK),
-    Rule(("update", "patch"), ("workloads/scale",)),
-    Rule(("update",), ("allocations/stdin",)),
+    AccessRule((*WRITE, "cancel", "release", "simulate"), WORK),
+    AccessRule(("update", "patch"), ("workloads/scale",)),
+    AccessRule(("update",), ("allocations/stdin",)),
     # Sensitive nodes are claimed by the person who will work on them.
-    Rule(("claim", "release"), ("nodes",)),
+    AccessRule(("claim", "release"), ("nodes",)),
     # A lease spends the caller's own credit.
-    Rule(("create", "extend", "close"), ("leases",)),
+    AccessRule(("create", "extend", "close"), ("leases",)),
 )
 
-GRANTS: dict[Role, tuple[Rule, ...]] = {
-    Role.SYSTEM_ADMIN: (Rule((ANY,), (ANY,)),),
+GRANTS: dict[Role, tuple[AccessRule, ...]] = {
+    Role.SYSTEM_ADMIN: (AccessRule((ANY,), (ANY,)),),
     Role.TENANT_ADMIN: (
         *_EVERYBODY,
         _READ_TENANT,
         *_USE_TENANT,
-        Rule(WRITE, BOUNDS),
-        Rule((*READ, "create", "delete"), ("tokens",)),
+        AccessRule(WRITE, BOUNDS),
+        AccessRule((*READ, "create", "delete"), ("tokens",)),
     ),
     Role.USER: (*_EVERYBODY, _READ_TENANT, *_USE_TENANT),
     Role.VIEWER: (*_EVERYBODY, _READ_TENANT),
     Role.NODE: (
         *_EVERYBODY,
-        Rule(("get", "update", "patch"), ("nodes/status",)),
-        Rule(READ, ("nodes/evictions",)),
-        Rule(READ, ("allocations", "allocations/status")),
-        Rule(("update", "patch"), ("allocations/status",)),
-        Rule(("get", "extend", "close"), ("leases",)),
-        Rule(("create",), ("usage", "certificates")),
+        AccessRule(("get", "update", "patch"), ("nodes/status",)),
+        AccessRule(READ, ("nodes/evictions",)),
+        AccessRule(READ, ("allocations", "allocations/status")),
+        AccessRule(("update", "patch"), ("allocations/status",)),
+        AccessRule(("get", "extend", "close"), ("leases",)),
+        AccessRule(("create",), ("usage", "certificates")),
     ),
     Role.APPROVER: (
         *_EVERYBODY,
-        Rule((*READ, "explain"), _with_parts(*sorted(RESOURCES - {"tokens"}))),
-        Rule(("get", "update", "patch"), ("*/approval",)),
-        Rule(("approve",), WORK),
+        AccessRule((*READ, "explain"), _with_parts(*sorted(RESOURCES - {"tokens"}))),
+        AccessRule(("get", "update", "patch"), ("*/approval",)),
+        AccessRule(("approve",), WORK),
     ),
     Role.BILLING_ADMIN: (
         *_EVERYBODY,
-        Rule(READ, _with_parts(*MONEY, *REPORTS, "tenants", "ledger")),
-        Rule(("create", "update", "patch"), ("accounts", "adjustments", "limits", "prices", "refunds", "topups")),
-        Rule(("topup", "refund"), ("accounts",)),
-        Rule(("delete",), ("prices",)),
+        AccessRule(READ, _with_parts(*MONEY, *REPORTS, "tenants", "ledger")),
+        AccessRule(("create", "update", "patch"), ("accounts", "adjustments", "limits", "prices", "refunds", "topups")),
+        AccessRule(("topup", "refund"), ("accounts",)),
+        AccessRule(("delete",), ("prices",)),
     ),
     Role.SERVICE: (
         *_EVERYBODY,
-        Rule((*READ, "explain"), (ANY,)),
-        Rule(("create", "update", "patch"), ("tenants", "tiers", "limits", "topups")),
+        AccessRule((*READ, "explain"), (ANY,)),
+        AccessRule(("create", "update", "patch"), ("tenants", "tiers", "limits", "topups")),
         # A tenant that was ordered is given a place for its work.
-        Rule(("create",), ("namespaces",)),
-        Rule(("topup",), ("accounts",)),
-        Rule(("create", "extend", "close"), ("leases",)),
-        Rule(("create",), ("usage",)),
+        AccessRule(("create",), ("namespaces",)),
+        AccessRule(("topup",), ("accounts",)),
+        AccessRule(("create", "extend", "close"), ("leases",)),
+        AccessRule(("create",), ("usage",)),
     ),
 }
 
 # A node that joins proves itself once, and from then on by what it was given.
-_BOOTSTRAP = (Rule(("create",), ("nodes", "certificates")),)
+_BOOTSTRAP = (AccessRule(("create",), ("nodes", "certificates")),)
 
 _SEE_EVERYTHING = frozenset({Role.SYSTEM_ADMIN, Role.SERVICE, Role.APPROVER, Role.BILLING_ADMIN})
 _OF_A_TENANT = frozenset({Role.TENANT_ADMIN, Role.USER, Role.VIEWER})
@@ -230,7 +230,7 @@ def _allows(role: Role, bootstrap: bool, verb: str, resource: str, subresource: 
     return any(rule.covers(verb, resource, subresource) for rule in granted)
 
 
-def rules(identity: Identity) -> tuple[Rule, ...]:
+def rules(identity: Identity) -> tuple[AccessRule, ...]:
     """Everything the identity may do, as SelfSubjectRulesReview tells it."""
     return _BOOTSTRAP if identity.bootstrap else GRANTS[identity.role]
 

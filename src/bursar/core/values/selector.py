@@ -49,7 +49,7 @@ class Op(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class SelectorTerm:
     """One condition. Values are sorted and distinct, so that equal conditions are equal terms."""
 
     key: str
@@ -61,7 +61,7 @@ class Term:
 class Selector:
     """Conditions that must all hold; without any, everything matches."""
 
-    terms: tuple[Term, ...] = ()
+    terms: tuple[SelectorTerm, ...] = ()
     # Who is counted together is looked up by it with every decision: what it hashes to is worked out once.
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
@@ -112,7 +112,7 @@ def to_text(selector: Selector) -> str:
     return ",".join(_term_text(term) for term in selector.terms)
 
 
-def _holds(term: Term, value: str | None) -> bool:
+def _holds(term: SelectorTerm, value: str | None) -> bool:
     match term.op:
         case Op.IN:
             return value is not None and value in term.values
@@ -124,8 +124,8 @@ def _holds(term: Term, value: str | None) -> bool:
             return value is None
 
 
-def _selector(terms: Iterator[Term]) -> Selector:
-    kept: list[Term] = []
+def _selector(terms: Iterator[SelectorTerm]) -> Selector:
+    kept: list[SelectorTerm] = []
     for term in terms:
         if len(kept) == TERMS_MAX:
             raise SelectorError(f"selector has too many terms: at most {TERMS_MAX} are allowed")
@@ -138,7 +138,7 @@ def _require_short(text: str) -> None:
         raise SelectorError(f"selector is too long: at most {TEXT_CHARS_MAX} characters are allowed")
 
 
-def _label_terms(text: str) -> Iterator[Term]:
+def _label_terms(text: str) -> Iterator[SelectorTerm]:
     position, end = 0, ","
     while end:
         written = _TERM.match(text, position)
@@ -150,7 +150,7 @@ def _label_terms(text: str) -> Iterator[Term]:
         position, end = written.end(), written["end"]
 
 
-def _label_term(written: re.Match[str]) -> Term:
+def _label_term(written: re.Match[str]) -> SelectorTerm:
     key = written["key"]
     if written["absent"]:
         if written["equality"] or written["set"]:
@@ -168,7 +168,7 @@ def _set_values(text: str) -> list[str]:
     return [value.strip(_ASCII_SPACE) for value in text.split(",")] if text.strip(_ASCII_SPACE) else []
 
 
-def _checked(key: str, op: Op, values: list[str]) -> Term:
+def _checked(key: str, op: Op, values: list[str]) -> SelectorTerm:
     """The term, once its key and values are known to be ones that a label could have."""
     takes_values = op in (Op.IN, Op.NOT_IN)
     if takes_values and not values:
@@ -179,10 +179,10 @@ def _checked(key: str, op: Op, values: list[str]) -> Term:
         raise SelectorError(f"selector for {quoted(key)} has too many values: at most {VALUES_MAX} are allowed")
     for fault in names.label_key(key) + [fault for value in values for fault in names.label_value(value)]:
         raise SelectorError(f"selector: {fault}")
-    return Term(key, op, tuple(sorted(set(values))))
+    return SelectorTerm(key, op, tuple(sorted(set(values))))
 
 
-def _mapping_terms(mapping: Mapping[str, object]) -> Iterator[Term]:
+def _mapping_terms(mapping: Mapping[str, object]) -> Iterator[SelectorTerm]:
     labels = mapping.get("matchLabels")
     if not isinstance(labels, Mapping | None):
         raise SelectorError("selector: matchLabels must be an object")
@@ -194,7 +194,7 @@ def _mapping_terms(mapping: Mapping[str, object]) -> Iterator[Term]:
     yield from map(_expression, expressions or [])
 
 
-def _expression(expression: object) -> Term:
+def _expression(expression: object) -> SelectorTerm:
     if not isinstance(expression, Mapping) or expression.keys() - {"key", "operator", "values"}:
         raise SelectorError("selector: each of matchExpressions must be an object of key, operator and values")
     key, operator, values = expression.get("key"), expression.get("operator"), expression.get("values")
@@ -225,7 +225,7 @@ def _split_fields(text: str) -> Iterator[str]:
         position = written.end() + 1
 
 
-def _field_term(written: str, allowed: Collection[str]) -> Term:
+def _field_term(written: str, allowed: Collection[str]) -> SelectorTerm:
     operator = _FIELD_OPERATOR.search(written)
     if operator is None:
         raise SelectorError(f"field selector term {quoted(written)} needs one of the operators =, == and !=")
@@ -236,10 +236,10 @@ def _field_term(written: str, allowed: Collection[str]) -> Term:
         )
     if not _FIELD_VALUE.fullmatch(value):
         raise SelectorError(rf"field selector value {quoted(value)} must write ',' '=' and '\' as '\,' '\=' and '\\'")
-    return Term(key, Op.NOT_IN if operator[0] == "!=" else Op.IN, (_ESCAPED.sub(r"\1", value),))
+    return SelectorTerm(key, Op.NOT_IN if operator[0] == "!=" else Op.IN, (_ESCAPED.sub(r"\1", value),))
 
 
-def _term_text(term: Term) -> str:
+def _term_text(term: SelectorTerm) -> str:
     match term.op:
         case Op.EXISTS:
             return term.key

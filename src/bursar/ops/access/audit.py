@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bursar.store.access.token import TokenRecord
-from bursar.store.objects.change import Note
+from bursar.store.objects.change import AuditNote
 from bursar.store.objects.webhook import Webhook
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.meta import API_VERSION
@@ -20,16 +20,16 @@ TOKEN, WEBHOOK = "Token", "Webhook"
 RESOURCES = {TOKEN: "tokens", WEBHOOK: "webhooks"}
 
 
-def token_note(record: TokenRecord, type_: str, verb: str, actor: str, reason: str = "") -> Note:
+def token_note(record: TokenRecord, type_: str, verb: str, actor: str, reason: str = "") -> AuditNote:
     spec = {"role": record.role, "tenant": record.tenant, "user": record.user, "node": record.node}
-    return Note(TOKEN, record.id, record.tenant, type_, _doc(TOKEN, record.id, spec), actor, verb, reason)
+    return AuditNote(TOKEN, record.id, record.tenant, type_, _doc(TOKEN, record.id, spec), actor, verb, reason)
 
 
-def webhook_note(webhook: Webhook, type_: str, verb: str, actor: str, reason: str = "") -> Note:
+def webhook_note(webhook: Webhook, type_: str, verb: str, actor: str, reason: str = "") -> AuditNote:
     """Webhooks are the administrators' own: the line belongs to no tenant."""
     host = urlsplit(webhook.url).hostname or ""
     spec = {"direction": webhook.direction, "tenant": webhook.tenant, "types": webhook.types, "host": host}
-    return Note(WEBHOOK, webhook.name, "", type_, _doc(WEBHOOK, webhook.name, spec), actor, verb, reason)
+    return AuditNote(WEBHOOK, webhook.name, "", type_, _doc(WEBHOOK, webhook.name, spec), actor, verb, reason)
 
 
 def _doc(kind: str, name: str, spec: dict[str, Any]) -> bytes:

@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 import structlog
 
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.lease import Grant
 from bursar.core.nodes.eviction import Notice
 from bursar.core.objects.allocation import Phase
@@ -23,7 +23,7 @@ from bursar.ops.credit.shortfall import ACTOR, granted_shortfall, note_of, note_
 from bursar.ops.objects.object import conflict, not_found
 from bursar.ops.runtime.command import Result
 from bursar.ops.runtime.lane_plan import feed
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.evict import Evict, not_placed
 from bursar.ops.workloads.allocation import PLACED, phase_of
 from bursar.ops.workloads.stop import stop, stop_members
@@ -43,37 +43,37 @@ class EndUnpaid(Evict):
 
     requeue: bool = False
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None:
             return not_found(self.key)
         if before.uid != self.uid or before.gang != self.gang:
             return conflict(self.key, "it was deleted and created anew")
         if phase_of(before) not in PLACED:
             return not_placed(before)
-        written = stop(sheet, before, self.notice, self.id, self.origin, requeue=self.requeue)
+        written = stop(batch, before, self.notice, self.id, self.origin, requeue=self.requeue)
         for gang in self.gangs():
-            stop_members(sheet, gang, self.notice, self.id, self.origin, requeue=self.requeue)
+            stop_members(batch, gang, self.notice, self.id, self.origin, requeue=self.requeue)
         return written
 
 
-async def pay_on(office: Office, nodes: Sequence[str]) -> None:
+async def pay_on(runtime: Runtime, nodes: Sequence[str]) -> None:
     """These nodes are alive: extend what is paid for there, and end what is not any more."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         placed = await store.load_paid(db, nodes)
     if not placed:
         return
     paid = [one for one in placed if one.lease]
-    grants = await extend(office, [Extend(one.lease, one.seq, one.phase != Phase.SCHEDULED) for one in paid])
-    await _note(office, paid, grants)
+    grants = await extend(runtime, [Extend(one.lease, one.seq, one.phase != Phase.SCHEDULED) for one in paid])
+    await _note(runtime, paid, grants)
     ends = [_end(one, grant.reason) for one, grant in zip(paid, grants, strict=True) if is_over(grant)]
     ends += [_end(one, "") for one in placed if not one.lease]
-    replies = await feed(office.binding, ends)
+    replies = await feed(runtime.binding, ends)
     if ended := sum(not isinstance(one, Refusal) for one in replies):
         log.info("work is not paid for any more, and was told to end", count=ended)
 
 
-async def _note(office: Office, paid: Sequence[PaidPlace], grants: Sequence[Grant | Refusal]) -> None:
+async def _note(runtime: Runtime, paid: Sequence[PaidPlace], grants: Sequence[Grant | Refusal]) -> None:
     """Note what is paid no further, and what is again, where that is news. A note that is not taken comes with the next
     beat."""
     short = [
@@ -82,7 +82,7 @@ async def _note(office: Office, paid: Sequence[PaidPlace], grants: Sequence[Gran
         if isinstance(grant, Grant) and not is_over(grant)
     ]
     news = [note_of(one.key, one.uid, one.node, one.epoch, now) for one, now in short if now != one.short]
-    await note_shortfalls(office, news)
+    await note_shortfalls(runtime, news)
 
 
 def is_over(grant: Grant | Refusal) -> TypeGuard[Grant]:

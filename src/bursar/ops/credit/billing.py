@@ -6,10 +6,10 @@ from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Refusal
 from bursar.ops.objects.object import get
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.wire.kinds.settings import SYSTEM, credit_policy_of
 
 
-async def load_credit_policy(office: Office) -> CreditPolicy:
-    found = await get(office, Key("Settings", "", SYSTEM))
+async def load_credit_policy(runtime: Runtime) -> CreditPolicy:
+    found = await get(runtime, Key("Settings", "", SYSTEM))
     return CreditPolicy() if isinstance(found, Refusal) else credit_policy_of(found.doc)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from bursar.core.batch.claim_billing import is_due, is_over, lease_of_claim
-from bursar.core.batch.placement_billing import Payment
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.placement_billing import PlacementPayer
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.lease import Lease, LeaseState
-from bursar.core.credit.ledger import Event, News
+from bursar.core.credit.ledger import LedgerEvent, News
 from bursar.core.nodes.eviction import Notice
-from bursar.core.nodes.node import NodeRoom
-from bursar.core.nodes.node_claim import Claim, State
+from bursar.core.nodes.node import NodeCapacity
+from bursar.core.nodes.node_claim import ClaimState, NodeClaim
 from bursar.core.objects.object import Origin, Stored
 from bursar.core.values.access import Reach
 from bursar.core.values.refusal import Code, Refusal
@@ -31,7 +31,7 @@ from bursar.ops.nodes.claim import OnNode, ReleaseNode, node_key, payments, put_
 from bursar.ops.nodes.drain import placed_there
 from bursar.ops.runtime.command import Reply, Result
 from bursar.ops.runtime.lane_plan import feed
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.allocation import unchanged
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.nodes import node as node_store
@@ -43,7 +43,7 @@ class PaidClaim(Struct, frozen=True):
     """A claimed node that is paid for beforehand, and its lease, where that is open."""
 
     node: str
-    claim: Claim
+    claim: NodeClaim
     lease: Lease | None
 
 
@@ -55,45 +55,45 @@ class RenewClaim(OnNode):
     claim_id: str
     freeze_micros: int  # how long who spends too fast may stand still
 
-    def pays(self, sheet: Sheet) -> Iterable[Payment]:
-        claim = self.claim_on(sheet)
-        return payments(sheet, claim, self.key.name) if claim is not None else ()
+    def pays(self, batch: UnitOfWork) -> Iterable[PlacementPayer]:
+        claim = self.claim_on(batch)
+        return payments(batch, claim, self.key.name) if claim is not None else ()
 
-    def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
-        if room.claim is None or room.claim.id != self.claim_id:
-            return Refusal(Code.STALE, f"node {room.name} has another claim by now, or none")
-        if not is_paid(room.claim) or room.claim.unpaid:
+    def decide_on(self, batch: UnitOfWork, before: Stored, capacity: NodeCapacity) -> Result:
+        if capacity.claim is None or capacity.claim.id != self.claim_id:
+            return Refusal(Code.STALE, f"node {capacity.name} has another claim by now, or none")
+        if not is_paid(capacity.claim) or capacity.claim.unpaid:
             return unchanged(before)
-        after = self._after(sheet, room, room.claim)
-        if after is room.claim:
+        after = self._after(batch, capacity, capacity.claim)
+        if after is capacity.claim:
             return unchanged(before)
         # Who may see it is decided by the verb: that of claiming tells nobody else whose the node is.
         origin = replace(self.origin, verb="release" if after.unpaid else "claim", reason=_told(after))
-        return put_claim(sheet, before, room, after, origin)
+        return put_claim(batch, before, capacity, after, origin)
 
-    def _after(self, sheet: Sheet, room: NodeRoom, claim: Claim) -> Claim:
-        book = sheet.book
-        assert book is not None, "the lease of a claim is read with it"
-        lease = book.leases.get(claim.lease)
+    def _after(self, batch: UnitOfWork, capacity: NodeCapacity, claim: NodeClaim) -> NodeClaim:
+        ledger = batch.ledger
+        assert ledger is not None, "the lease of a claim is read with it"
+        lease = ledger.leases.get(claim.lease)
         if lease is not None and lease.state is LeaseState.OPEN:
-            return replace(claim, unpaid=lease.final) if is_over(lease, book.now, self.freeze_micros) else claim
-        draft = lease_of_claim(sheet, room, claim)
+            return replace(claim, unpaid=lease.final) if is_over(lease, ledger.now, self.freeze_micros) else claim
+        draft = lease_of_claim(batch, capacity, claim)
         if draft is None:
             return replace(claim, lease=0)  # Its tenant is billed afterwards by now.
-        refusal = draft if isinstance(draft, Refusal) else book.open(draft, started=True)
+        refusal = draft if isinstance(draft, Refusal) else ledger.open(draft, started=True)
         if refusal is None and isinstance(draft, Lease):
             return replace(claim, lease=draft.id)
         assert refusal is not None
         if isinstance(draft, Lease):
-            book.events.append(Event(News.EXHAUSTED, draft.account, 0, claim.lease, str(refusal.code)))
+            ledger.events.append(LedgerEvent(News.EXHAUSTED, draft.account, 0, claim.lease, str(refusal.code)))
         return replace(claim, unpaid=str(refusal.code))
 
 
-def is_paid(claim: Claim) -> bool:
-    return claim.state is State.HELD and claim.lease > 0
+def is_paid(claim: NodeClaim) -> bool:
+    return claim.state is ClaimState.HELD and claim.lease > 0
 
 
-def _told(claim: Claim) -> str:
+def _told(claim: NodeClaim) -> str:
     """What the audit says of a claim that was seen to."""
     if claim.unpaid:
         return f"{CREDIT_EXHAUSTED}: {claim.unpaid}"
@@ -103,25 +103,29 @@ def _told(claim: Claim) -> str:
 # Verbs.
 
 
-async def load_paid_claims(office: Office) -> tuple[list[PaidClaim], int]:
+async def load_paid_claims(runtime: Runtime) -> tuple[list[PaidClaim], int]:
     """The claims that are paid for beforehand, by node; and the time by which they are."""
-    async with office.database.reader() as db:
-        rooms = await node_store.load_claimed(db)
-        claims = {name: room.claim for name, room in rooms.items() if room.claim is not None and is_paid(room.claim)}
+    async with runtime.database.reader() as db:
+        capacities = await node_store.load_claimed(db)
+        claims = {
+            name: capacity.claim
+            for name, capacity in capacities.items()
+            if capacity.claim is not None and is_paid(capacity.claim)
+        }
         leases = await ledger_store.load_leases(db, [claim.lease for claim in claims.values()]) if claims else {}
         now = await ledger_store.load_now(db) if claims else 0
     return [PaidClaim(name, claim, leases.get(claim.lease)) for name, claim in claims.items()], now
 
 
-async def renew(office: Office, claims: Sequence[PaidClaim], now: int) -> None:
+async def renew(runtime: Runtime, claims: Sequence[PaidClaim], now: int) -> None:
     """Pay further ahead what is due for it. Each is numbered after the beat before: of two who do this at once, the
     second has the answer of the first."""
     due = [one.lease for one in claims if one.lease is not None and not one.claim.unpaid and is_due(one.lease, now)]
     if due:
-        await extend(office, [Extend(lease.id, lease.seq + 1) for lease in due])
+        await extend(runtime, [Extend(lease.id, lease.seq + 1) for lease in due])
 
 
-async def see_to(office: Office, claims: Sequence[PaidClaim], now: int, freeze_micros: int) -> list[Reply]:
+async def see_to(runtime: Runtime, claims: Sequence[PaidClaim], now: int, freeze_micros: int) -> list[Reply]:
     """Those whose lease is gone, or over without any more being granted."""
     doubtful = [
         RenewClaim(
@@ -130,17 +134,17 @@ async def see_to(office: Office, claims: Sequence[PaidClaim], now: int, freeze_m
         for one in claims
         if not one.claim.unpaid and (one.lease is None or is_over(one.lease, now, freeze_micros))
     ]
-    return await feed(office.changing, doubtful) if doubtful else []
+    return await feed(runtime.changing, doubtful) if doubtful else []
 
 
-async def give_back(office: Office, one: PaidClaim) -> Reply | None:
+async def give_back(runtime: Runtime, one: PaidClaim) -> Reply | None:
     """Empty a node that is not paid for any more, and give it back once nothing is placed there."""
-    if there := await placed_there(office, one.node):
+    if there := await placed_there(runtime, one.node):
         why = f"the claim of node {one.node} is not paid for any more: {one.claim.unpaid}"
         notice = Notice(CREDIT_EXHAUSTED, CREDIT_EXHAUSTED, ACTOR, why, GRACE_SECONDS)
         origin = Origin(ACTOR, "end", one.claim.unpaid)
         await feed(
-            office.binding,
+            runtime.binding,
             [EndUnpaid(key=work.key, uid=work.uid, gang=work.gang, notice=notice, origin=origin) for work in there],
         )
         return None
@@ -148,4 +152,4 @@ async def give_back(office: Office, one: PaidClaim) -> Reply | None:
         key=node_key(one.node), origin=Origin(ACTOR, "release", CREDIT_EXHAUSTED), user="", over=EVERYBODYS,
         claim_id=one.claim.id,
     )  # fmt: skip
-    return await release_node(office, command, EVERYBODYS)
+    return await release_node(runtime, command, EVERYBODYS)

@@ -21,9 +21,9 @@ from bursar.core.nodes.node_claim import is_claim
 from bursar.core.values.money import AMOUNT_MAX, MICROS, credits_of
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.ops.credit.ledger import Credit, Desk, Receipt, no_lease
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as store
-from bursar.store.db.idempotency import Claim
+from bursar.store.db.idempotency import IdempotencyKey
 
 log = structlog.get_logger()
 
@@ -60,7 +60,7 @@ class TopUp(_Movement):
         return not self.whose.user
 
     def move(self, desk: Desk, account: Account) -> Refusal | None:
-        return desk.book.top_up(account, self.amount, request=self.request_id, actor=self.actor, reason=self.reason)
+        return desk.ledger.top_up(account, self.amount, request=self.request_id, actor=self.actor, reason=self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class Refund(_Movement):
         lease = desk.open_lease(self.for_lease) or desk.ended_lease(self.for_lease)
         if self.for_lease and (lease is None or lease.account != account.id):
             return no_lease(self.for_lease)
-        return desk.book.refund(
+        return desk.ledger.refund(
             account, self.amount, lease=lease, request=self.request_id, actor=self.actor, reason=self.reason
         )
 
@@ -82,7 +82,7 @@ class Refund(_Movement):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjust(_Movement):
     def move(self, desk: Desk, account: Account) -> Refusal | None:
-        return desk.book.adjust(
+        return desk.ledger.adjust(
             account, self.amount, lease=self.for_lease, request=self.request_id, actor=self.actor, reason=self.reason
         )
 
@@ -115,7 +115,7 @@ class OpenLease(Credit):
             0, account.id, self.job, window=self.window, amounts=dict(self.amounts), klass=self.klass,
             gpus=gpus_in(self.amounts), discount=self.discount, mode=self.mode, opened_by=self.actor,
         )  # fmt: skip
-        refusal = desk.book.open(lease, started=True)
+        refusal = desk.ledger.open(lease, started=True)
         return refusal if refusal is not None else desk.receipt(account, lease=lease)
 
 
@@ -128,7 +128,7 @@ class _OfLease(Credit):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExtendLease(_OfLease):
+class ExtendLeaseCommand(_OfLease):
     """So much more time, in microseconds, but never further ahead than `ahead_max`."""
 
     delta: int
@@ -143,14 +143,14 @@ class ExtendLease(_OfLease):
             return _in_use(lease, "Its node extends it for as long as it runs.", "The controller extends it.")
         if self.delta <= 0:
             return invalid("a lease is extended by a second or more")
-        grant = desk.book.extend(lease, self.delta, desk.book.now + self.ahead_max)
+        grant = desk.ledger.extend(lease, self.delta, desk.ledger.now + self.ahead_max)
         if isinstance(grant, Refusal):
-            return dataclasses.replace(grant, seconds_left=max(0, lease.paid_until - desk.book.now) / MICROS)
-        return desk.receipt(desk.book.accounts[lease.account], lease=lease, grant=grant)
+            return dataclasses.replace(grant, seconds_left=max(0, lease.paid_until - desk.ledger.now) / MICROS)
+        return desk.receipt(desk.ledger.accounts[lease.account], lease=lease, grant=grant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CloseLease(_OfLease):
+class CloseLeaseCommand(_OfLease):
     """Settle it by what was measured (microseconds), or by our own clock. One that has ended is answered as it did."""
 
     measured: int | None = None
@@ -159,14 +159,14 @@ class CloseLease(_OfLease):
         lease = desk.open_lease(self.number)
         if lease is None:
             ended = desk.ended_lease(self.number)
-            return no_lease(self.number) if ended is None else Receipt(desk.book.now, lease=replace(ended))
+            return no_lease(self.number) if ended is None else Receipt(desk.ledger.now, lease=replace(ended))
         if lease.uid:
             release = f"Release the node: its lease is closed with the claim. bursar node release {lease.node}"
             return _in_use(lease, "Cancel the allocation: its lease is closed with it.", release)
         if self.measured is not None and self.measured < 0:
             return invalid("nothing runs for less than no time")
-        desk.book.close(lease, self.measured)
-        return desk.receipt(desk.book.accounts[lease.account], lease=lease)
+        desk.ledger.close(lease, self.measured)
+        return desk.receipt(desk.ledger.accounts[lease.account], lease=lease)
 
 
 def _in_use(lease: Lease, of_placement: str, of_claim: str) -> Refusal:
@@ -196,10 +196,10 @@ class PutAccount(Credit):
         account = desk.account(self.whose, creates=self.creates(), tenant_uid=self.tenant_uid)
         if isinstance(account, Refusal):
             return account
-        there = account.id not in desk.added or account.id in desk.book.changed
+        there = account.id not in desk.added or account.id in desk.ledger.changed
         if self.only_new and there:
             return Refusal(Code.ALREADY_EXISTS, f"there is an account {account.name} already")
-        if refusal := desk.book.amend(account, self.changes):
+        if refusal := desk.ledger.amend(account, self.changes):
             return refusal
         desk.amended.add(account.id)
         return desk.receipt(account)
@@ -215,7 +215,7 @@ class PutPrice(Credit):
     effective_from: int | None = None  # microseconds since 1970; None: now
 
     def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        now = desk.book.now
+        now = desk.ledger.now
         begin = now if self.effective_from is None else self.effective_from
         if now - RECENT <= begin < now:
             begin = now  # They meant now, by a clock that is behind ours, or wrote it a moment ago.
@@ -229,7 +229,7 @@ class PutPrice(Credit):
                 (field_fault("effective_from", "must not be in the past"),),
             )
         price = Price(self.resource, self.klass, self.per_second, begin)
-        known = desk.book.prices.at(self.resource, self.klass, begin)
+        known = desk.ledger.prices.at(self.resource, self.klass, begin)
         if known is not None and (known.klass, known.effective_from) == (self.klass, begin):
             if known.per_second != self.per_second:
                 return Refusal(
@@ -239,7 +239,7 @@ class PutPrice(Credit):
                 )
             return Receipt(now, price=known)
         desk.prices.append((price, self.actor))
-        desk.book.prices = desk.book.prices.having(price)
+        desk.ledger.prices = desk.ledger.prices.having(price)
         return Receipt(now, price=price)
 
 
@@ -252,7 +252,7 @@ class DropPrice(Credit):
     effective_from: int
 
     def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        known = desk.book.prices.version(self.resource, self.klass, self.effective_from)
+        known = desk.ledger.prices.version(self.resource, self.klass, self.effective_from)
         name = f"{self.resource} {self.klass}".strip()
         if known is None:
             return Refusal(
@@ -260,7 +260,7 @@ class DropPrice(Credit):
                 f"{name} has no price that begins just then",
                 f"See when they begin: bursar price list --resource {self.resource} --history",
             )
-        if known.effective_from <= desk.book.now + SETTLED:
+        if known.effective_from <= desk.ledger.now + SETTLED:
             return Refusal(
                 Code.IN_USE,
                 f"this price of {name} has begun, or is about to: what has begun is never changed",
@@ -272,8 +272,8 @@ class DropPrice(Credit):
             desk.prices.remove(ours[0])
         else:
             desk.dropped.append(known)
-        desk.book.prices = desk.book.prices.without(known)
-        return Receipt(desk.book.now, price=known)
+        desk.ledger.prices = desk.ledger.prices.without(known)
+        return Receipt(desk.ledger.now, price=known)
 
 
 # A price that is to begin no longer ago than this begins now.
@@ -286,106 +286,106 @@ SETTLED = 5 * MICROS
 
 
 async def top_up(
-    office: Office,
+    runtime: Runtime,
     owner: Owner,
     amount: int,
     *,
     actor: str,
-    claim: Claim | None = None,
+    claim: IdempotencyKey | None = None,
     reason: str = "",
     tenant_uid: str = "",
 ) -> Receipt | Refusal:
     """`tenant_uid` is of the tenant that the claim is made for, where the caller has asked (`find_tenant`)."""
-    whose = tenant_uid or await find_tenant(office, owner)
+    whose = tenant_uid or await find_tenant(runtime, owner)
     if isinstance(whose, Refusal):
         return whose
     command = TopUp(claim=claim, actor=actor, tenant_uid=whose, whose=owner, amount=amount, reason=reason)
-    return await submit(office, command, owner)
+    return await submit(runtime, command, owner)
 
 
 async def refund(
-    office: Office,
+    runtime: Runtime,
     owner: Owner,
     amount: int,
     *,
     actor: str,
     reason: str,
     lease: int = 0,
-    claim: Claim | None = None,
+    claim: IdempotencyKey | None = None,
     tenant_uid: str = "",
 ) -> Receipt | Refusal:
     command = Refund(
         claim=claim, actor=actor, tenant_uid=tenant_uid, whose=owner, amount=amount, reason=reason, for_lease=lease
     )
-    return await submit(office, command, owner)
+    return await submit(runtime, command, owner)
 
 
 async def adjust(
-    office: Office,
+    runtime: Runtime,
     owner: Owner,
     amount: int,
     *,
     actor: str,
     reason: str,
     lease: int = 0,
-    claim: Claim | None = None,
+    claim: IdempotencyKey | None = None,
     tenant_uid: str = "",
 ) -> Receipt | Refusal:
     command = Adjust(
         claim=claim, actor=actor, tenant_uid=tenant_uid, whose=owner, amount=amount, reason=reason, for_lease=lease
     )
-    return await submit(office, command, owner)
+    return await submit(runtime, command, owner)
 
 
-async def open_lease(office: Office, command: OpenLease) -> Receipt | Refusal:
-    return await submit(office, command, command.whose)
+async def open_lease(runtime: Runtime, command: OpenLease) -> Receipt | Refusal:
+    return await submit(runtime, command, command.whose)
 
 
-async def extend_lease(office: Office, command: ExtendLease, tenant: str = "") -> Receipt | Refusal:
-    return await submit(office, command, Owner(tenant))
+async def extend_lease(runtime: Runtime, command: ExtendLeaseCommand, tenant: str = "") -> Receipt | Refusal:
+    return await submit(runtime, command, Owner(tenant))
 
 
-async def close_lease(office: Office, command: CloseLease, tenant: str = "") -> Receipt | Refusal:
-    return await submit(office, command, Owner(tenant))
+async def close_lease(runtime: Runtime, command: CloseLeaseCommand, tenant: str = "") -> Receipt | Refusal:
+    return await submit(runtime, command, Owner(tenant))
 
 
-async def put_account(office: Office, command: PutAccount) -> Receipt | Refusal:
+async def put_account(runtime: Runtime, command: PutAccount) -> Receipt | Refusal:
     if not command.tenant_uid:
-        whose = await find_tenant(office, command.whose)
+        whose = await find_tenant(runtime, command.whose)
         if isinstance(whose, Refusal):
             return whose
-    return await submit(office, command, command.whose)
+    return await submit(runtime, command, command.whose)
 
 
-async def put_price(office: Office, command: PutPrice) -> Receipt | Refusal:
-    return await submit(office, command, Owner(""))
+async def put_price(runtime: Runtime, command: PutPrice) -> Receipt | Refusal:
+    return await submit(runtime, command, Owner(""))
 
 
-async def drop_price(office: Office, command: DropPrice) -> Receipt | Refusal:
-    reply = await submit(office, command, Owner(""))
+async def drop_price(runtime: Runtime, command: DropPrice) -> Receipt | Refusal:
+    reply = await submit(runtime, command, Owner(""))
     if not isinstance(reply, Refusal):
         log.info("a price was taken back", resource=command.resource, klass=command.klass, by=command.actor)
     return reply
 
 
-async def submit(office: Office, command: Credit, owner: Owner) -> Receipt | Refusal:
-    return await office.crediting.submit(command, owner.tenant)
+async def submit(runtime: Runtime, command: Credit, owner: Owner) -> Receipt | Refusal:
+    return await runtime.crediting.submit(command, owner.tenant)
 
 
-async def paying_account(office: Office, tenant: str, user: str) -> Owner | None:
+async def paying_account(runtime: Runtime, tenant: str, user: str) -> Owner | None:
     """Who pays for what a user does: the user's own account if there is one, else the tenant's pool."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         found = await store.find_accounts(db, {(tenant, user), (tenant, "")})
     return next((Owner(*one) for one in ((tenant, user), (tenant, "")) if one in found), None)
 
 
-async def find_tenant(office: Office, owner: Owner) -> str | Refusal:
+async def find_tenant(runtime: Runtime, owner: Owner) -> str | Refusal:
     """The uid of the tenant that an account is, or would be, of. Accounts are opened for tenants that there are, and
     nothing comes to what a deleted one has left behind."""
     if is_filed(owner.tenant):
         return books_closed(owner)
-    async with office.database.reader() as db:
-        tree = await office.trees.refresh(db)
+    async with runtime.database.reader() as db:
+        tree = await runtime.trees.refresh(db)
     if owner.tenant in tree.tenants:
         return tree.tenants[owner.tenant].uid
     hint = f"There must be a tenant first: bursar create tenant {owner.tenant}"

@@ -12,7 +12,7 @@ from bursar.core.credit.lease import lease_name
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.credit.ledger import Credit, Desk, Receipt, no_lease
 from bursar.ops.runtime.lane import Overloaded, put_all, raise_first
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,15 +31,15 @@ class Lapse(Credit):
             return no_lease(self.number)
         if lease.paid_until != self.paid_until:
             return Refusal(Code.STALE, f"{lease_name(self.number)} was extended")
-        desk.book.lapse(lease)
-        return desk.receipt(desk.book.accounts[lease.account], lease=lease)
+        desk.ledger.lapse(lease)
+        return desk.receipt(desk.ledger.accounts[lease.account], lease=lease)
 
 
-async def lapse(office: Office, overdue: Mapping[int, int]) -> dict[int, bool]:
+async def lapse(runtime: Runtime, overdue: Mapping[int, int]) -> dict[int, bool]:
     """End these leases, by number, each with until when it was seen to be paid. Of those that were decided, whether
     each was ended: what was extended meanwhile, or has ended, is left alone. What was not taken is still overdue."""
     asked = [Lapse(number=number, paid_until=paid_until) for number, paid_until in overdue.items()]
-    replies = await put_all(office.crediting, asked)
+    replies = await put_all(runtime.crediting, asked)
     raise_first([one for one in replies if not isinstance(one, Overloaded)])
     return {
         one.number: not isinstance(reply, Refusal)

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from bursar.core.credit.account import Account, Owner, books_closed, is_filed, no_account
 from bursar.core.credit.lease import Grant, Lease, LeaseState, fenced, lease_name
-from bursar.core.credit.ledger import Book
+from bursar.core.credit.ledger import Ledger
 from bursar.core.credit.price import Price
 from bursar.core.quota.tenant_tree import Tree
 from bursar.core.values.refusal import Code, Refusal
@@ -30,11 +30,11 @@ from bursar.ops.runtime.lane import Lane, Overloaded, put_all, raise_first
 from bursar.store.credit import ledger as store
 from bursar.store.credit import price as price_store
 from bursar.store.db.database import Connection, Stale
-from bursar.store.db.idempotency import Claim, RequestKey
+from bursar.store.db.idempotency import IdempotencyKey, RequestKey
 from bursar.store.quota import tenant_tree as tree_store
 
 if TYPE_CHECKING:
-    from bursar.ops.runtime.runtime import Office
+    from bursar.ops.runtime.runtime import Runtime
 
 EXTENDING = 2  # lanes of extensions
 EXTENSIONS_MAX = 768
@@ -43,7 +43,7 @@ KNOWN_MAX = 500_000
 SCOPE = "ledger:"  # of requests that are never forgotten
 
 
-async def book_for(
+async def ledger_for(
     db: Connection,
     prices: Prices,
     accounts: Iterable[int],
@@ -51,24 +51,24 @@ async def book_for(
     new: int = 0,
     *,
     ended: Iterable[int] = (),
-    payers: Payers | None = None,
-) -> Book:
+    payers: PayerCache | None = None,
+) -> Ledger:
     """A book of these accounts and leases, locked until the transaction ends, with numbers for `new` leases more.
 
     The accounts of the leases come with them. Leases that are not open are not in it, but for those of `ended`, which
     are locked to put right what was posted for them.
     """
     open_, past = set(leases), set(ended)
-    paying = await (payers or Payers()).of(db, open_ | past) if open_ or past else {}
+    paying = await (payers or PayerCache()).of(db, open_ | past) if open_ or past else {}
     numbers = await store.reserve_numbers(db, new)
     # A lease that was not there a moment ago is not read now: its account is not among those that are locked.
     locked = await store.lock(db, chain(accounts, paying.values()), open_ & paying.keys())
     if past:
         locked.leases.update(await store.lock_ended(db, past))
-    return Book(locked.now, await prices.at(db, locked.prices), locked.accounts, locked.leases, iter(numbers))
+    return Ledger(locked.now, await prices.at(db, locked.prices), locked.accounts, locked.leases, iter(numbers))
 
 
-class Payers:
+class PayerCache:
     """Which account pays for a lease: it never changes, so it is asked once."""
 
     def __init__(self) -> None:
@@ -103,23 +103,23 @@ class Extend(Struct, frozen=True):
     running: bool = True
 
 
-class ExtendWalk:
-    def __init__(self, prices: Prices, payers: Payers) -> None:
+class ExtendBatch:
+    def __init__(self, prices: Prices, payers: PayerCache) -> None:
         self._prices = prices
         self._payers = payers
 
     async def __call__(self, db: Connection, commands: Sequence[Extend]) -> Sequence[Grant | Refusal]:
-        book = await book_for(db, self._prices, (), {one.lease for one in commands}, payers=self._payers)
-        answers = [self._extended(book, one) for one in commands]
-        await store.save(db, book)
+        ledger = await ledger_for(db, self._prices, (), {one.lease for one in commands}, payers=self._payers)
+        answers = [self._extended(ledger, one) for one in commands]
+        await store.save(db, ledger)
         return answers
 
-    def _extended(self, book: Book, one: Extend) -> Grant | Refusal:
-        lease = book.leases.get(one.lease)
+    def _extended(self, ledger: Ledger, one: Extend) -> Grant | Refusal:
+        lease = ledger.leases.get(one.lease)
         if lease is None:
             self._payers.forget(one.lease)
             return fenced(lease_name(one.lease))
-        return book.beat(lease, one.seq, running=one.running)
+        return ledger.heartbeat(lease, one.seq, running=one.running)
 
 
 class ExtendLanes:
@@ -129,7 +129,7 @@ class ExtendLanes:
     goes anywhere: nothing depends on it but time.
     """
 
-    def __init__(self, lanes: Sequence[Lane[Extend, Grant | Refusal]], payers: Payers) -> None:
+    def __init__(self, lanes: Sequence[Lane[Extend, Grant | Refusal]], payers: PayerCache) -> None:
         self.lanes = lanes
         self._payers = payers
 
@@ -147,13 +147,13 @@ class ExtendLanes:
         return sum(lane.size for lane in self.lanes)
 
 
-async def extend(office: Office, asked: Sequence[Extend]) -> list[Grant | Refusal]:
+async def extend(runtime: Runtime, asked: Sequence[Extend]) -> list[Grant | Refusal]:
     """All that a beat asks for, at once. What was not taken is refused for now: it is asked again by the next beat."""
-    return [_overloaded(one) if isinstance(one, Overloaded) else one for one in await _extended(office, asked)]
+    return [_overloaded(one) if isinstance(one, Overloaded) else one for one in await _extended(runtime, asked)]
 
 
-async def _extended(office: Office, asked: Sequence[Extend]) -> list[Grant | Refusal | Overloaded]:
-    answers = await put_all(office.extending, asked)
+async def _extended(runtime: Runtime, asked: Sequence[Extend]) -> list[Grant | Refusal | Overloaded]:
+    answers = await put_all(runtime.extending, asked)
     raise_first([one for one in answers if not isinstance(one, Overloaded)])
     return [one for one in answers if isinstance(one, Grant | Refusal | Overloaded)]
 
@@ -180,7 +180,7 @@ class Receipt(Struct, frozen=True, omit_defaults=True):
 class Desk:
     """The book of a batch, with what is found by name, and what no book knows of."""
 
-    book: Book
+    ledger: Ledger
     owners: dict[Owner, int]
     past: dict[int, Lease] = field(default_factory=dict)  # leases that had ended before
     added: set[int] = field(default_factory=set)  # accounts that do not exist until they are saved
@@ -194,21 +194,21 @@ class Desk:
         if is_filed(owner.tenant):
             return books_closed(owner)
         number = self.owners.get(owner)
-        if number is None or (number in self.added and number not in self.book.changed and not creates):
+        if number is None or (number in self.added and number not in self.ledger.changed and not creates):
             return no_account(owner)
-        account = self.book.accounts[number]
+        account = self.ledger.accounts[number]
         return account if tenant_uid in ("", account.tenant_uid) else no_account(owner)
 
     def open_lease(self, number: int) -> Lease | None:
-        lease = self.book.leases.get(number)
+        lease = self.ledger.leases.get(number)
         return lease if lease is not None and lease.state is LeaseState.OPEN else None
 
     def ended_lease(self, number: int) -> Lease | None:
         """One that had ended before, or has in this very batch. It is in the book from then on: what is put right of it
         is saved."""
         if number in self.past:
-            self.book.leases.setdefault(number, self.past[number])
-        lease = self.book.leases.get(number)
+            self.ledger.leases.setdefault(number, self.past[number])
+        lease = self.ledger.leases.get(number)
         return lease if lease is not None and lease.state is not LeaseState.OPEN else None
 
     def receipt(
@@ -216,7 +216,7 @@ class Desk:
     ) -> Receipt:
         """Copies: what is decided next changes the book again."""
         return Receipt(
-            self.book.now,
+            self.ledger.now,
             msgspec.structs.replace(account, version=account.version + 1),
             msgspec.structs.replace(lease) if lease is not None else None,
             grant,
@@ -228,7 +228,7 @@ class Desk:
 class Credit:
     """One thing to do in the ledger. `decide` is called under locks, after everything named here was read."""
 
-    claim: Claim | None = None
+    claim: IdempotencyKey | None = None
     actor: str = ""
     tenant_uid: str = ""  # whose request ids the claim is among; empty: of whoever has the name
 
@@ -256,8 +256,8 @@ class Credit:
         return self.claim.key.request_id if self.claim is not None else ""
 
 
-class CreditWalk:
-    def __init__(self, trees: TreeCache, prices: Prices, payers: Payers) -> None:
+class CreditBatch:
+    def __init__(self, trees: TreeCache, prices: Prices, payers: PayerCache) -> None:
         self._trees = trees
         self._prices = prices
         self._payers = payers
@@ -269,7 +269,7 @@ class CreditWalk:
         replies = decide_once(commands, remembered, _decoded, lambda one: one.decide(desk))
         if desk.prices or desk.dropped:
             await _change_prices(db, desk)
-        await store.save(db, desk.book, added=desk.added, amended=desk.amended)
+        await store.save(db, desk.ledger, added=desk.added, amended=desk.amended)
         if desk.prices or desk.dropped:
             await price_store.raise_version(db)
         await remember(db, commands, claimed, replies, _encoded)
@@ -283,11 +283,11 @@ class CreditWalk:
         wanted = {owner for one in commands if one.creates() and (owner := one.owner())} - owners.keys()
         # The tree is locked before accounts are, and only where one is to be opened: seldom.
         tree = await self._trees.at(db, await tree_store.lock_shared(db)) if wanted else None
-        book = await book_for(db, self._prices, owners.values(), leases, new, payers=self._payers)
+        ledger = await ledger_for(db, self._prices, owners.values(), leases, new, payers=self._payers)
         # A tenant that was deleted since has its accounts under another name.
-        living = {owner: number for owner, number in owners.items() if book.accounts[number].tenant == owner.tenant}
-        desk = Desk(book, living)
-        if gone := leases - book.leases.keys():
+        living = {owner: number for owner, number in owners.items() if ledger.accounts[number].tenant == owner.tenant}
+        desk = Desk(ledger, living)
+        if gone := leases - ledger.leases.keys():
             desk.past = await store.load_ended(db, gone)
         if tree is not None:
             await _add_accounts(db, desk, wanted, tree)
@@ -315,7 +315,7 @@ async def _add_accounts(db: Connection, desk: Desk, wanted: Iterable[Owner], tre
     missing = sorted(owner for owner in wanted if owner.tenant in tree.tenants)
     for owner, number in zip(missing, await store.reserve_accounts(db, len(missing)), strict=True):
         desk.owners[owner] = number
-        desk.book.accounts[number] = Account(number, *owner, tenant_uid=tree.tenants[owner.tenant].uid)
+        desk.ledger.accounts[number] = Account(number, *owner, tenant_uid=tree.tenants[owner.tenant].uid)
         desk.added.add(number)
 
 
@@ -335,10 +335,10 @@ def no_lease(number: int) -> Refusal:
 # Requests are answered once, and the same ever after.
 
 
-def ledger_claim(tenant_uid: str, verb: str, request_id: str, fingerprint: str) -> Claim:
+def ledger_claim(tenant_uid: str, verb: str, request_id: str, fingerprint: str) -> IdempotencyKey:
     """A claim that is kept for ever, of this tenant or, where that is empty, of the system. `fingerprint` is the
     request's body, or its hash."""
-    return Claim(RequestKey(f"{SCOPE}{tenant_uid}/{verb}", request_id), fingerprint)
+    return IdempotencyKey(RequestKey(f"{SCOPE}{tenant_uid}/{verb}", request_id), fingerprint)
 
 
 class _Outcome(Struct, omit_defaults=True):

@@ -12,13 +12,22 @@ from time import monotonic
 
 import structlog
 
-from bursar.core.credit.hash_chain import Anchor, Block, Check, Finding, Page, chain_fault, changed_line, page_fault
+from bursar.core.credit.hash_chain import (
+    Anchor,
+    Check,
+    Finding,
+    SealedBlock,
+    SealedPage,
+    chain_fault,
+    changed_line,
+    page_fault,
+)
 from bursar.core.values.money import MICROS
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger_verify as store
 from bursar.store.credit import seal as seal_store
 from bursar.store.credit.ledger_verify import LEASE_MAX
-from bursar.store.credit.seal import Standing
+from bursar.store.credit.seal import SealProgress
 from bursar.store.db.database import Connection, TooSlow, snapshot
 
 log = structlog.get_logger()
@@ -53,10 +62,10 @@ class Proof:
 class _Unit:
     """What is rolled up together: a page, or a block that is in none yet."""
 
-    page: Page | None
-    page_before: Page | None
-    blocks: list[Block]
-    before: Block | None
+    page: SealedPage | None
+    page_before: SealedPage | None
+    blocks: list[SealedBlock]
+    before: SealedBlock | None
     floor: int
     sealed: int
 
@@ -80,26 +89,26 @@ class _Unit:
 
 
 async def verify(
-    office: Office, *, after: int = 0, entries_max: int = ENTRIES_MAX, anchor: Anchor | None = None
+    runtime: Runtime, *, after: int = 0, entries_max: int = ENTRIES_MAX, anchor: Anchor | None = None
 ) -> Proof:
     """Verify the blocks after one, as many as can be at once; with the last of them also what is said of the present.
     `anchor` is a hash that somebody wrote down: the block must still have it."""
-    proof = await prove(office, after=after, entries_max=entries_max)
+    proof = await prove(runtime, after=after, entries_max=entries_max)
     findings = list(proof.findings)
     if not proof.more:
-        findings += await prove_present(office)
-        findings += await _prove_all_leases(office)
+        findings += await prove_present(runtime)
+        findings += await _prove_all_leases(runtime)
         if anchor is not None:
-            findings += await _anchored(office, anchor)
+            findings += await _anchored(runtime, anchor)
     return Proof(tuple(findings), proof.through, proof.more, proof.blocks, proof.entries, proof.head)
 
 
-async def prove(office: Office, *, after: int = 0, until: int = BLOCK_MAX, entries_max: int = ENTRIES_MAX) -> Proof:
+async def prove(runtime: Runtime, *, after: int = 0, until: int = BLOCK_MAX, entries_max: int = ENTRIES_MAX) -> Proof:
     """The blocks after one, and up to one: what they say, and what their lines come to."""
     findings: list[Finding] = []
     through, blocks, entries = after, 0, 0
     for _ in range(UNITS_MAX):
-        async with snapshot(office.database) as db:
+        async with snapshot(runtime.database) as db:
             unit = await _load_unit(db, through)
             if unit is None:
                 break
@@ -108,7 +117,7 @@ async def prove(office: Office, *, after: int = 0, until: int = BLOCK_MAX, entri
         through, blocks, entries = unit.end, blocks + len(unit.blocks), entries + hashed
         if through >= until or entries >= entries_max or len(findings) >= FINDINGS_MAX:
             break
-    async with snapshot(office.database) as db:
+    async with snapshot(runtime.database) as db:
         head = await seal_store.load_head(db)
     more = head is not None and head.number > through
     return Proof(
@@ -116,80 +125,80 @@ async def prove(office: Office, *, after: int = 0, until: int = BLOCK_MAX, entri
     )
 
 
-async def prove_present(office: Office) -> list[Finding]:
+async def prove_present(runtime: Runtime) -> list[Finding]:
     """What is said of the present: balances, holds, and entries that are not sealed yet."""
-    async with snapshot(office.database) as db:
+    async with snapshot(runtime.database) as db:
         head = await seal_store.load_head(db)
         return await store.list_present(db, head.number if head else 0, head.last if head else 0)
 
 
-async def prove_leases(office: Office, after: int = 0) -> tuple[list[Finding], int]:
+async def prove_leases(runtime: Runtime, after: int = 0) -> tuple[list[Finding], int]:
     """What the next leases after one say was posted for them, and how far that is."""
-    async with snapshot(office.database) as db:
+    async with snapshot(runtime.database) as db:
         head = await seal_store.load_head(db)
         return await store.list_leases(db, head.last if head else 0, after)
 
 
-async def _prove_all_leases(office: Office) -> list[Finding]:
+async def _prove_all_leases(runtime: Runtime) -> list[Finding]:
     found: list[Finding] = []
     through = 0
     while through < LEASE_MAX and len(found) < FINDINGS_MAX:
-        more, through = await prove_leases(office, through)
+        more, through = await prove_leases(runtime, through)
         found += more
     return found
 
 
-async def review(office: Office, *, seconds: float = 0.0, work_seconds: float = WORK_SECONDS) -> Standing | None:
+async def review(runtime: Runtime, *, seconds: float = 0.0, work_seconds: float = WORK_SECONDS) -> SealProgress | None:
     """Verify what was sealed since the last time, some of what was sealed long ago, some leases, and the present; write
     down what is wrong. None where somebody else has begun to within so many seconds. As long as there is more that is
     new, or are more leases, it goes on for `work_seconds` with either."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         if not await seal_store.claim_check(db, seconds):
             return None
     slow: TooSlow | None = None
     for look in (_review_old, _review_new, _review_leases, _review_present):
         try:
-            await look(office, monotonic() + work_seconds)
+            await look(runtime, monotonic() + work_seconds)
         except TooSlow as error:
             # It does not keep the others from being looked at, and is told in the end.
             slow = slow or error
     if slow is not None:
         raise slow
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await seal_store.save_checked(db)
         return await seal_store.load_standing(db)
 
 
-async def _review_old(office: Office, _: float) -> None:
-    last = await _load_standing(office)
+async def _review_old(runtime: Runtime, _: float) -> None:
+    last = await _load_standing(runtime)
     if last.reviewed >= last.verified:
         return
-    proof = await prove(office, after=last.reviewed)
+    proof = await prove(runtime, after=last.reviewed)
     reviewed = proof.through if proof.through < last.verified else 0
-    await _write_down(office, proof.findings, _in_blocks(last.reviewed, proof.through), reviewed=reviewed)
+    await _write_down(runtime, proof.findings, _in_blocks(last.reviewed, proof.through), reviewed=reviewed)
 
 
-async def _review_new(office: Office, until: float) -> None:
-    more, after = True, (await _load_standing(office)).verified
+async def _review_new(runtime: Runtime, until: float) -> None:
+    more, after = True, (await _load_standing(runtime)).verified
     while more:
-        proof = await prove(office, after=after)
-        await _write_down(office, proof.findings, _in_blocks(after, proof.through), verified=proof.through)
+        proof = await prove(runtime, after=after)
+        await _write_down(runtime, proof.findings, _in_blocks(after, proof.through), verified=proof.through)
         more = proof.more and proof.through > after and monotonic() < until
         after = proof.through
 
 
-async def _review_leases(office: Office, until: float) -> None:
-    more, after = True, (await _load_standing(office)).leases
+async def _review_leases(runtime: Runtime, until: float) -> None:
+    more, after = True, (await _load_standing(runtime)).leases
     while more:
-        found, through = await prove_leases(office, after)
+        found, through = await prove_leases(runtime, after)
         more = through < LEASE_MAX and monotonic() < until
         leases = through if through < LEASE_MAX else 0
-        await _write_down(office, found, _of_leases(after, through), leases=leases)
+        await _write_down(runtime, found, _of_leases(after, through), leases=leases)
         after = through
 
 
-async def _review_present(office: Office, _: float) -> None:
-    await _write_down(office, await prove_present(office), lambda one: not one.block and not one.lease)
+async def _review_present(runtime: Runtime, _: float) -> None:
+    await _write_down(runtime, await prove_present(runtime), lambda one: not one.block and not one.lease)
 
 
 def _in_blocks(after: int, through: int) -> Callable[[Finding], bool]:
@@ -201,7 +210,7 @@ def _of_leases(after: int, through: int) -> Callable[[Finding], bool]:
 
 
 async def _write_down(
-    office: Office,
+    runtime: Runtime,
     found: Iterable[Finding],
     looked_at: Callable[[Finding], bool],
     *,
@@ -210,13 +219,13 @@ async def _write_down(
     leases: int | None = None,
 ) -> None:
     """What was found, and how far that was. What was found earlier where nobody looked this time is still so."""
-    last = await _load_standing(office)
+    last = await _load_standing(runtime)
     still = [one for one in last.findings if not looked_at(one)]
     findings = list(dict.fromkeys([*found, *still]))[:FINDINGS_MAX]
     for one in findings:
         if one not in last.findings:
             log.error("the ledger is not right", check=str(one.check), where=one.where, message=one.message)
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await seal_store.save_check(
             db,
             last.verified if verified is None else verified,
@@ -226,13 +235,13 @@ async def _write_down(
         )
 
 
-async def _load_standing(office: Office) -> Standing:
-    async with office.database.reader() as db:
+async def _load_standing(runtime: Runtime) -> SealProgress:
+    async with runtime.database.reader() as db:
         return await seal_store.load_standing(db)
 
 
-async def _anchored(office: Office, anchor: Anchor) -> list[Finding]:
-    async with snapshot(office.database) as db:
+async def _anchored(runtime: Runtime, anchor: Anchor) -> list[Finding]:
+    async with snapshot(runtime.database) as db:
         found = await seal_store.load_blocks(db, anchor.block - 1, anchor.block, 1)
     if found and found[0].hash == anchor.hash:
         return []
@@ -257,7 +266,7 @@ async def _load_unit(db: Connection, after: int) -> _Unit | None:
     return _Unit(page, page_before, blocks, before, standing.floor, standing.sealed)
 
 
-async def _blocks_of(db: Connection, page: Page) -> list[Block]:
+async def _blocks_of(db: Connection, page: SealedPage) -> list[SealedBlock]:
     first, last = page.first_block, page.last_block
     return await seal_store.load_blocks(db, first - 1, last, last - first + 1)
 
@@ -307,7 +316,7 @@ def _prove_chain(unit: _Unit) -> list[Finding]:
     return found
 
 
-async def _prove_lines(db: Connection, block: Block, floor: int) -> tuple[list[Finding], int]:
+async def _prove_lines(db: Connection, block: SealedBlock, floor: int) -> tuple[list[Finding], int]:
     """What is wrong with the lines of a block, and how many there are: below the floor they need not be there."""
     digest = await seal_store.load_digest(db, block.first, block.last)
     if digest.lines < block.last - block.first + 1:
@@ -339,5 +348,5 @@ async def _prove_sums(db: Connection, unit: _Unit, whole: bool) -> list[Finding]
     return found
 
 
-def _finding(check: Check, block: Block, message: str) -> Finding:
+def _finding(check: Check, block: SealedBlock, message: str) -> Finding:
     return Finding(check, f"block {block.number}", message, block.number)

@@ -15,15 +15,15 @@ from msgspec.structs import replace
 from bursar.core.credit.account import WRITE_OFF
 from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.credit.drift import NO_DRIFT, first_hour, hour_of
-from bursar.core.credit.ledger import Book
+from bursar.core.credit.ledger import Ledger
 from bursar.core.credit.price import PriceList
 from bursar.core.credit.usage_events import measured, micros_of
 from bursar.core.values.money import MICROS, credits_of
 from bursar.ops.credit.billing import load_credit_policy
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.credit import reconcile as store
-from bursar.store.credit.reconcile import Ended, LastWord, MoreDrift
+from bursar.store.credit.reconcile import EndedLease, LastWord, MoreDrift
 from bursar.store.db.database import Connection
 
 log = structlog.get_logger()
@@ -35,7 +35,7 @@ GAP_MICROS = 3600 * MICROS
 class Reconcile(Struct, frozen=True):
     """A lease that has ended, and the policy that says which differences need an alert. A batch has one policy."""
 
-    ended: Ended
+    ended: EndedLease
     policy: CreditPolicy
 
 
@@ -57,51 +57,51 @@ async def reconcile(db: Connection, commands: Sequence[Reconcile]) -> list[Recon
     sums = await store.lock_sums(db, ids)
     leases = await ledger_store.lock_ended(db, ids)
     measures = await store.load_measures(db, ids, sums)
-    book = Book(locked.now, PriceList(), locked.accounts, leases)
+    ledger = Ledger(locked.now, PriceList(), locked.accounts, leases)
     done: dict[int, Reconciled] = {}
     for one in commands:
         if one.ended.lease in measures.by_node and one.ended.lease not in done:
-            done[one.ended.lease] = _decide(book, measures, one)
+            done[one.ended.lease] = _decide(ledger, measures, one)
     if done:
-        await _count_drift(db, book, done, commands[0].policy)
+        await _count_drift(db, ledger, done, commands[0].policy)
         await store.save_settled(db, {one.lease: one.measured for one in done.values()})
         await store.count(db, _outcomes(done.values(), measures.missing))
-        await ledger_store.save(db, book)
+        await ledger_store.save(db, ledger)
     return [done.get(one.ended.lease) for one in commands]
 
 
-def _decide(book: Book, measures: store.Measures, command: Reconcile) -> Reconciled:
-    lease = book.leases[command.ended.lease]
-    account, total = book.accounts[lease.account], measures.by_events.get(lease.id)
+def _decide(ledger: Ledger, measures: store.Measures, command: Reconcile) -> Reconciled:
+    lease = ledger.leases[command.ended.lease]
+    account, total = ledger.accounts[lease.account], measures.by_events.get(lease.id)
     by_events = None if total is None else micros_of(total, lease)
     used = measured(lease, measures.by_node[lease.id], by_events, told=measures.told.get(lease.id))
     if used is None:
         return Reconciled(lease.id, account.name, None)
-    before = len(book.entries)
-    difference = book.reconcile(lease, used, drift=command.policy.drift_credits)
-    written_off = sum(entry.amount for entry in book.entries[before:] if entry.debit == WRITE_OFF)
+    before = len(ledger.entries)
+    difference = ledger.reconcile(lease, used, drift=command.policy.drift_credits)
+    written_off = sum(entry.amount for entry in ledger.entries[before:] if entry.debit == WRITE_OFF)
     return Reconciled(lease.id, account.name, used, difference, written_off)
 
 
-async def _count_drift(db: Connection, book: Book, done: dict[int, Reconciled], policy: CreditPolicy) -> None:
+async def _count_drift(db: Connection, ledger: Ledger, done: dict[int, Reconciled], policy: CreditPolicy) -> None:
     """Add the differences to the drift of their accounts, and alert the owners of accounts that rise above the limit.
     The accounts are locked: another reconciler of their leases sees this drift, and its alert, before it adds more."""
     by_account: dict[int, list[Reconciled]] = {}
     for one in done.values():
         if one.difference:
-            by_account.setdefault(book.leases[one.lease].account, []).append(one)
+            by_account.setdefault(ledger.leases[one.lease].account, []).append(one)
     if not by_account:
         return
     hours, limit = policy.drift_account_hours, policy.drift_account_credits
-    before = await store.load_drifts(db, by_account, first_hour(book.now, hours))
+    before = await store.load_drifts(db, by_account, first_hour(ledger.now, hours))
     more: dict[int, MoreDrift] = {}
     for account, some in by_account.items():
         known, amount = before.get(account, NO_DRIFT), sum(abs(one.difference) for one in some)
-        alerted = book.drift(book.accounts[account], known, amount, limit=limit, hours=hours)
+        alerted = ledger.drift(ledger.accounts[account], known, amount, limit=limit, hours=hours)
         if alerted:
             done[some[-1].lease] = replace(some[-1], drift=known.amount + amount)
         more[account] = MoreDrift(len(some), amount, alerted)
-    await store.add_drifts(db, hour_of(book.now), more)
+    await store.add_drifts(db, hour_of(ledger.now), more)
 
 
 def _outcomes(done: Iterable[Reconciled], missing: int) -> dict[str, tuple[int, int]]:
@@ -123,16 +123,16 @@ def _outcome(one: Reconciled) -> str:
     return "exact" if not one.difference else "debited" if one.difference > 0 else "refunded"
 
 
-async def settle_late(office: Office, words: Sequence[LastWord]) -> None:
+async def settle_late(runtime: Runtime, words: Sequence[LastWord]) -> None:
     """Leases that ended before their nodes could say how long they ran are reconciled by that, and by nothing else."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await store.save_last_words(db, words)
 
 
-async def forget_drift(office: Office) -> None:
+async def forget_drift(runtime: Runtime) -> None:
     """Drop the drift of hours that no longer count."""
-    policy = await load_credit_policy(office)
-    async with office.database.reader() as db:
+    policy = await load_credit_policy(runtime)
+    async with runtime.database.reader() as db:
         await store.forget_drifts(db, first_hour(await ledger_store.load_now(db), policy.drift_account_hours))
 
 

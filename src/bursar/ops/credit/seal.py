@@ -12,14 +12,14 @@ from itertools import takewhile
 import structlog
 
 from bursar.core.credit.account import QUARTER
-from bursar.core.credit.hash_chain import GENESIS, Block, Page, block_hash, page_hash, quarter_end
+from bursar.core.credit.hash_chain import GENESIS, SealedBlock, SealedPage, block_hash, page_hash, quarter_end
 from bursar.core.values.replace import replace
 from bursar.ops.credit.ledger_verify import prove
 from bursar.ops.runtime import metrics
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import seal as store
 from bursar.store.credit.ledger import ensure_partitions, load_last
-from bursar.store.credit.seal import Partition, Standing
+from bursar.store.credit.seal import Partition, SealProgress
 from bursar.store.db.database import Connection
 
 log = structlog.get_logger()
@@ -34,26 +34,26 @@ class Broken(Exception):
     """What is to be sealed is not what was written."""
 
 
-async def seal(office: Office, *, entries_max: int = BLOCK_ENTRIES_MAX) -> int:
+async def seal(runtime: Runtime, *, entries_max: int = BLOCK_ENTRIES_MAX) -> int:
     """Seal everything that is committed, block by block, and roll up the quarters of an hour that are over; how many
     blocks were made. Nothing where another does it."""
     blocks = 0
-    while await seal_block(office, entries_max):
+    while await seal_block(runtime, entries_max):
         blocks += 1
-    while await roll_up(office):
+    while await roll_up(runtime):
         pass
     metrics.LEDGER_BLOCKS.inc(blocks)
     return blocks
 
 
-async def seal_block(office: Office, entries_max: int = BLOCK_ENTRIES_MAX) -> Block | None:
-    async with office.database.reader() as db, db.transaction():
+async def seal_block(runtime: Runtime, entries_max: int = BLOCK_ENTRIES_MAX) -> SealedBlock | None:
+    async with runtime.database.reader() as db, db.transaction():
         if not await store.lock(db):
             return None
         return await _seal_block(db, entries_max)
 
 
-async def _seal_block(db: Connection, entries_max: int) -> Block | None:
+async def _seal_block(db: Connection, entries_max: int) -> SealedBlock | None:
     before = await store.load_head(db)
     number, first, previous = (before.number + 1, before.last + 1, before.hash) if before else (1, 1, GENESIS)
     # Entries up to the ledger's last number are all committed: they can be seen by every later statement.
@@ -68,7 +68,7 @@ async def _seal_block(db: Connection, entries_max: int) -> Block | None:
     digest = await store.load_digest(db, first, last)
     if digest.lines != last - first + 1:
         raise Broken(f"of the entries {first} to {last} only {digest.lines} are there: nothing is sealed from there on")
-    block = Block(
+    block = SealedBlock(
         number,
         first,
         last,
@@ -87,15 +87,15 @@ async def _seal_block(db: Connection, entries_max: int) -> Block | None:
     return block
 
 
-async def roll_up(office: Office) -> Page | None:
+async def roll_up(runtime: Runtime) -> SealedPage | None:
     """One page of the blocks of a quarter of an hour that is over: that is so once there are blocks of a later one."""
-    async with office.database.patient() as db, db.transaction():
+    async with runtime.database.patient() as db, db.transaction():
         if not await store.lock(db):
             return None
         return await _roll_up(db)
 
 
-async def _roll_up(db: Connection) -> Page | None:
+async def _roll_up(db: Connection) -> SealedPage | None:
     before = await store.load_last_page(db)
     number, first_block, previous = (
         (before.number + 1, before.last_block + 1, before.hash) if before else (1, 1, GENESIS)
@@ -109,7 +109,7 @@ async def _roll_up(db: Connection) -> Page | None:
         return None
     last = together[-1]
     rollup_hash = await store.merge_rollups(db, first_block, last.number)
-    page = Page(number, first_block, last.number, together[0].first, last.last, rollup_hash, previous)
+    page = SealedPage(number, first_block, last.number, together[0].first, last.last, rollup_hash, previous)
     page = replace(page, hash=page_hash(page))
     await store.save_page(db, page)
     # Whoever writes this down elsewhere can prove later that nothing before it was changed.
@@ -117,38 +117,38 @@ async def _roll_up(db: Connection) -> Page | None:
     return page
 
 
-async def make_room(office: Office) -> None:
+async def free_capacity(runtime: Runtime) -> None:
     """Partitions for the next entries, well before they come."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         await ensure_partitions(db)
 
 
-async def drop_lines(office: Office, days: float, *, seconds: float = 0.0) -> list[str]:
+async def drop_lines(runtime: Runtime, days: float, *, seconds: float = 0.0) -> list[str]:
     """Drop the partitions of entries that all are older than so many days and rolled up, after proving once more that
     their sums are right; their names. Those that are not right stay. Nothing where somebody else was at it within so
     many seconds."""
-    if not await _claim_drop(office, seconds):
+    if not await _claim_drop(runtime, seconds):
         return []
     dropped = []
-    for partition in await _list_old(office, days):
-        await _claim_drop(office)
-        async with office.database.patient() as db:
+    for partition in await _list_old(runtime, days):
+        await _claim_drop(runtime)
+        async with runtime.database.patient() as db:
             await store.drop_partition(db, partition)
         dropped.append(partition.name)
         log.info("entries dropped", partition=partition.name, first=partition.first, last=partition.last)
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         return dropped + await store.drop_orphans(db)
 
 
-async def _claim_drop(office: Office, seconds: float = 0.0) -> bool:
+async def _claim_drop(runtime: Runtime, seconds: float = 0.0) -> bool:
     """Also said again, without asking, by whoever is at it."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         return await store.claim_drop(db, seconds)
 
 
-async def _list_old(office: Office, days: float) -> list[Partition]:
+async def _list_old(runtime: Runtime, days: float) -> list[Partition]:
     """Partitions below the floor, after raising it as far as may be."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         partitions = await store.list_partitions(db)
         newest = await store.load_last_page_before(db, days)
         floor = (await store.load_standing(db)).floor
@@ -157,24 +157,24 @@ async def _list_old(office: Office, days: float) -> list[Partition]:
         if partition.last >= floor and (newest is None or partition.last > newest.last):
             break
         if partition.last >= floor:
-            async with office.database.reader() as db:
+            async with runtime.database.reader() as db:
                 page = await store.load_page_of_entry(db, partition.last)
             assert page is not None, "there is a page as far as the newest one"
-            if not await _prove(office, partition, page):
+            if not await _prove(runtime, partition, page):
                 break
-            await _raise_floor(office, page.last + 1, floor)
+            await _raise_floor(runtime, page.last + 1, floor)
             floor = page.last + 1
         old.append(partition)
     return old
 
 
-async def _prove(office: Office, partition: Partition, page: Page) -> bool:
-    async with office.database.reader() as db:
+async def _prove(runtime: Runtime, partition: Partition, page: SealedPage) -> bool:
+    async with runtime.database.reader() as db:
         begin = await store.load_page_of_entry(db, partition.first) if partition.first else None
     after = begin.first_block - 1 if begin is not None else 0
     while after < page.last_block:
-        await _claim_drop(office)
-        proof = await prove(office, after=after, until=page.last_block)
+        await _claim_drop(runtime)
+        proof = await prove(runtime, after=after, until=page.last_block)
         if proof.findings:
             log.error("entries are not dropped: they are not right", findings=[str(one) for one in proof.findings])
             return False
@@ -185,12 +185,12 @@ async def _prove(office: Office, partition: Partition, page: Page) -> bool:
     return True
 
 
-async def _raise_floor(office: Office, floor: int, before: int) -> None:
-    async with office.database.patient() as db, db.transaction():
+async def _raise_floor(runtime: Runtime, floor: int, before: int) -> None:
+    async with runtime.database.patient() as db, db.transaction():
         await store.raise_floor(db, floor, before)
 
 
-async def load_standing(office: Office) -> Standing:
+async def load_standing(runtime: Runtime) -> SealProgress:
     """How far the ledger is sealed and verified, and what was found wrong."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         return await store.load_standing(db)

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.lease import Grant
 from bursar.core.credit.shortfall import Shortfall, shortfall_of
 from bursar.core.objects.charge import Charge
@@ -17,7 +17,7 @@ from bursar.core.values.money import MICROS
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.allocation import PLACED, phase_of, set_shortfall, status_of, unchanged, with_status
 
 ACTOR = "system:credit"
@@ -32,21 +32,21 @@ class NoteShortfall(Command):
     epoch: int
     short: Shortfall | None
 
-    def placed(self, _: Sheet) -> Iterable[Key]:
+    def placed(self, _: UnitOfWork) -> Iterable[Key]:
         return ()
 
-    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         return ()
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None or before.uid != self.uid:
             return Refusal(Code.STALE, f"{self.key.name} is gone")
         known, status = status_of(before), status_of(before)
         if phase_of(before) not in PLACED or known.get("epoch") != self.epoch:
             return Refusal(Code.STALE, f"{self.key.name} is not placed in epoch {self.epoch} any more")
-        set_shortfall(status, self.node, self.short, timestamp(sheet.now))
-        return unchanged(before) if status == known else sheet.put(with_status(before, status), self.origin)
+        set_shortfall(status, self.node, self.short, timestamp(batch.now))
+        return unchanged(before) if status == known else batch.put(with_status(before, status), self.origin)
 
 
 def granted_shortfall(grant: Grant) -> Shortfall | None:
@@ -58,8 +58,8 @@ def note_of(key: Key, uid: str, node: str, epoch: int, short: Shortfall | None) 
     return NoteShortfall(key=key, uid=uid, node=node, epoch=epoch, short=short, origin=origin)
 
 
-async def note_shortfalls(office: Office, notes: Sequence[NoteShortfall]) -> list[Reply | BaseException]:
+async def note_shortfalls(runtime: Runtime, notes: Sequence[NoteShortfall]) -> list[Reply | BaseException]:
     """Save all of them, each answered by its reply or by what went wrong. They go by the lane of changes: nothing that
     can run waits for them."""
-    taken = (office.changing.submit(one, one.key.namespace) for one in notes)
+    taken = (runtime.changing.submit(one, one.key.namespace) for one in notes)
     return await asyncio.gather(*taken, return_exceptions=True)

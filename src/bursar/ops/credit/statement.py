@@ -23,19 +23,19 @@ from bursar.core.credit.statement import (
 )
 from bursar.core.credit.statement import forecast as forecast_of
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import account_statement as store
 from bursar.store.credit import ledger as ledger_store
-from bursar.store.credit.account_statement import Cut, Sums
+from bursar.store.credit.account_statement import StatementCut, Sums
 from bursar.store.db.database import Connection, snapshot
 
 LINES_MAX = 1000
 LEASES_MAX = 1_000_000
 
 
-async def balance_at(office: Office, account: int, at: int) -> BalanceAt | Refusal:
+async def balance_at(runtime: Runtime, account: int, at: int) -> BalanceAt | Refusal:
     """What was posted to an account before a time, in microseconds."""
-    async with snapshot(office.database) as db:
+    async with snapshot(runtime.database) as db:
         if not (found := await store.load_names(db, [account])):
             return _nobody(account)
         cut = await store.load_cut(db, at)
@@ -46,13 +46,13 @@ async def balance_at(office: Office, account: int, at: int) -> BalanceAt | Refus
 
 
 async def statement(
-    office: Office, account: int, begin: int, end: int, *, limit: int = LINES_MAX, place: PageEnd | None = None
+    runtime: Runtime, account: int, begin: int, end: int, *, limit: int = LINES_MAX, place: PageEnd | None = None
 ) -> Statement | Refusal:
     """Of one account, from `begin` up to and without `end`, in microseconds. At most `limit` lines and items: where
     there are more, `following` is the `place` that it goes on with, of the same period and the same entries."""
     if begin > end:
         return _backwards()
-    async with snapshot(office.database) as db:
+    async with snapshot(runtime.database) as db:
         names = await store.load_names(db, [account])
         if not names:
             return _nobody(account)
@@ -99,15 +99,15 @@ def _following(first: PageEnd, items: Sequence[Item], lines: Sequence[LeaseLine]
     )
 
 
-async def _moved(db: Connection, accounts: Sequence[int], cuts: tuple[Cut, Cut]) -> dict[int, Sums]:
+async def _moved(db: Connection, accounts: Sequence[int], cuts: tuple[StatementCut, StatementCut]) -> dict[int, Sums]:
     return await store.load_sums(db, accounts, await store.load_span(db, cuts[0].number, cuts[1].number))
 
 
-async def tenant_statement(office: Office, tenant: str, begin: int, end: int) -> TenantStatement | Refusal:
+async def tenant_statement(runtime: Runtime, tenant: str, begin: int, end: int) -> TenantStatement | Refusal:
     """Of all accounts of a tenant, each with its sums."""
     if begin > end:
         return _backwards()
-    async with snapshot(office.database) as db:
+    async with snapshot(runtime.database) as db:
         cuts = await _cuts(db, begin, end)
         if isinstance(cuts, Refusal):
             return cuts
@@ -124,9 +124,9 @@ async def tenant_statement(office: Office, tenant: str, begin: int, end: int) ->
     )
 
 
-async def forecast(office: Office, account: int) -> Forecast | Refusal:
+async def forecast(runtime: Runtime, account: int) -> Forecast | Refusal:
     """How long an account lasts at the rate at which it is spending now."""
-    async with snapshot(office.database) as db:
+    async with snapshot(runtime.database) as db:
         found = await ledger_store.load_accounts(db, [account])
         if not found:
             return _nobody(account)
@@ -134,14 +134,14 @@ async def forecast(office: Office, account: int) -> Forecast | Refusal:
         return forecast_of(found[account], leases, await ledger_store.load_now(db))
 
 
-async def system_balances(office: Office) -> dict[str, int]:
+async def system_balances(runtime: Runtime) -> dict[str, int]:
     """The other side of everybody's entries, by name: what was topped up is negative, what was earned is positive."""
-    async with snapshot(office.database) as db:
+    async with snapshot(runtime.database) as db:
         posted = await store.load_posted(db, list(SYSTEM_ACCOUNTS), await store.load_newest(db))
     return {SYSTEM_ACCOUNTS[one]: amount for one, amount in posted.items()}
 
 
-async def _cuts(db: Connection, begin: int, end: int) -> tuple[Cut, Cut] | Refusal:
+async def _cuts(db: Connection, begin: int, end: int) -> tuple[StatementCut, StatementCut] | Refusal:
     first, last = await store.load_cut(db, begin), await store.load_cut(db, end)
     if first is None or last is None:
         return _dropped(begin if first is None else end)
@@ -149,7 +149,7 @@ async def _cuts(db: Connection, begin: int, end: int) -> tuple[Cut, Cut] | Refus
 
 
 async def _sums(
-    db: Connection, names: dict[int, tuple[str, str]], begin: int, end: int, cuts: tuple[Cut, Cut]
+    db: Connection, names: dict[int, tuple[str, str]], begin: int, end: int, cuts: tuple[StatementCut, StatementCut]
 ) -> list[Statement]:
     ids = list(names)
     opening, closing = await store.load_posted(db, ids, cuts[0]), await store.load_posted(db, ids, cuts[1])

@@ -20,7 +20,7 @@ from bursar.store.credit.usage_events import EventKey, MeteredEvent
 from bursar.store.db.database import Connection
 
 if TYPE_CHECKING:
-    from bursar.ops.runtime.runtime import Office
+    from bursar.ops.runtime.runtime import Runtime
 
 EVENTS_MAX = 512
 
@@ -44,10 +44,10 @@ class Noted(Struct, frozen=True):
 Answer: TypeAlias = Noted | Refusal
 
 
-async def note_usage(office: Office, events: Sequence[Measure], tenant: str = "") -> list[Answer]:
+async def note_usage(runtime: Runtime, events: Sequence[Measure], tenant: str = "") -> list[Answer]:
     """Write these events; each gets its own answer once it is committed. Where some were not taken it is said when the
     others are written, and all may be sent again."""
-    answers: list[Answer | BaseException] = await put_all(office.measuring, events, tenant)
+    answers: list[Answer | BaseException] = await put_all(runtime.measuring, events, tenant)
     return raise_first(answers)
 
 
@@ -102,10 +102,10 @@ def _outcome(answer: Answer) -> str:
     return "duplicate" if answer.duplicate else "late" if answer.late else "new"
 
 
-async def forget_events(office: Office) -> int:
+async def forget_events(runtime: Runtime) -> int:
     """Drop events that can change nothing any more; how many."""
     forgotten = 0
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         while count := await store.forget(db):
             forgotten += count
     return forgotten

@@ -13,7 +13,7 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects.object import get, submit
 from bursar.ops.open_runtime import open_runtime
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import Database, connect
 from bursar.store.db.migrate import migrate
 from bursar.store.quota.tenant_tree import begin_era
@@ -40,19 +40,19 @@ def first_objects() -> Iterator[dict[str, Any]]:
     yield {"kind": "Settings", "metadata": {"name": SYSTEM}, "spec": {}}
 
 
-async def bootstrap(office: Office) -> int:
+async def bootstrap(runtime: Runtime) -> int:
     """Create what is missing and leave alone what is there; how many were created.
 
     The settings come last, so their presence says that this was done once to the end: defaults that were deleted since
     stay deleted.
     """
-    if not isinstance(await get(office, Key("Settings", "", SYSTEM)), Refusal):
+    if not isinstance(await get(runtime, Key("Settings", "", SYSTEM)), Refusal):
         return 0
     created = 0
     for document in first_objects():
         kind = BY_NAME[document["kind"]]
         one = msgspec.convert(document, kind.type)
-        reply = await submit(office, create_command(kind, one, Origin("system:bootstrap", "create")), tenant="")
+        reply = await submit(runtime, create_command(kind, one, Origin("system:bootstrap", "create")), tenant="")
         if isinstance(reply, Refusal) and reply.code is not Code.ALREADY_EXISTS:
             raise RuntimeError(f"cannot create {kind.name} {document['metadata']['name']}: {reply.message}")
         created += not isinstance(reply, Refusal)
@@ -72,9 +72,9 @@ async def prepare(database_url: str, *, restored: bool = False) -> None:
     finally:
         await db.close()
     database = await Database.open(database_url, readers=2)
-    office = await open_runtime(database)
+    runtime = await open_runtime(database)
     try:
-        await bootstrap(office)
+        await bootstrap(runtime)
     finally:
-        await office.close()
+        await runtime.close()
         await database.close()

@@ -12,12 +12,20 @@ from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.lifecycle.namespace import Terminate
 from bursar.ops.nodes.node import ChangeNode, DeleteNode, RegisterNode
-from bursar.ops.objects.object import Change, Create, Delete, Preconditions, changed_draft, new_draft, submitter
+from bursar.ops.objects.object import (
+    ChangeObject,
+    CreateObject,
+    DeleteObject,
+    DeletePreconditions,
+    changed_draft,
+    new_draft,
+    submitter,
+)
 from bursar.ops.runtime.command import Command
 from bursar.ops.workloads.allocation import GRACE_SECONDS, Release
 from bursar.ops.workloads.job import create_job, delete_job
 from bursar.ops.workloads.revise import Revise, revisable
-from bursar.store.db.idempotency import Claim
+from bursar.store.db.idempotency import IdempotencyKey
 from bursar.wire.kinds.allocation import GANG_SIZE, MAX_WAIT, Allocation, asking_of, facts_of, gang_of
 from bursar.wire.kinds.job import disown, keep_owner
 from bursar.wire.kinds.namespace import TENANT_LABEL, tenant_of
@@ -29,11 +37,11 @@ def create_command(
     kind: Kind,
     one: Object,
     origin: Origin,
-    claim: Claim | None = None,
+    claim: IdempotencyKey | None = None,
     *,
     seen_tenant: str | None = None,
     admin: bool = False,
-) -> Create:
+) -> CreateObject:
     """Everything that can be worked out before locks are taken is worked out here. An administrator may let in what a
     tenant's own users may not ask for."""
     match kind.name:
@@ -54,7 +62,7 @@ def create_command(
             )  # fmt: skip
     tenant = owner_of(kind, one)
     draft = new_draft(kind, one, tenant=tenant or seen_tenant or "")
-    return Create(
+    return CreateObject(
         key=draft.key, origin=origin, claim=claim, draft=draft, subject=kind.singular, seen_tenant=seen_tenant
     )
 
@@ -67,8 +75,8 @@ def owner_of(kind: Kind, one: Object) -> str:
 
 
 def _create_allocation(
-    kind: Kind, one: Allocation, origin: Origin, claim: Claim | None, seen_tenant: str | None, *, admin: bool
-) -> Create:
+    kind: Kind, one: Allocation, origin: Origin, claim: IdempotencyKey | None, seen_tenant: str | None, *, admin: bool
+) -> CreateObject:
     gang = gang_of(one.metadata, one.spec)
     wants = (("spec.queue", Key("Queue", "", one.spec.queue)),) if one.spec.queue else ()
     # Those of a job are made with it: nobody else's is taken for one of them.
@@ -79,7 +87,7 @@ def _create_allocation(
         draft = replace(draft, gang=gang.group_id)
     else:
         gang = None
-    return Create(
+    return CreateObject(
         key=draft.key,
         origin=origin,
         claim=claim,
@@ -106,7 +114,7 @@ def change_command(
     before: Stored,
     one: Object,
     origin: Origin,
-    claim: Claim | None = None,
+    claim: IdempotencyKey | None = None,
     *,
     spec_changed: bool,
     status: bool = False,
@@ -144,14 +152,14 @@ def change_command(
     keep = before.charge is NOTHING or not kind.mutable_spec or status
     draft = changed_draft(kind, before, one, spec_changed=spec_changed, keep_charge=keep)
     draft = replace(draft, tenant=tenant)
-    return Change(
+    return ChangeObject(
         key=before.key, origin=origin, claim=claim, draft=draft, expected=before.revision, subject=kind.singular,
         keep_charge=keep,
     )  # fmt: skip
 
 
 def _revise(
-    kind: Kind, before: Stored, one: Allocation, origin: Origin, claim: Claim | None, *, admin: bool
+    kind: Kind, before: Stored, one: Allocation, origin: Origin, claim: IdempotencyKey | None, *, admin: bool
 ) -> Command | Refusal:
     if refusal := revisable(before, one) or _another_gang(kind, before, one):
         return refusal
@@ -185,9 +193,9 @@ def delete_command(
     kind: Kind,
     before: Stored,
     origin: Origin,
-    claim: Claim | None = None,
+    claim: IdempotencyKey | None = None,
     *,
-    preconditions: Preconditions,
+    preconditions: DeletePreconditions,
     grace_seconds: int | None = None,
     orphan: bool = False,
 ) -> Command:
@@ -204,4 +212,4 @@ def delete_command(
             return DeleteNode(**common)
         case "Namespace":
             return Terminate(**common)
-    return Delete(**common)
+    return DeleteObject(**common)

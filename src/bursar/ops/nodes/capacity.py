@@ -19,7 +19,7 @@ from bursar.ops.nodes.node import cap
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Reply
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.allocation import set_condition
 from bursar.wire.kinds.node import STDIN_LABEL, Node, NodeStatus, cap_by_spec, isolation_condition
 from bursar.wire.kinds.registry import BY_NAME
@@ -30,11 +30,11 @@ NODE = BY_NAME["Node"]
 
 
 async def report_capacity(
-    office: Office, name: str, capacity: Mapping[str, str], features: Collection[str] = ()
+    runtime: Runtime, name: str, capacity: Mapping[str, str], features: Collection[str] = ()
 ) -> Reply | None:
     """Write what a node has and its agent can do, where that differs from what is stored; None where it does not."""
     key = Key("Node", "", name)
-    before = await object_ops.get(office, key)
+    before = await object_ops.get(runtime, key)
     if isinstance(before, Refusal):
         return before
     said = {dimension_name(resource): value for resource, value in capacity.items()}
@@ -53,13 +53,13 @@ async def report_capacity(
         cap_by_spec(one)
         return change_command(NODE, before, one, Origin(f"node:{name}", "capacity"), spec_changed=False, status=True)
 
-    return await object_ops.change(office, key, edit, tenant="", first=before)
+    return await object_ops.change(runtime, key, edit, tenant="", first=before)
 
 
-async def report_isolation(office: Office, name: str, isolation: str, why: str) -> Reply | None:
+async def report_isolation(runtime: Runtime, name: str, isolation: str, why: str) -> Reply | None:
     """Write how a node's agent keeps tenants apart, where that is news; None where it is not."""
     key = Key("Node", "", name)
-    before = await object_ops.get(office, key)
+    before = await object_ops.get(runtime, key)
     if isinstance(before, Refusal):
         return before
     if not _is_news(msgspec.json.decode(before.status), isolation, why):
@@ -73,7 +73,7 @@ async def report_isolation(office: Office, name: str, isolation: str, why: str) 
         one = msgspec.convert(document, Node)
         return change_command(NODE, before, one, Origin(f"node:{name}", "isolation"), spec_changed=False, status=True)
 
-    return await object_ops.change(office, key, edit, tenant="", first=before)
+    return await object_ops.change(runtime, key, edit, tenant="", first=before)
 
 
 def _is_news(status: Mapping[str, Any], isolation: str, why: str) -> bool:

@@ -14,15 +14,15 @@ from typing import Any
 from msgspec import Struct
 
 from bursar.core.batch.claim_billing import close_now, lacking_after, lease_of_claim
-from bursar.core.batch.placement_billing import Payment, owners_of
-from bursar.core.batch.unit_of_work import Sheet, begin_usage, end_usage
+from bursar.core.batch.placement_billing import PlacementPayer, owners_of
+from bursar.core.batch.unit_of_work import UnitOfWork, begin_usage, end_usage
 from bursar.core.credit.lease import Lease
-from bursar.core.nodes.node import WHOLE, NodeRoom, Placement
+from bursar.core.nodes.node import WHOLE, NodeCapacity, Placement
 from bursar.core.nodes.node_claim import (
     POOL,
     UID_PREFIX,
-    Claim,
-    State,
+    ClaimState,
+    NodeClaim,
     held,
     in_use,
     is_of,
@@ -40,10 +40,10 @@ from bursar.core.values.replace import replace
 from bursar.ops.objects.object import not_found
 from bursar.ops.runtime.clock import new_uid, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.bind import show_leases
 from bursar.ops.workloads.allocation import drop_conditions, set_condition, status_of, unchanged, with_status
-from bursar.store.db.idempotency import Claim as RequestClaim
+from bursar.store.db.idempotency import IdempotencyKey as RequestClaim
 from bursar.store.nodes import node as node_store
 from bursar.wire.kinds.settings import SYSTEM
 from bursar.wire.shared.document import encode
@@ -75,22 +75,22 @@ class OnNode(Command):
     def nodes(self) -> Iterable[str]:
         return (self.key.name,)
 
-    def leases(self, sheet: Sheet) -> Iterable[int]:
-        claim = self.claim_on(sheet)
+    def leases(self, batch: UnitOfWork) -> Iterable[int]:
+        claim = self.claim_on(batch)
         return (claim.lease,) if claim is not None and claim.lease else ()
 
-    def decide(self, sheet: Sheet) -> Result:
-        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
-        if before is None or room is None:
+    def decide(self, batch: UnitOfWork) -> Result:
+        before, capacity = batch.objects.get(self.key), batch.nodes.get(self.key.name)
+        if before is None or capacity is None:
             return not_found(self.key)
-        return self.decide_on(sheet, before, room)
+        return self.decide_on(batch, before, capacity)
 
-    def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom, /) -> Result:
+    def decide_on(self, batch: UnitOfWork, before: Stored, capacity: NodeCapacity, /) -> Result:
         raise NotImplementedError
 
-    def claim_on(self, sheet: Sheet) -> Claim | None:
-        room = sheet.nodes.get(self.key.name)
-        return room.claim if room is not None else None
+    def claim_on(self, batch: UnitOfWork) -> NodeClaim | None:
+        capacity = batch.nodes.get(self.key.name)
+        return capacity.claim if capacity is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,105 +102,105 @@ class ClaimNode(OnNode):
     A node that is not known to be clean is wiped first. It counts against the pool from now on, and costs nothing until
     it is wiped."""
 
-    draft: Claim
+    draft: NodeClaim
     reach: Reach  # of who asks: it decides what they are told of who holds the node
     work: tuple[Key, ...] = ()  # what is placed there, as it was read without a lock
 
     def claims(self) -> Iterable[str]:
         return (self.key.name,)
 
-    def meters(self, _: Sheet) -> Iterable[str]:
+    def meters(self, _: UnitOfWork) -> Iterable[str]:
         return (self.key.name,)
 
     def objects(self) -> Iterable[Key]:
         # The settings last: the order of keys is the order of locks.
         return (*self.work, self.key, SETTINGS)
 
-    def pays(self, sheet: Sheet) -> Iterable[Payment]:
-        return payments(sheet, self.draft, self.key.name)
+    def pays(self, batch: UnitOfWork) -> Iterable[PlacementPayer]:
+        return payments(batch, self.draft, self.key.name)
 
-    def leases(self, sheet: Sheet) -> Iterable[int]:
-        return self._replaced(sheet)
+    def leases(self, batch: UnitOfWork) -> Iterable[int]:
+        return self._replaced(batch)
 
-    def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
-        if open_to(room.claim, self.draft.holder, sensitive=True) or self._is_prepared(room.claim):
+    def decide_on(self, batch: UnitOfWork, before: Stored, capacity: NodeCapacity) -> Result:
+        if open_to(capacity.claim, self.draft.holder, sensitive=True) or self._is_prepared(capacity.claim):
             return unchanged(before)
-        if refusal := self._refusal(sheet, room):
+        if refusal := self._refusal(batch, capacity):
             return refusal
-        lease = self._lease(sheet, room)
+        lease = self._lease(batch, capacity)
         if isinstance(lease, Refusal):
             return lease
-        sheet.claimed += 1
-        tenant = sheet.tree.tenants[self.draft.tenant]
-        claim = replace(self.draft, since=timestamp(sheet.now), tenant_uid=tenant.uid)
-        if room.soiled:
-            return put_claim(sheet, before, room, replace(claim, state=State.WIPING, attempt=1), self.origin)
+        batch.claimed += 1
+        tenant = batch.tree.tenants[self.draft.tenant]
+        claim = replace(self.draft, since=timestamp(batch.now), tenant_uid=tenant.uid)
+        if capacity.soiled:
+            return put_claim(batch, before, capacity, replace(claim, state=ClaimState.WIPING, attempt=1), self.origin)
         if lease is not None:
-            claim = replace(claim, lease=self._pay(sheet, lease))
-        for part, _ in sheet.occupants.get(room.name, ()):
+            claim = replace(claim, lease=self._pay(batch, lease))
+        for part, _ in batch.occupants.get(capacity.name, ()):
             # From now on the claim counts for all that runs there.
-            end_usage(sheet, part.uid, part.node, CLAIMED)
-        begin_usage(sheet, _whole(room, claim), claim.holder)
-        return put_claim(sheet, before, room, claim, self.origin)
+            end_usage(batch, part.uid, part.node, CLAIMED)
+        begin_usage(batch, _whole(capacity, claim), claim.holder)
+        return put_claim(batch, before, capacity, claim, self.origin)
 
-    def _is_prepared(self, claim: Claim | None) -> bool:
+    def _is_prepared(self, claim: NodeClaim | None) -> bool:
         return claim is not None and claim.prepares and claim.holder == self.draft.holder
 
-    def _refusal(self, sheet: Sheet, room: NodeRoom) -> Refusal | None:
-        if self.draft.tenant not in sheet.tree.tenants:
+    def _refusal(self, batch: UnitOfWork, capacity: NodeCapacity) -> Refusal | None:
+        if self.draft.tenant not in batch.tree.tenants:
             return Refusal(Code.UNPROCESSABLE, f"there is no tenant {self.draft.tenant}")
-        for tenant in lineage(sheet.tree, self.draft.tenant):
-            if not sheet.tree.tenants[tenant].may_claim:
+        for tenant in lineage(batch.tree, self.draft.tenant):
+            if not batch.tree.tenants[tenant].may_claim:
                 return not_allowed(tenant)
-        if room.claim is not None:
-            return held(room.name, room.claim, told=sees(self.reach, sheet.tree, room.claim))
-        if not room.schedulable:
-            message = f"node {room.name} takes no new work: it is cordoned or not ready"
-            return Refusal(Code.CONFLICT, message, f"Choose another node, or: bursar uncordon {room.name}")
-        if any(room.allocated.values()) and not self._is_alone(sheet):
-            return in_use(room.name, (), "claimed")
-        wipes, placed = room.gate is not None and room.gate.wipes, any(room.allocated.values())
-        if room.soiled and (refusal := not_clean(room.name, placed=placed, wipes=wipes)):
+        if capacity.claim is not None:
+            return held(capacity.name, capacity.claim, told=sees(self.reach, batch.tree, capacity.claim))
+        if not capacity.schedulable:
+            message = f"node {capacity.name} takes no new work: it is cordoned or not ready"
+            return Refusal(Code.CONFLICT, message, f"Choose another node, or: bursar uncordon {capacity.name}")
+        if any(capacity.allocated.values()) and not self._is_alone(batch):
+            return in_use(capacity.name, (), "claimed")
+        wipes, placed = capacity.gate is not None and capacity.gate.wipes, any(capacity.allocated.values())
+        if capacity.soiled and (refusal := not_clean(capacity.name, placed=placed, wipes=wipes)):
             return refusal
-        size = pool_size(sheet.tree)
-        return pool_exhausted(sheet.claimed, size) if sheet.claimed >= size else None
+        size = pool_size(batch.tree)
+        return pool_exhausted(batch.claimed, size) if batch.claimed >= size else None
 
-    def _lease(self, sheet: Sheet, room: NodeRoom) -> Lease | Refusal | None:
+    def _lease(self, batch: UnitOfWork, capacity: NodeCapacity) -> Lease | Refusal | None:
         """What would pay for the node, not opened yet; None where nobody pays beforehand."""
-        draft = lease_of_claim(sheet, room, self.draft)
+        draft = lease_of_claim(batch, capacity, self.draft)
         if not isinstance(draft, Lease):
             return draft
-        if any(part.lease and part.uid not in sheet.placements for part, _ in sheet.occupants.get(room.name, ())):
-            return Refusal(Code.STALE, f"other work came to node {room.name} while it was being claimed")
-        assert sheet.book is not None, "the account that pays was read"
-        return lacking_after(sheet.book, self._replaced(sheet), draft) or draft
+        if any(part.lease and part.uid not in batch.placements for part, _ in batch.occupants.get(capacity.name, ())):
+            return Refusal(Code.STALE, f"other work came to node {capacity.name} while it was being claimed")
+        assert batch.ledger is not None, "the account that pays was read"
+        return lacking_after(batch.ledger, self._replaced(batch), draft) or draft
 
-    def _replaced(self, sheet: Sheet) -> list[int]:
+    def _replaced(self, batch: UnitOfWork) -> list[int]:
         """The leases of what is placed there: from now on the claim's pays for that."""
-        return [part.lease for part, _ in sheet.occupants.get(self.key.name, ()) if part.lease]
+        return [part.lease for part, _ in batch.occupants.get(self.key.name, ()) if part.lease]
 
-    def _pay(self, sheet: Sheet, lease: Lease) -> int:
+    def _pay(self, batch: UnitOfWork, lease: Lease) -> int:
         """Everything was checked: hold the first window, and have it pay for what runs there."""
-        assert sheet.book is not None
-        for number in self._replaced(sheet):
-            close_now(sheet.book, number)
-        refusal = sheet.book.open(lease, started=True)
+        assert batch.ledger is not None
+        for number in self._replaced(batch):
+            close_now(batch.ledger, number)
+        refusal = batch.ledger.open(lease, started=True)
         assert refusal is None, "what was not lacking can be opened"
-        for part, work in sheet.occupants.get(self.key.name, ()):
+        for part, work in batch.occupants.get(self.key.name, ()):
             if part.lease:
-                self._hand_over(sheet, part, sheet.objects[work.key], lease)
+                self._hand_over(batch, part, batch.objects[work.key], lease)
         return lease.id
 
-    def _hand_over(self, sheet: Sheet, part: Placement, work: Stored, lease: Lease) -> None:
-        parts = sheet.placements[work.uid]
-        sheet.place([replace(one, lease=lease.id) if one.node == part.node else one for one in parts])
+    def _hand_over(self, batch: UnitOfWork, part: Placement, work: Stored, lease: Lease) -> None:
+        parts = batch.placements[work.uid]
+        batch.place([replace(one, lease=lease.id) if one.node == part.node else one for one in parts])
         status = status_of(work)
         show_leases(status, {part.node: lease.id})
-        sheet.put(with_status(work, status), self.origin)
+        batch.put(with_status(work, status), self.origin)
 
-    def _is_alone(self, sheet: Sheet) -> bool:
+    def _is_alone(self, batch: UnitOfWork) -> bool:
         """Whether all that is placed there is of who claims it."""
-        there = sheet.occupants.get(self.key.name, ())
+        there = batch.occupants.get(self.key.name, ())
         return bool(there) and all(status_of(work).get("user") == self.draft.holder for _, work in there)
 
 
@@ -213,41 +213,41 @@ class ReleaseNode(OnNode):
     over: Reach = NOBODYS  # whose claims they may end beside their own
     claim_id: str = ""  # the claim that is meant, should the node have been given to another
 
-    def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
-        if room.claim is None:
-            return Refusal(Code.CONFLICT, f"node {room.name} is not claimed")
-        if room.claim.id != (self.claim_id or room.claim.id):
-            return Refusal(Code.STALE, f"node {room.name} has another claim by now")
-        own = room.claim.holder == self.user and is_there(sheet.tree, room.claim)
-        if not own and not sees(self.over, sheet.tree, room.claim):
-            return Refusal(Code.FORBIDDEN, f"node {room.name} is claimed by somebody else")
-        if room.claim.prepares:
-            return put_claim(sheet, before, room, None, self.origin)
-        if room.claim.state is not State.HELD:
+    def decide_on(self, batch: UnitOfWork, before: Stored, capacity: NodeCapacity) -> Result:
+        if capacity.claim is None:
+            return Refusal(Code.CONFLICT, f"node {capacity.name} is not claimed")
+        if capacity.claim.id != (self.claim_id or capacity.claim.id):
+            return Refusal(Code.STALE, f"node {capacity.name} has another claim by now")
+        own = capacity.claim.holder == self.user and is_there(batch.tree, capacity.claim)
+        if not own and not sees(self.over, batch.tree, capacity.claim):
+            return Refusal(Code.FORBIDDEN, f"node {capacity.name} is claimed by somebody else")
+        if capacity.claim.prepares:
+            return put_claim(batch, before, capacity, None, self.origin)
+        if capacity.claim.state is not ClaimState.HELD:
             return unchanged(before)
-        if any(room.allocated.values()):
-            return in_use(room.name, (), "released")
-        end_usage(sheet, room.claim.id, room.name, RELEASED, self.origin.reason)
-        if room.claim.lease:
-            assert sheet.book is not None, "the lease of what ends is read with it"
-            close_now(sheet.book, room.claim.lease)
-        at = timestamp(sheet.now)
-        claim = replace(room.claim, state=State.WIPING, released=at, attempt=1, lease=0, unpaid="")
-        return put_claim(sheet, before, room, claim, self.origin)
+        if any(capacity.allocated.values()):
+            return in_use(capacity.name, (), "released")
+        end_usage(batch, capacity.claim.id, capacity.name, RELEASED, self.origin.reason)
+        if capacity.claim.lease:
+            assert batch.ledger is not None, "the lease of what ends is read with it"
+            close_now(batch.ledger, capacity.claim.lease)
+        at = timestamp(batch.now)
+        claim = replace(capacity.claim, state=ClaimState.WIPING, released=at, attempt=1, lease=0, unpaid="")
+        return put_claim(batch, before, capacity, claim, self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WipeNode(OnNode):
     """Have a node that was given back wiped again, as when that failed."""
 
-    def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
-        if refusal := _not_released(room):
+    def decide_on(self, batch: UnitOfWork, before: Stored, capacity: NodeCapacity) -> Result:
+        if refusal := _not_released(capacity):
             return refusal
-        assert room.claim is not None
-        if room.claim.state is State.WIPING:
+        assert capacity.claim is not None
+        if capacity.claim.state is ClaimState.WIPING:
             return unchanged(before)
-        claim = replace(room.claim, state=State.WIPING, attempt=room.claim.attempt + 1, message="")
-        return put_claim(sheet, before, room, claim, self.origin)
+        claim = replace(capacity.claim, state=ClaimState.WIPING, attempt=capacity.claim.attempt + 1, message="")
+        return put_claim(batch, before, capacity, claim, self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,96 +261,100 @@ class EndWipe(OnNode):
     attempt: int = 0
     failed: str = ""
 
-    def meters(self, _: Sheet) -> Iterable[str]:
+    def meters(self, _: UnitOfWork) -> Iterable[str]:
         return (self.key.name,)
 
-    def pays(self, sheet: Sheet) -> Iterable[Payment]:
-        claim = self.claim_on(sheet)
-        return payments(sheet, claim, self.key.name) if claim is not None and claim.prepares else ()
+    def pays(self, batch: UnitOfWork) -> Iterable[PlacementPayer]:
+        claim = self.claim_on(batch)
+        return payments(batch, claim, self.key.name) if claim is not None and claim.prepares else ()
 
-    def decide_on(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
-        if self.claim_id and not self._is_meant(room.claim):
+    def decide_on(self, batch: UnitOfWork, before: Stored, capacity: NodeCapacity) -> Result:
+        if self.claim_id and not self._is_meant(capacity.claim):
             return unchanged(before)
-        if room.claim is None and room.soiled:
-            return self._cleaned(sheet, before, room)
-        if refusal := _not_released(room):
+        if capacity.claim is None and capacity.soiled:
+            return self._cleaned(batch, before, capacity)
+        if refusal := _not_released(capacity):
             return refusal
-        assert room.claim is not None
+        assert capacity.claim is not None
         if self.failed:
-            failed = replace(room.claim, state=State.WIPE_FAILED, message=self.failed)
-            return put_claim(sheet, before, room, failed, self.origin)
-        room = replace(room, soiled=False)
-        assert room.claim is not None
-        if room.claim.prepares:
-            return self._hand_over(sheet, before, room, room.claim)
-        return put_claim(sheet, before, room, None, self.origin)
+            failed = replace(capacity.claim, state=ClaimState.WIPE_FAILED, message=self.failed)
+            return put_claim(batch, before, capacity, failed, self.origin)
+        capacity = replace(capacity, soiled=False)
+        assert capacity.claim is not None
+        if capacity.claim.prepares:
+            return self._hand_over(batch, before, capacity, capacity.claim)
+        return put_claim(batch, before, capacity, None, self.origin)
 
-    def _cleaned(self, sheet: Sheet, before: Stored, room: NodeRoom) -> Result:
+    def _cleaned(self, batch: UnitOfWork, before: Stored, capacity: NodeCapacity) -> Result:
         """An administrator wiped a node that nobody has claimed."""
-        if any(room.allocated.values()):
-            return in_use(room.name, (), "called clean")
-        return put_claim(sheet, before, replace(room, soiled=False), None, self.origin)
+        if any(capacity.allocated.values()):
+            return in_use(capacity.name, (), "called clean")
+        return put_claim(batch, before, replace(capacity, soiled=False), None, self.origin)
 
-    def _hand_over(self, sheet: Sheet, before: Stored, room: NodeRoom, claim: Claim) -> Result:
+    def _hand_over(self, batch: UnitOfWork, before: Stored, capacity: NodeCapacity, claim: NodeClaim) -> Result:
         """The node is its holder's from now on, and paid for. If nobody pays by now, the claim has ended."""
-        claim = replace(claim, state=State.HELD, since=timestamp(sheet.now), attempt=0, message="")
-        lease = lease_of_claim(sheet, room, claim)
+        claim = replace(claim, state=ClaimState.HELD, since=timestamp(batch.now), attempt=0, message="")
+        lease = lease_of_claim(batch, capacity, claim)
         refusal = lease if isinstance(lease, Refusal) else None
         if isinstance(lease, Lease):
-            assert sheet.book is not None, "the account that pays was read"
-            refusal = sheet.book.open(lease, started=True)
+            assert batch.ledger is not None, "the account that pays was read"
+            refusal = batch.ledger.open(lease, started=True)
             claim = replace(claim, lease=lease.id)
         if refusal is not None:
             origin = replace(self.origin, verb="release", reason=refusal.message)
-            return put_claim(sheet, before, room, None, origin)
-        begin_usage(sheet, _whole(room, claim), claim.holder)
-        return put_claim(sheet, before, room, claim, self.origin)
+            return put_claim(batch, before, capacity, None, origin)
+        begin_usage(batch, _whole(capacity, claim), claim.holder)
+        return put_claim(batch, before, capacity, claim, self.origin)
 
-    def _is_meant(self, claim: Claim | None) -> bool:
+    def _is_meant(self, claim: NodeClaim | None) -> bool:
         return (
             claim is not None
-            and claim.state is State.WIPING
+            and claim.state is ClaimState.WIPING
             and (claim.id, claim.attempt) == (self.claim_id, self.attempt)
         )
 
 
-def _not_released(room: NodeRoom) -> Refusal | None:
-    if room.claim is None:
-        return Refusal(Code.CONFLICT, f"node {room.name} is not claimed, and is clean: there is nothing to wipe")
-    if room.claim.state is State.HELD:
-        message = f"node {room.name} is claimed, and was not given back"
-        return Refusal(Code.CONFLICT, message, f"Release it first: bursar node release {room.name}")
+def _not_released(capacity: NodeCapacity) -> Refusal | None:
+    if capacity.claim is None:
+        return Refusal(Code.CONFLICT, f"node {capacity.name} is not claimed, and is clean: there is nothing to wipe")
+    if capacity.claim.state is ClaimState.HELD:
+        message = f"node {capacity.name} is claimed, and was not given back"
+        return Refusal(Code.CONFLICT, message, f"Release it first: bursar node release {capacity.name}")
     return None
 
 
-def payments(sheet: Sheet, claim: Claim, node: str) -> list[Payment]:
+def payments(batch: UnitOfWork, claim: NodeClaim, node: str) -> list[PlacementPayer]:
     """What must be read before a claimed node can be paid for."""
-    if claim.tenant not in sheet.tree.prepaid or node not in sheet.nodes:
+    if claim.tenant not in batch.tree.prepaid or node not in batch.nodes:
         return []
-    return [Payment(owners_of(claim.tenant, claim.holder), (node,))]
+    return [PlacementPayer(owners_of(claim.tenant, claim.holder), (node,))]
 
 
-def put_claim(sheet: Sheet, before: Stored, room: NodeRoom, claim: Claim | None, origin: Origin) -> Result:
+def put_claim(
+    batch: UnitOfWork, before: Stored, capacity: NodeCapacity, claim: NodeClaim | None, origin: Origin
+) -> Result:
     """The node with its claim as it is now. Plans that were made for it before are stale."""
-    at = timestamp(sheet.now)
-    sheet.set_node(replace(room, generation=room.generation + 1, claim=claim))
+    at = timestamp(batch.now)
+    batch.set_node(replace(capacity, generation=capacity.generation + 1, claim=claim))
     status = status_of(before)
     status.pop("claim", None)
     if claim is not None:
         status["claim"] = shown(claim)
-    if claim is not None and claim.state is State.WIPE_FAILED:
+    if claim is not None and claim.state is ClaimState.WIPE_FAILED:
         set_condition(status, FAILED, "True", "WipeHookFailed", claim.message, at)
     elif any(one["type"] == FAILED for one in status.get("conditions", ())):
         drop_conditions(status, FAILED)
-    return sheet.put(replace(before, status=encode(status)), origin)
+    return batch.put(replace(before, status=encode(status)), origin)
 
 
-def _whole(room: NodeRoom, claim: Claim) -> Placement:
+def _whole(capacity: NodeCapacity, claim: NodeClaim) -> Placement:
     """What a claim counts for, used or idle: a placement of the whole node, that is stored nowhere else."""
-    return Placement(room.name, claim.id, "", room.name, claim.tenant, 1, True, room.allocatable, {}, True, claim.lease)
+    return Placement(
+        capacity.name, claim.id, "", capacity.name, claim.tenant, 1, True, capacity.allocatable, {}, True, claim.lease
+    )
 
 
-def shown(claim: Claim) -> dict[str, Any]:
+def shown(claim: NodeClaim) -> dict[str, Any]:
     """What a node's status says of its claim: all that is for everybody, and nothing else."""
     told: dict[str, Any] = {"id": claim.id, "state": str(claim.state), "since": claim.since}
     if claim.released:
@@ -360,13 +364,13 @@ def shown(claim: Claim) -> dict[str, Any]:
     return told
 
 
-def sees(reach: Reach, tree: Tree, claim: Claim) -> bool:
+def sees(reach: Reach, tree: Tree, claim: NodeClaim) -> bool:
     """Whether somebody may know, or decide, whose claim this is. What is left of a tenant that is gone is an
     administrator's."""
     return reach.everything or (is_there(tree, claim) and sees_tenant(tree, reach, claim.tenant))
 
 
-def is_there(tree: Tree, claim: Claim) -> bool:
+def is_there(tree: Tree, claim: NodeClaim) -> bool:
     """Whether the tenant of a claim is there; one that was given its name later is another."""
     tenant = tree.tenants.get(claim.tenant)
     return tenant is not None and is_of(claim, tenant.uid)
@@ -387,7 +391,7 @@ def keep_claim(before: Stored, after: Stored) -> Stored:
 
 
 async def claim_node(
-    office: Office,
+    runtime: Runtime,
     name: str,
     origin: Origin,
     reach: Reach,
@@ -399,32 +403,32 @@ async def claim_node(
     dry_run: bool = False,
 ) -> Reply:
     """Claim a node for a user."""
-    draft = Claim(new_uid(UID_PREFIX), tenant, user, "", origin.actor, reason)
-    lane = office.trying if dry_run else office.changing
+    draft = NodeClaim(new_uid(UID_PREFIX), tenant, user, "", origin.actor, reason)
+    lane = runtime.trying if dry_run else runtime.changing
     for _ in range(TRIES_MAX):
-        async with office.database.reader() as db:
+        async with runtime.database.reader() as db:
             placements = await node_store.load_placements_on(db, [name])
         work = tuple(Key("Allocation", one.namespace, one.name) for one in placements if one.lease)
         command = ClaimNode(key=node_key(name), origin=origin, claim=claim, draft=draft, reach=reach, work=work)
         reply = await lane.submit(command, tenant)
         if not isinstance(reply, Refusal) or reply.code is not Code.STALE:
             break
-    return await _with_names(office, name, reply, reach, "claimed")
+    return await _with_names(runtime, name, reply, reach, "claimed")
 
 
-async def release_node(office: Office, command: ReleaseNode, reach: Reach, *, dry_run: bool = False) -> Reply:
+async def release_node(runtime: Runtime, command: ReleaseNode, reach: Reach, *, dry_run: bool = False) -> Reply:
     """Give a node back. It is refused while work is placed there."""
-    reply = await (office.trying if dry_run else office.changing).submit(command, "")
-    return await _with_names(office, command.key.name, reply, reach, "released")
+    reply = await (runtime.trying if dry_run else runtime.changing).submit(command, "")
+    return await _with_names(runtime, command.key.name, reply, reach, "released")
 
 
-async def wipe_node(office: Office, name: str, origin: Origin, *, dry_run: bool = False) -> Reply:
+async def wipe_node(runtime: Runtime, name: str, origin: Origin, *, dry_run: bool = False) -> Reply:
     command = WipeNode(key=node_key(name), origin=origin)
-    return await (office.trying if dry_run else office.changing).submit(command, "")
+    return await (runtime.trying if dry_run else runtime.changing).submit(command, "")
 
 
 async def end_wipe(
-    office: Office,
+    runtime: Runtime,
     name: str,
     origin: Origin,
     *,
@@ -434,16 +438,16 @@ async def end_wipe(
     dry_run: bool = False,
 ) -> Reply:
     command = EndWipe(key=node_key(name), origin=origin, claim_id=claim_id, attempt=attempt, failed=failed)
-    return await (office.trying if dry_run else office.changing).submit(command, "")
+    return await (runtime.trying if dry_run else runtime.changing).submit(command, "")
 
 
-async def _with_names(office: Office, name: str, reply: Reply, reach: Reach, what: str) -> Reply:
+async def _with_names(runtime: Runtime, name: str, reply: Reply, reach: Reach, what: str) -> Reply:
     """What is placed there, by name, as far as the caller may know."""
     if not isinstance(reply, Refusal) or reply.code is not Code.IN_USE:
         return reply
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         placements = await node_store.load_placements_on(db, [name])
-    tree = office.trees.latest
+    tree = runtime.trees.latest
     seen = [f"{one.namespace}/{one.name}" for one in placements if sees_tenant(tree, reach, one.tenant)]
     return in_use(name, seen, what)
 
@@ -453,16 +457,16 @@ class Pool(Struct, frozen=True):
 
     size: int
     claimed: int
-    claims: tuple[tuple[str, Claim], ...]  # by node
+    claims: tuple[tuple[str, NodeClaim], ...]  # by node
 
 
-async def load_pool(office: Office, reach: Reach) -> Pool:
-    async with office.database.reader() as db:
-        rooms = await node_store.load_claimed(db)
-        tree = await office.trees.refresh(db)
-    claims = [(name, room.claim) for name, room in sorted(rooms.items()) if room.claim is not None]
+async def load_pool(runtime: Runtime, reach: Reach) -> Pool:
+    async with runtime.database.reader() as db:
+        capacities = await node_store.load_claimed(db)
+        tree = await runtime.trees.refresh(db)
+    claims = [(name, capacity.claim) for name, capacity in sorted(capacities.items()) if capacity.claim is not None]
     return Pool(pool_size(tree), len(claims), tuple(_visible(claims, reach, tree)))
 
 
-def _visible(claims: Sequence[tuple[str, Claim]], reach: Reach, tree: Tree) -> list[tuple[str, Claim]]:
+def _visible(claims: Sequence[tuple[str, NodeClaim]], reach: Reach, tree: Tree) -> list[tuple[str, NodeClaim]]:
     return [(name, claim) for name, claim in claims if sees(reach, tree, claim)]

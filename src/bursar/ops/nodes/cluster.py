@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from bursar.core.nodes.node import EXCLUSIVE, NodeRoom
+from bursar.core.nodes.node import EXCLUSIVE, NodeCapacity
 from bursar.core.objects.charge import Amounts
 from bursar.store.db.database import Connection, Database
-from bursar.store.nodes import heartbeat as beat_store
+from bursar.store.nodes import heartbeat as heartbeat_store
 from bursar.store.nodes import node as node_store
 from bursar.store.quota import cluster_ceiling as store
 from bursar.store.quota.cluster_ceiling import Edition
@@ -36,7 +36,7 @@ class NodeFigures:
 
 
 @dataclass(slots=True)
-class Totals:
+class ClusterTotals:
     """Of each resource, over all nodes. What nobody measured is not in `used`."""
 
     total: int = 0
@@ -54,17 +54,17 @@ class ClusterCache:
         self._database = database
         self._nodes: dict[str, NodeFigures] = {}
         self._edition = Edition()
-        self._totals = Totals()
+        self._totals = ClusterTotals()
         self._read_at = float("-inf")
         self._lock = asyncio.Lock()
 
-    async def totals(self) -> Totals:
+    async def totals(self) -> ClusterTotals:
         async with self._lock:
             now = asyncio.get_running_loop().time()
             if now - self._read_at > AGE_SECONDS_MAX:
                 async with self._database.reader() as db:
                     await self._read_nodes(db)
-                    loads = {name: _amounts_in(used) for name, used in (await beat_store.load_loads(db)).items()}
+                    loads = {name: _amounts_in(used) for name, used in (await heartbeat_store.load_loads(db)).items()}
                     self._totals = totals_of(self._nodes, await node_store.load_all(db), loads)
                 self._read_at = now
             return self._totals
@@ -100,20 +100,20 @@ def _amounts_in(used: bytes) -> Amounts:
 
 
 def totals_of(
-    nodes: Mapping[str, NodeFigures], rooms: Mapping[str, NodeRoom], loads: Mapping[str, Amounts] | None = None
-) -> Totals:
+    nodes: Mapping[str, NodeFigures], capacities: Mapping[str, NodeCapacity], loads: Mapping[str, Amounts] | None = None
+) -> ClusterTotals:
     """Each node is counted in one state. What its agent measures counts before what somebody wrote to its status."""
-    totals = Totals(total=len(nodes))
+    totals = ClusterTotals(total=len(nodes))
     for name, one in nodes.items():
         totals.not_ready += not one.ready
         totals.cordoned += one.ready and one.cordoned
         totals.ready += one.ready and not one.cordoned
         _add(totals.capacity, one.capacity)
         _add(totals.used, (loads or {}).get(name, one.used or {}))
-    for room in rooms.values():
-        _add(totals.allocatable, room.allocatable)
+    for capacity in capacities.values():
+        _add(totals.allocatable, capacity.allocatable)
         # What is given as a whole is asked for as a whole.
-        _add(totals.requested, room.allocatable if EXCLUSIVE in room.allocated else room.allocated)
+        _add(totals.requested, capacity.allocatable if EXCLUSIVE in capacity.allocated else capacity.allocated)
     return totals
 
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.batch.unit_of_work import Sheet
-from bursar.core.nodes.eviction import DO_NOT_EVICT, Notice, Reason, Rule, drain_message
-from bursar.core.nodes.node import EXCLUSIVE, WHOLE, NodeRoom
+from bursar.core.batch.unit_of_work import UnitOfWork
+from bursar.core.nodes.eviction import DO_NOT_EVICT, EvictionReason, EvictionRule, Notice, drain_message
+from bursar.core.nodes.node import EXCLUSIVE, WHOLE, NodeCapacity
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.objects.object import get, not_found
 from bursar.ops.runtime.clock import now, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.evict import evict
 from bursar.ops.workloads.allocation import status_of, unchanged
 from bursar.ops.workloads.stop import standing_deadline
@@ -50,38 +50,38 @@ class Drain(Command):
     def nodes(self) -> Iterable[str]:
         return (self.key.name,)
 
-    def decide(self, sheet: Sheet) -> Result:
-        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
-        if before is None or room is None:
+    def decide(self, batch: UnitOfWork) -> Result:
+        before, capacity = batch.objects.get(self.key), batch.nodes.get(self.key.name)
+        if before is None or capacity is None:
             return not_found(self.key)
         status, document = status_of(before), msgspec.json.decode(before.doc)
-        after = self._written(drain_of(before), room, timestamp(sheet.now), self._deadline(sheet))
+        after = self._written(drain_of(before), capacity, timestamp(batch.now), self._deadline(batch))
         is_cordoned = (document.get("spec") or {}).get("unschedulable") is True
         if is_cordoned and after == status.get("drain"):
             return unchanged(before)
-        if room.schedulable:
-            sheet.set_node(replace(room, generation=room.generation + 1, schedulable=False))
+        if capacity.schedulable:
+            batch.set_node(replace(capacity, generation=capacity.generation + 1, schedulable=False))
         if not is_cordoned:
             document["spec"] = {**(document.get("spec") or {}), "unschedulable": True}
             document["metadata"]["generation"] = document["metadata"].get("generation", 1) + 1
         fields = {**before.fields, "spec.unschedulable": "true"}
         status["drain"] = after
-        return sheet.put(replace(before, doc=encode(document), status=encode(status), fields=fields), self.origin)
+        return batch.put(replace(before, doc=encode(document), status=encode(status), fields=fields), self.origin)
 
-    def _deadline(self, sheet: Sheet) -> str:
-        return timestamp(sheet.now + timedelta(seconds=self.grace_seconds))
+    def _deadline(self, batch: UnitOfWork) -> str:
+        return timestamp(batch.now + timedelta(seconds=self.grace_seconds))
 
-    def _written(self, open_: Mapping[str, Any], room: NodeRoom, at: str, deadline: str) -> dict[str, Any]:
+    def _written(self, open_: Mapping[str, Any], capacity: NodeCapacity, at: str, deadline: str) -> dict[str, Any]:
         goes_on = open_.get("state") == DRAINING
         after = {
-            "state": DRAINING if any(room.allocated.values()) else DRAINED,
+            "state": DRAINING if any(capacity.allocated.values()) else DRAINED,
             "startedAt": open_["startedAt"] if goes_on else at,
             "deadline": min(deadline, open_["deadline"]) if goes_on else deadline,
             "gracePeriodSeconds": min(self.grace_seconds, open_["gracePeriodSeconds"])
             if goes_on
             else self.grace_seconds,
             "by": open_["by"] if goes_on else self.origin.actor,
-            "total": open_["total"] if goes_on else placed_on(room),
+            "total": open_["total"] if goes_on else placed_on(capacity),
             "force": self.force or (goes_on and open_["force"]),
         }
         if reason := self.reason or (open_.get("reason", "") if goes_on else ""):
@@ -99,20 +99,20 @@ class FinishDrain(Command):
     def nodes(self) -> Iterable[str]:
         return (self.key.name,)
 
-    def decide(self, sheet: Sheet) -> Result:
-        before, room = sheet.objects.get(self.key), sheet.nodes.get(self.key.name)
-        if before is None or room is None:
+    def decide(self, batch: UnitOfWork) -> Result:
+        before, capacity = batch.objects.get(self.key), batch.nodes.get(self.key.name)
+        if before is None or capacity is None:
             return not_found(self.key)
         status = status_of(before)
-        if drain_of(before).get("state") != DRAINING or any(room.allocated.values()):
+        if drain_of(before).get("state") != DRAINING or any(capacity.allocated.values()):
             return unchanged(before)
-        status["drain"] |= {"state": DRAINED, "endedAt": timestamp(sheet.now)}
-        return sheet.put(replace(before, status=encode(status)), self.origin)
+        status["drain"] |= {"state": DRAINED, "endedAt": timestamp(batch.now)}
+        return batch.put(replace(before, status=encode(status)), self.origin)
 
 
-def placed_on(room: NodeRoom) -> int:
+def placed_on(capacity: NodeCapacity) -> int:
     """How many allocations a node carries: everything placed counts as one pod, and what has it whole is alone."""
-    return 1 if EXCLUSIVE in room.allocated else room.allocated.get("pods", 0) // WHOLE
+    return 1 if EXCLUSIVE in capacity.allocated else capacity.allocated.get("pods", 0) // WHOLE
 
 
 def drain_of(node: Stored) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def drain_of(node: Stored) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class DrainProgress:
     """A drain, and how far it has come. `left` are those that only force would evict."""
 
     state: str
@@ -142,23 +142,23 @@ class Standing:
         return max(0, self.total - self.pending - self.failed)
 
 
-async def standing(office: Office, name: str) -> Standing | Refusal | None:
+async def standing(runtime: Runtime, name: str) -> DrainProgress | Refusal | None:
     """How a node's drain stands; None where it is not being drained."""
-    found = await get(office, Key("Node", "", name))
+    found = await get(runtime, Key("Node", "", name))
     if isinstance(found, Refusal):
         return found
     drain = drain_of(found)
     if not drain:
         return None
-    there = [] if drain["state"] == DRAINED else await placed_there(office, name)
+    there = [] if drain["state"] == DRAINED else await placed_there(runtime, name)
     return standing_of(drain, there)
 
 
-def standing_of(drain: Mapping[str, Any], there: Iterable[Stored]) -> Standing:
+def standing_of(drain: Mapping[str, Any], there: Iterable[Stored]) -> DrainProgress:
     there = list(there)
     left = tuple(one.key for one in there if not standing_deadline(one) and _is_protected(one, drain))
     ends = (drain["deadline"], *filter(None, map(standing_deadline, there)))
-    return Standing(
+    return DrainProgress(
         drain["state"], drain["total"], len(there) - len(left), drain.get("endedAt") or max(ends), tuple(sorted(left))
     )
 
@@ -170,9 +170,9 @@ def _is_protected(one: Stored, drain: Mapping[str, Any]) -> bool:
     return bool(annotations.get(DO_NOT_EVICT) == "true")
 
 
-async def placed_there(office: Office, name: str) -> list[Stored]:
+async def placed_there(runtime: Runtime, name: str) -> list[Stored]:
     """What is placed on a node, as it stands."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         placements = await node_store.load_placements_on(db, [name])
         keys = [Key("Allocation", one.namespace, one.name) for one in placements]
         objects = await object_store.load(db, keys)
@@ -183,32 +183,32 @@ async def placed_there(office: Office, name: str) -> list[Stored]:
 # Verbs.
 
 
-async def drain(office: Office, command: Drain, *, dry_run: bool = False) -> Reply:
+async def drain(runtime: Runtime, command: Drain, *, dry_run: bool = False) -> Reply:
     """Begin to empty a node. The first evictions are made at once; `continue_drain` makes the rest."""
-    lane = office.trying if dry_run else office.changing
+    lane = runtime.trying if dry_run else runtime.changing
     reply = await lane.submit(command, "")
     if not isinstance(reply, Refusal) and not dry_run:
-        await continue_drain(office, command.key.name)
+        await continue_drain(runtime, command.key.name)
     return reply
 
 
-async def continue_drain(office: Office, name: str) -> None:
+async def continue_drain(runtime: Runtime, name: str) -> None:
     """Evict what is still on a node that is being drained, and say so when nothing is left."""
-    found = await get(office, Key("Node", "", name))
+    found = await get(runtime, Key("Node", "", name))
     if isinstance(found, Refusal) or drain_of(found).get("state") != DRAINING:
         return
     drain = drain_of(found)
     origin = Origin(drain["by"], "drain", drain.get("reason", ""))
-    there = await placed_there(office, name)
+    there = await placed_there(runtime, name)
     if not there:
-        await office.changing.submit(FinishDrain(key=found.key, origin=origin), "")
+        await runtime.changing.submit(FinishDrain(key=found.key, origin=origin), "")
         return
     grace = drain["gracePeriodSeconds"]
     message = drain_message(name, drain["by"], drain.get("reason", ""))
-    notice = Notice(Reason.DRAINED, Rule.DRAIN, drain["by"], message, grace)
+    notice = Notice(EvictionReason.DRAINED, EvictionRule.DRAIN, drain["by"], message, grace)
     latest = timestamp(now() + timedelta(seconds=grace))
     await asyncio.gather(
-        *(evict(office, one, notice, origin) for one in there if _must_be_told(one, drain, latest)),
+        *(evict(runtime, one, notice, origin) for one in there if _must_be_told(one, drain, latest)),
     )
 
 

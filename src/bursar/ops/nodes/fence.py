@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bursar.core.batch.unit_of_work import Sheet
-from bursar.core.nodes.liveness import Patience, Standing, requeues
+from bursar.core.batch.unit_of_work import UnitOfWork
+from bursar.core.nodes.liveness import Liveness, Patience, requeues
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.charge import Charge
 from bursar.core.objects.object import Key, Origin, Stored
@@ -22,14 +22,14 @@ from bursar.ops.nodes.node_conditions import sighting_of, silenced, standing_of
 from bursar.ops.objects.object import get, not_found
 from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.allocation import unchanged
-from bursar.store.db.idempotency import Claim
+from bursar.store.db.idempotency import IdempotencyKey
 from bursar.wire.kinds.settings import SYSTEM, patience_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fence(Command):
+class FenceCommand(Command):
     """Write down that nothing of a node runs any more. Who is heard is alive, and is not fenced."""
 
     reason: str
@@ -38,25 +38,25 @@ class Fence(Command):
     def nodes(self) -> Iterable[str]:
         return (self.key.name,)
 
-    def beats(self) -> Iterable[str]:
+    def heartbeats(self) -> Iterable[str]:
         return (self.key.name,)
 
-    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         return ()
 
-    def decide(self, sheet: Sheet) -> Result:
-        before, beat = sheet.objects.get(self.key), sheet.beats.get(self.key.name)
-        if before is None or self.key.name not in sheet.nodes:
+    def decide(self, batch: UnitOfWork) -> Result:
+        before, heartbeat = batch.objects.get(self.key), batch.heartbeats.get(self.key.name)
+        if before is None or self.key.name not in batch.nodes:
             return not_found(self.key)
-        now = sighting_of(before, beat)
-        if beat is not None and (now.heard_since or beat.silent_seconds < self.silent_seconds):
-            return _alive(self.key, beat.silent_seconds)
-        if now.standing is Standing.FENCED:
+        now = sighting_of(before, heartbeat)
+        if heartbeat is not None and (now.heard_since or heartbeat.silent_seconds < self.silent_seconds):
+            return _alive(self.key, heartbeat.silent_seconds)
+        if now.standing is Liveness.FENCED:
             return unchanged(before)
-        fence = {"at": timestamp(sheet.now), "by": self.origin.actor, "reason": self.reason}
+        fence = {"at": timestamp(batch.now), "by": self.origin.actor, "reason": self.reason}
         message = f"Fenced by {self.origin.actor}: {self.reason}"
-        since = beat.at if beat is not None else sheet.now
-        return sheet.put(silenced(sheet, before, Standing.FENCED, since, message, fence), self.origin)
+        since = heartbeat.at if heartbeat is not None else batch.now
+        return batch.put(silenced(batch, before, Liveness.FENCED, since, message, fence), self.origin)
 
 
 def _alive(key: Key, silent_seconds: float) -> Refusal:
@@ -78,35 +78,41 @@ class Fenced:
 
 
 async def fence(
-    office: Office, name: str, origin: Origin, reason: str, *, claim: Claim | None = None, dry_run: bool = False
+    runtime: Runtime,
+    name: str,
+    origin: Origin,
+    reason: str,
+    *,
+    claim: IdempotencyKey | None = None,
+    dry_run: bool = False,
 ) -> Fenced | Refusal:
     """Fence a node and end its work. Repeating it is harmless, and ends what was left."""
-    patience = await load_patience(office)
-    command = Fence(
+    patience = await load_patience(runtime)
+    command = FenceCommand(
         key=node_key(name), origin=origin, claim=claim, reason=reason, silent_seconds=patience.not_ready_seconds
     )
-    reply = await (office.trying if dry_run else office.changing).submit(command, "")
+    reply = await (runtime.trying if dry_run else runtime.changing).submit(command, "")
     if isinstance(reply, Refusal):
         return reply
     if dry_run:
-        return _foreseen(await placed_there(office, name))
-    node = await get(office, node_key(name))
+        return _foreseen(await placed_there(runtime, name))
+    node = await get(runtime, node_key(name))
     if isinstance(node, Refusal):
         return node
-    if standing_of(node) is not Standing.FENCED:
-        return Fenced(left=len(await placed_there(office, name)))  # It was heard in between.
-    settled = await settle(office, [sighting_of(node, None)], patience, origin=origin)
-    return await _outcome(office, name, [one.key for one in settled.ended])
+    if standing_of(node) is not Liveness.FENCED:
+        return Fenced(left=len(await placed_there(runtime, name)))  # It was heard in between.
+    settled = await settle(runtime, [sighting_of(node, None)], patience, origin=origin)
+    return await _outcome(runtime, name, [one.key for one in settled.ended])
 
 
-async def unfence(office: Office, name: str, origin: Origin, *, dry_run: bool = False) -> Reply:
+async def unfence(runtime: Runtime, name: str, origin: Origin, *, dry_run: bool = False) -> Reply:
     """Take a fence back. The node is Ready, unless its silence goes on."""
-    command = SetReadiness(key=node_key(name), origin=origin, standing=Standing.READY, unfence=True)
-    return await (office.trying if dry_run else office.changing).submit(command, "")
+    command = SetReadiness(key=node_key(name), origin=origin, standing=Liveness.READY, unfence=True)
+    return await (runtime.trying if dry_run else runtime.changing).submit(command, "")
 
 
-async def load_patience(office: Office) -> Patience:
-    found = await get(office, Key("Settings", "", SYSTEM))
+async def load_patience(runtime: Runtime) -> Patience:
+    found = await get(runtime, Key("Settings", "", SYSTEM))
     return Patience() if isinstance(found, Refusal) else patience_of(found.doc)
 
 
@@ -115,13 +121,13 @@ def _foreseen(there: Iterable[Stored]) -> Fenced:
     return Fenced(requeued=sum(wait_again), failed=len(wait_again) - sum(wait_again))
 
 
-async def _outcome(office: Office, name: str, ended: Iterable[Key]) -> Fenced:
+async def _outcome(runtime: Runtime, name: str, ended: Iterable[Key]) -> Fenced:
     phases: list[str] = []
     for key in dict.fromkeys(ended):
-        found = await get(office, key)
+        found = await get(runtime, key)
         # What was being deleted is gone by now.
         phases.append(Phase.CANCELLED if isinstance(found, Refusal) else found.fields["status.phase"])
-    left = len(await placed_there(office, name))
+    left = len(await placed_there(runtime, name))
     stopping = phases.count(Phase.TERMINATING)
     failed = sum(one in (Phase.FAILED, Phase.CANCELLED) for one in phases)
     return Fenced(len(phases) - stopping - failed, failed, stopping, left)

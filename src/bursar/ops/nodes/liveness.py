@@ -15,14 +15,14 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from bursar.core.batch.unit_of_work import Sheet
-from bursar.core.nodes.eviction import Notice, Reason, Rule
+from bursar.core.batch.unit_of_work import UnitOfWork
+from bursar.core.nodes.eviction import EvictionReason, EvictionRule, Notice
 from bursar.core.nodes.liveness import (
-    Beat,
+    Liveness,
     OnLost,
     Patience,
+    SeenHeartbeat,
     Sighting,
-    Standing,
     gone_at,
     requeues,
     seconds_to_wait,
@@ -38,7 +38,7 @@ from bursar.ops.objects.object import get, not_found
 from bursar.ops.runtime.clock import new_uid, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result, Written
 from bursar.ops.runtime.lane_plan import feed
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.allocation import (
     PLACED,
     phase_of,
@@ -59,7 +59,7 @@ NODES_AT_ONCE = 100  # whose work is read in one statement
 DEFAULT = Patience()
 LIVE = PLACED | {Phase.TERMINATING}
 
-_MARK = f'"{Reason.NODE_LOST}"'.encode()
+_MARK = f'"{EvictionReason.NODE_LOST}"'.encode()
 
 
 def node_key(name: str) -> Key:
@@ -74,7 +74,7 @@ class SetReadiness(Command):
     """Say that a node is Ready, NotReady or Lost, if it is. Phase, conditions and what it may be given change at once;
     a cordoned node stays without new work."""
 
-    standing: Standing
+    standing: Liveness
     after_seconds: float = 0.0  # of silence
     why: str = ""
     unfence: bool = False  # an administrator takes a fence back: it need not have been heard
@@ -82,35 +82,35 @@ class SetReadiness(Command):
     def nodes(self) -> Iterable[str]:
         return (self.key.name,)
 
-    def beats(self) -> Iterable[str]:
+    def heartbeats(self) -> Iterable[str]:
         return (self.key.name,)
 
-    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         return ()
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
-        if before is None or self.key.name not in sheet.nodes:
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
+        if before is None or self.key.name not in batch.nodes:
             return not_found(self.key)
-        now = sighting_of(before, sheet.beats.get(self.key.name))
-        if self.standing is Standing.READY:
-            return self._welcome(sheet, before, now)
-        if now.beat is None or now.heard_since or now.silent_seconds < self.after_seconds:
+        now = sighting_of(before, batch.heartbeats.get(self.key.name))
+        if self.standing is Liveness.READY:
+            return self._welcome(batch, before, now)
+        if now.heartbeat is None or now.heard_since or now.silent_seconds < self.after_seconds:
             return Refusal(Code.STALE, f"node {self.key.name} was heard")
         if now.standing.gone or now.standing is self.standing:
             return unchanged(before)
-        at = timestamp(now.beat.at)
+        at = timestamp(now.heartbeat.at)
         message = f"No heartbeat since {at}" + (f"; {self.why}" if self.why else "")
-        return sheet.put(silenced(sheet, before, self.standing, now.beat.at, message), self.origin)
+        return batch.put(silenced(batch, before, self.standing, now.heartbeat.at, message), self.origin)
 
-    def _welcome(self, sheet: Sheet, before: Stored, now: Sighting) -> Result:
-        if self.unfence and now.standing is not Standing.FENCED:
+    def _welcome(self, batch: UnitOfWork, before: Stored, now: Sighting) -> Result:
+        if self.unfence and now.standing is not Liveness.FENCED:
             return not_fenced(self.key)
         if not is_silent(before):
             return unchanged(before)
         if not now.heard_since and not self.unfence:
             return Refusal(Code.STALE, f"node {self.key.name} was not heard")
-        return sheet.put(heard(sheet, before), self.origin)
+        return batch.put(heard(batch, before), self.origin)
 
 
 def not_fenced(key: Key) -> Refusal:
@@ -132,40 +132,42 @@ class MarkLost(Command):
     def objects(self) -> Iterable[Key]:
         return (self.key, node_key(self.node))
 
-    def beats(self) -> Iterable[str]:
+    def heartbeats(self) -> Iterable[str]:
         return (self.node,)
 
-    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         return ()
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
-        if before is None or before.uid != self.uid or _part(sheet, before, self.node, self.epoch) is None:
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
+        if before is None or before.uid != self.uid or _part(batch, before, self.node, self.epoch) is None:
             return Refusal(Code.STALE, f"{self.key.name} is no longer on node {self.node}")
-        if refusal := _alive(sheet, self.node):
+        if refusal := _alive(batch, self.node):
             return refusal
         if is_marked(before) or phase_of(before) not in LIVE:
             return unchanged(before)
         status = status_of(before)
         if not status.get("reason"):
-            status |= {"reason": Reason.NODE_LOST, "message": self.message}
-        set_condition(status, Reason.NODE_LOST, "True", Reason.NODE_LOST, self.message, timestamp(sheet.now))
-        return sheet.put(with_status(before, status), self.origin)
+            status |= {"reason": EvictionReason.NODE_LOST, "message": self.message}
+        set_condition(
+            status, EvictionReason.NODE_LOST, "True", EvictionReason.NODE_LOST, self.message, timestamp(batch.now)
+        )
+        return batch.put(with_status(before, status), self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmark(Command):
     """The node of an allocation is heard again: that it was lost is no longer said."""
 
-    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         return ()
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None:
             return not_found(self.key)
         status = status_of(before)
-        return sheet.put(with_status(before, status), self.origin) if take_lost(status) else unchanged(before)
+        return batch.put(with_status(before, status), self.origin) if take_lost(status) else unchanged(before)
 
 
 def _new_id() -> str:
@@ -183,7 +185,7 @@ class EndLost(Report):
     """
 
     phase: Phase = Phase.FAILED
-    reason: str = Reason.NODE_LOST
+    reason: str = EvictionReason.NODE_LOST
     patience: Patience = DEFAULT
     confirmed: bool = False
     only_leased: bool = False
@@ -192,59 +194,59 @@ class EndLost(Report):
     def objects(self) -> Iterable[Key]:
         return (self.key, node_key(self.node))
 
-    def beats(self) -> Iterable[str]:
+    def heartbeats(self) -> Iterable[str]:
         return () if self.confirmed else (self.node,)
 
-    def placed(self, sheet: Sheet) -> Iterable[Key]:
-        return (self.key, *members_of(sheet, self.gangs()))
+    def placed(self, batch: UnitOfWork) -> Iterable[Key]:
+        return (self.key, *members_of(batch, self.gangs()))
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None:
             return not_found(self.key)
         if before.uid != self.uid or before.gang != self.gang:
             return Refusal(Code.STALE, f"{self.key.name} was deleted and created anew")
         if is_ending(before.doc) and self.phase is not Phase.CANCELLED:
-            return replace(self, phase=Phase.CANCELLED).decide(sheet)
-        if _part(sheet, before, self.node, self.epoch) is None:
+            return replace(self, phase=Phase.CANCELLED).decide(batch)
+        if _part(batch, before, self.node, self.epoch) is None:
             return Refusal(Code.STALE, f"{self.key.name} is no longer on node {self.node}")
         on_lost = on_lost_of(before.doc)
         if self.only_leased and not on_lost.leased:
-            return Report.decide(self, sheet)
-        if not self.confirmed and (refusal := self._may_run(sheet, on_lost)):
+            return Report.decide(self, batch)
+        if not self.confirmed and (refusal := self._may_run(batch, on_lost)):
             return refusal
-        return self._give_up(sheet, before, requeue=requeues(on_lost))
+        return self._give_up(batch, before, requeue=requeues(on_lost))
 
-    def _may_run(self, sheet: Sheet, on_lost: OnLost) -> Refusal | None:
+    def _may_run(self, batch: UnitOfWork, on_lost: OnLost) -> Refusal | None:
         """Why it cannot be given up yet, judged anew: the node may have been heard since."""
-        if refusal := _alive(sheet, self.node):
+        if refusal := _alive(batch, self.node):
             return refusal
-        standing, beat = standing_of(sheet.objects[node_key(self.node)]), sheet.beats.get(self.node)
-        if seconds_to_wait(standing, on_lost, beat, self.patience) > 0:
+        standing, heartbeat = standing_of(batch.objects[node_key(self.node)]), batch.heartbeats.get(self.node)
+        if seconds_to_wait(standing, on_lost, heartbeat, self.patience) > 0:
             return Refusal(Code.STALE, f"{self.key.name} may still be running on node {self.node}")
         return None
 
-    def _give_up(self, sheet: Sheet, before: Stored, *, requeue: bool) -> Result:
+    def _give_up(self, batch: UnitOfWork, before: Stored, *, requeue: bool) -> Result:
         if is_ending(before.doc):
-            return self._end(sheet, before, stops_others=False)
-        notice = Notice(Reason.NODE_LOST, Rule.NODE_LOST, f"node/{self.node}", self.message)
-        alone = len(sheet.placements[before.uid]) == 1
-        after = before if alone and not requeue else told_to_stop(sheet, before, notice, self.id, requeue=requeue)
-        written = self._end(sheet, after, stops_others=False)
+            return self._end(batch, before, stops_others=False)
+        notice = Notice(EvictionReason.NODE_LOST, EvictionRule.NODE_LOST, f"node/{self.node}", self.message)
+        alone = len(batch.placements[before.uid]) == 1
+        after = before if alone and not requeue else told_to_stop(batch, before, notice, self.id, requeue=requeue)
+        written = self._end(batch, after, stops_others=False)
         for gang in self.gangs():
-            stop_members(sheet, gang, notice, self.id, self.origin, requeue=requeue)
+            stop_members(batch, gang, notice, self.id, self.origin, requeue=requeue)
         return written
 
 
-def _part(sheet: Sheet, one: Stored, node: str, epoch: int | None) -> Placement | None:
+def _part(batch: UnitOfWork, one: Stored, node: str, epoch: int | None) -> Placement | None:
     """What of an allocation is placed on a node, if it is still the placement that is meant."""
-    there = (part for part in sheet.placements.get(one.uid, ()) if part.node == node)
+    there = (part for part in batch.placements.get(one.uid, ()) if part.node == node)
     return next((part for part in there if epoch in (None, part.epoch)), None)
 
 
-def _alive(sheet: Sheet, name: str) -> Refusal | None:
-    node = sheet.objects.get(node_key(name))
-    now = sighting_of(node, sheet.beats.get(name)) if node is not None else None
+def _alive(batch: UnitOfWork, name: str) -> Refusal | None:
+    node = batch.objects.get(node_key(name))
+    now = sighting_of(node, batch.heartbeats.get(name)) if node is not None else None
     if now is not None and now.standing.gone and not now.heard_since:
         return None
     return Refusal(Code.STALE, f"node {name} is not lost")
@@ -268,7 +270,7 @@ def on_lost_of(doc: bytes) -> OnLost:
 
 def is_marked(one: Stored) -> bool:
     return _MARK in one.status and any(
-        condition["type"] == Reason.NODE_LOST for condition in status_of(one).get("conditions", ())
+        condition["type"] == EvictionReason.NODE_LOST for condition in status_of(one).get("conditions", ())
     )
 
 
@@ -276,10 +278,10 @@ def is_marked(one: Stored) -> bool:
 
 
 async def set_readiness(
-    office: Office, transitions: Sequence[tuple[str, Standing]], patience: Patience, why: str = ""
+    runtime: Runtime, transitions: Sequence[tuple[str, Liveness]], patience: Patience, why: str = ""
 ) -> list[Reply]:
     """Say of each node as what it stands now. What is no longer so comes back refused, and has changed nothing."""
-    silence = {Standing.NOT_READY: patience.not_ready_seconds, Standing.LOST: patience.lost_seconds}
+    silence = {Liveness.NOT_READY: patience.not_ready_seconds, Liveness.LOST: patience.lost_seconds}
     commands = [
         SetReadiness(
             key=node_key(name),
@@ -290,31 +292,31 @@ async def set_readiness(
         )
         for name, standing in transitions
     ]
-    return await feed(office.changing, commands)
+    return await feed(runtime.changing, commands)
 
 
-async def node_alive(office: Office, names: Sequence[str]) -> list[str]:
+async def node_alive(runtime: Runtime, names: Sequence[str]) -> list[str]:
     """These nodes were heard: those that were said to be silent are Ready at once. Which of them that were.
 
     That they were lost is first taken back on their work: should this end in between, the nodes are still to be
     welcomed, and whoever does that next finds what is left.
     """
-    found = await asyncio.gather(*(get(office, node_key(name)) for name in dict.fromkeys(names)))
+    found = await asyncio.gather(*(get(runtime, node_key(name)) for name in dict.fromkeys(names)))
     silent = [one for one in found if isinstance(one, Stored) and is_silent(one)]
-    await _unmark(office, [one.key.name for one in silent if standing_of(one).gone])
+    await _unmark(runtime, [one.key.name for one in silent if standing_of(one).gone])
     commands = [
-        SetReadiness(key=one.key, origin=Origin(CONTROLLER, "mark", "Ready"), standing=Standing.READY) for one in silent
+        SetReadiness(key=one.key, origin=Origin(CONTROLLER, "mark", "Ready"), standing=Liveness.READY) for one in silent
     ]
-    replies = await feed(office.changing, commands)
+    replies = await feed(runtime.changing, commands)
     return [one.key.name for one, reply in zip(silent, replies, strict=True) if isinstance(reply, Written)]
 
 
-async def _unmark(office: Office, names: Sequence[str]) -> None:
+async def _unmark(runtime: Runtime, names: Sequence[str]) -> None:
     for start in range(0, len(names), NODES_AT_ONCE):
-        work = await _work_on(office, names[start : start + NODES_AT_ONCE])
+        work = await _work_on(runtime, names[start : start + NODES_AT_ONCE])
         origin = Origin(CONTROLLER, "mark", "the node is heard again")
         marked = {one.key for _, one in work if is_marked(one)}
-        await feed(office.binding, [Unmark(key=key, origin=origin) for key in sorted(marked)])
+        await feed(runtime.binding, [Unmark(key=key, origin=origin) for key in sorted(marked)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +329,7 @@ class Settled:
 
 
 async def settle(
-    office: Office,
+    runtime: Runtime,
     nodes: Sequence[Sighting],
     patience: Patience,
     *,
@@ -341,33 +343,38 @@ async def settle(
     next_at: dict[str, datetime | None] = {}
     for start in range(0, len(nodes), NODES_AT_ONCE):
         some = {one.node: one for one in nodes[start : start + NODES_AT_ONCE]}
-        work = await _work_on(office, list(some))
+        work = await _work_on(runtime, list(some))
         ends: list[EndLost] = []
-        marks: list[MarkLost] = []
+        fingerprints: list[MarkLost] = []
         next_at |= dict.fromkeys(some)
         for part, one in work:
             node, on_lost = some[part.node], on_lost_of(one.doc)
             left = seconds_to_wait(
-                node.standing, on_lost, node.beat, patience, calm_seconds=calm_seconds, watched_seconds=watched_seconds
+                node.standing,
+                on_lost,
+                node.heartbeat,
+                patience,
+                calm_seconds=calm_seconds,
+                watched_seconds=watched_seconds,
             )
             if left <= 0:
                 ends.append(_end(part, one, node, patience, origin))
                 continue
-            if left < math.inf and node.beat is not None:
-                at, known = node.beat.now + timedelta(seconds=left), next_at[part.node]
+            if left < math.inf and node.heartbeat is not None:
+                at, known = node.heartbeat.now + timedelta(seconds=left), next_at[part.node]
                 next_at[part.node] = at if known is None else min(at, known)
             if not is_marked(one) and phase_of(one) in LIVE:
-                marks.append(_mark(part, one, node, gone_at(on_lost, node.beat, patience)))
-        commands: list[EndLost | MarkLost] = [*ends, *marks]
-        replies = await feed(office.binding, commands)
+                fingerprints.append(_mark(part, one, node, gone_at(on_lost, node.heartbeat, patience)))
+        commands: list[EndLost | MarkLost] = [*ends, *fingerprints]
+        replies = await feed(runtime.binding, commands)
         ended += [reply for reply in replies[: len(ends)] if isinstance(reply, Written)]
         unsettled |= {one.node for one, reply in zip(commands, replies, strict=True) if isinstance(reply, Refusal)}
     return Settled(tuple(ended), next_at, frozenset(unsettled))
 
 
-async def _work_on(office: Office, names: Sequence[str]) -> list[tuple[Placement, Stored]]:
+async def _work_on(runtime: Runtime, names: Sequence[str]) -> list[tuple[Placement, Stored]]:
     """What is placed on nodes, part by part, with its allocation."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         parts = await node_store.load_placements_on(db, names)
         objects = await object_store.load(db, {Key("Allocation", one.namespace, one.name) for one in parts})
     found = ((one, objects.get(Key("Allocation", one.namespace, one.name))) for one in parts)
@@ -376,7 +383,7 @@ async def _work_on(office: Office, names: Sequence[str]) -> list[tuple[Placement
 
 def _end(part: Placement, one: Stored, node: Sighting, patience: Patience, origin: Origin | None) -> EndLost:
     said = origin or Origin(CONTROLLER, "end", f"node {part.node} is lost")
-    why = "was fenced" if node.standing is Standing.FENCED else f"is lost: {_last_heard(node.beat)}"
+    why = "was fenced" if node.standing is Liveness.FENCED else f"is lost: {_last_heard(node.heartbeat)}"
     return EndLost(
         key=one.key, origin=said, uid=one.uid, gang=one.gang, node=part.node, epoch=part.epoch, patience=patience,
         message=f"Node {part.node} {why}",
@@ -391,9 +398,9 @@ def _mark(part: Placement, one: Stored, node: Sighting, at: datetime | None) -> 
     )
     return MarkLost(
         key=one.key, origin=Origin(CONTROLLER, "mark", f"node {part.node} is lost"), uid=one.uid, node=part.node,
-        epoch=part.epoch, message=f"Node {part.node} is lost: {_last_heard(node.beat)}; {then}",
+        epoch=part.epoch, message=f"Node {part.node} is lost: {_last_heard(node.heartbeat)}; {then}",
     )  # fmt: skip
 
 
-def _last_heard(beat: Beat | None) -> str:
-    return f"last heard at {timestamp(beat.at)}" if beat is not None else "it was never heard"
+def _last_heard(heartbeat: SeenHeartbeat | None) -> str:
+    return f"last heard at {timestamp(heartbeat.at)}" if heartbeat is not None else "it was never heard"

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.batch.unit_of_work import Sheet
-from bursar.core.nodes.liveness import Beat, Sighting, Standing
-from bursar.core.nodes.node import NodeRoom
+from bursar.core.batch.unit_of_work import UnitOfWork
+from bursar.core.nodes.liveness import Liveness, SeenHeartbeat, Sighting
+from bursar.core.nodes.node import NodeCapacity
 from bursar.core.objects.object import Stored
 from bursar.core.values.replace import replace
 from bursar.ops.runtime.clock import timestamp
@@ -24,12 +24,12 @@ from bursar.wire.shared.document import encode, is_ending
 SILENT_REASON, LOST_REASON, FENCED_REASON = "NodeSilent", "NodeLost", "NodeFenced"
 HEARD_REASON = "NodeHeard"
 OURS = frozenset({SILENT_REASON, LOST_REASON, FENCED_REASON})
-MARKS = ("silentSince", "fence")
+FINGERPRINTS = ("silentSince", "fence")
 
 _CONDITIONS = {
-    Standing.NOT_READY: ("False", SILENT_REASON),
-    Standing.LOST: ("Unknown", LOST_REASON),
-    Standing.FENCED: ("False", FENCED_REASON),
+    Liveness.NOT_READY: ("False", SILENT_REASON),
+    Liveness.LOST: ("Unknown", LOST_REASON),
+    Liveness.FENCED: ("False", FENCED_REASON),
 }
 
 
@@ -37,8 +37,8 @@ def is_silent(node: Stored) -> bool:
     return SILENT in node.fields
 
 
-def standing_of(node: Stored) -> Standing:
-    return Standing(node.fields.get(SILENT, Standing.READY))
+def standing_of(node: Stored) -> Liveness:
+    return Liveness(node.fields.get(SILENT, Liveness.READY))
 
 
 def silent_since(node: Stored) -> datetime | None:
@@ -47,47 +47,52 @@ def silent_since(node: Stored) -> datetime | None:
     return datetime.fromisoformat(since) if since else None
 
 
-def sighting_of(node: Stored, beat: Beat | None) -> Sighting:
-    return Sighting(node.key.name, standing_of(node), beat, silent_since(node))
+def sighting_of(node: Stored, heartbeat: SeenHeartbeat | None) -> Sighting:
+    return Sighting(node.key.name, standing_of(node), heartbeat, silent_since(node))
 
 
 def silenced(
-    sheet: Sheet, node: Stored, standing: Standing, since: datetime, message: str, fence: dict[str, Any] | None = None
+    batch: UnitOfWork,
+    node: Stored,
+    standing: Liveness,
+    since: datetime,
+    message: str,
+    fence: dict[str, Any] | None = None,
 ) -> Stored:
     """The node as it is said to be silent; it takes no new work."""
     status, (value, reason) = _status(node), _CONDITIONS[standing]
     status |= {"phase": standing.phase, "silentSince": since.isoformat()}
     if fence is not None:
         status["fence"] = fence
-    set_condition(status, "Ready", value, reason, message, timestamp(sheet.now))
-    _open(sheet, sheet.nodes[node.key.name], schedulable=False)
+    set_condition(status, "Ready", value, reason, message, timestamp(batch.now))
+    _open(batch, batch.nodes[node.key.name], schedulable=False)
     fields = {**node.fields, "status.phase": standing.phase, SILENT: str(standing), SILENT_SINCE: since.isoformat()}
     return replace(node, status=encode(status), fields=fields)
 
 
-def heard(sheet: Sheet, node: Stored) -> Stored:
+def heard(batch: UnitOfWork, node: Stored) -> Stored:
     """The node as it is heard again; one that is cordoned, or to be gone, still takes no new work."""
     status = _status(node)
-    for name in MARKS:
+    for name in FINGERPRINTS:
         status.pop(name, None)
-    status["phase"] = Standing.READY
+    status["phase"] = Liveness.READY
     if any(one["type"] == "Ready" and one.get("reason") in OURS for one in status.get("conditions", ())):
-        set_condition(status, "Ready", "True", HEARD_REASON, "", timestamp(sheet.now))
+        set_condition(status, "Ready", "True", HEARD_REASON, "", timestamp(batch.now))
     cordoned = node.fields.get("spec.unschedulable") == "true" or is_ending(node.doc)
-    _open(sheet, sheet.nodes[node.key.name], schedulable=not cordoned)
+    _open(batch, batch.nodes[node.key.name], schedulable=not cordoned)
     fields = {name: value for name, value in node.fields.items() if name not in (SILENT, SILENT_SINCE)}
-    return replace(node, status=encode(status), fields={**fields, "status.phase": Standing.READY})
+    return replace(node, status=encode(status), fields={**fields, "status.phase": Liveness.READY})
 
 
 def keep_silence(before: Stored, after: Stored) -> Stored:
     """The next version of a node, with what is said of its silence as it was."""
     marked = is_silent(before)
-    if not marked and not is_silent(after) and not any(f'"{name}"'.encode() in after.status for name in MARKS):
+    if not marked and not is_silent(after) and not any(f'"{name}"'.encode() in after.status for name in FINGERPRINTS):
         return after
     status, was = _status(after), _status(before)
-    for name in MARKS:
+    for name in FINGERPRINTS:
         status.pop(name, None)
-    status |= {name: was[name] for name in MARKS if name in was}
+    status |= {name: was[name] for name in FINGERPRINTS if name in was}
     fields = {name: value for name, value in after.fields.items() if name not in (SILENT, SILENT_SINCE)}
     if marked:
         status["phase"] = was["phase"]
@@ -95,9 +100,9 @@ def keep_silence(before: Stored, after: Stored) -> Stored:
     return replace(after, status=encode(status), fields=fields)
 
 
-def _open(sheet: Sheet, room: NodeRoom, *, schedulable: bool) -> None:
-    if room.schedulable is not schedulable:
-        sheet.set_node(replace(room, generation=room.generation + 1, schedulable=schedulable))
+def _open(batch: UnitOfWork, capacity: NodeCapacity, *, schedulable: bool) -> None:
+    if capacity.schedulable is not schedulable:
+        batch.set_node(replace(capacity, generation=capacity.generation + 1, schedulable=schedulable))
 
 
 def _status(node: Stored) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.runtime.command import REUSED
 from bursar.store.db import idempotency as request_store
 from bursar.store.db.database import AWAY, Connection, Database
-from bursar.store.db.idempotency import Claim
+from bursar.store.db.idempotency import IdempotencyKey
 from bursar.store.nodes import signing as store
 from bursar.store.nodes.signing import KeyRecord
 
@@ -165,7 +165,7 @@ class Signing:
 
 
 async def rotate(
-    database: Database, *, by: str, overlap_seconds: float = OVERLAP_SECONDS, claim: Claim | None = None
+    database: Database, *, by: str, overlap_seconds: float = OVERLAP_SECONDS, claim: IdempotencyKey | None = None
 ) -> Ring | Refusal:
     """Make the key that signs from now on. With an overlap of 0 the older ones are not believed any more: for keys that
     somebody may have stolen. Asked for again, it is not done again."""

@@ -61,7 +61,7 @@ class Authority:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class KeyPair:
     """A certificate with its key, as PEM."""
 
     certificate: bytes
@@ -114,13 +114,13 @@ def sign_node(authority: Authority, key: PublicKey, identity: NodeIdentity, now:
     return Issued(identity, _pem(signed), authority.pem, signed.not_valid_after_utc)
 
 
-def sign_server(authority: Authority, hosts: Iterable[str], now: datetime, life: timedelta = OUR_LIFE) -> Pair:
+def sign_server(authority: Authority, hosts: Iterable[str], now: datetime, life: timedelta = OUR_LIFE) -> KeyPair:
     """For a process of the control plane that is called at these hosts."""
     names = [host_name(host) for host in sorted(set(hosts))]
     return _sign_ours(authority, "bursar", names, ExtendedKeyUsageOID.SERVER_AUTH, now, life)
 
 
-def sign_client(authority: Authority, now: datetime, life: timedelta = OUR_LIFE) -> Pair:
+def sign_client(authority: Authority, now: datetime, life: timedelta = OUR_LIFE) -> KeyPair:
     """For a process of the control plane that calls agents."""
     names = [x509.UniformResourceIdentifier(CONTROL_PLANE_URI)]
     return _sign_ours(authority, "bursar control plane", names, ExtendedKeyUsageOID.CLIENT_AUTH, now, life)
@@ -133,9 +133,9 @@ def _sign_ours(
     good_for: x509.ObjectIdentifier,
     now: datetime,
     life: timedelta,
-) -> Pair:
+) -> KeyPair:
     key = ec.generate_private_key(ec.SECP256R1())
-    return Pair(_pem(_sign(authority, key.public_key(), name, names, (good_for,), now, now + life)), key_pem(key))
+    return KeyPair(_pem(_sign(authority, key.public_key(), name, names, (good_for,), now, now + life)), key_pem(key))
 
 
 def _sign(

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.allocation import Gang, GangKey, GangRow
 from bursar.core.objects.charge import NOTHING, Charge, deferred, fallen_due
 from bursar.core.objects.object import Key, Origin, Stored
@@ -28,7 +28,7 @@ from bursar.core.values.replace import replace
 from bursar.ops.objects import removal
 from bursar.ops.runtime.clock import new_uid, now, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result, weight_of_drafts
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.wire.kinds.registry import BY_NAME
 from bursar.wire.shared.document import EMPTY, decode, encode, encode_object
 from bursar.wire.shared.kind import Kind, Object, user_field
@@ -40,7 +40,7 @@ TRIES_MAX = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Create(Command):
+class CreateObject(Command):
     draft: Stored
     gang: Gang | None = None
     wants: tuple[tuple[str, Key], ...] = ()  # (field, object that must exist)
@@ -58,64 +58,64 @@ class Create(Command):
     def gangs(self) -> dict[GangKey, int]:
         return {(self.key.namespace, self.gang.group_id): self.gang.min_members} if self.gang else {}
 
-    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, batch: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         yield self.key.namespace, self.draft.charge
         if self.gang:
-            for member in sheet.members(self.key.namespace, self.gang.group_id):
+            for member in batch.members(self.key.namespace, self.gang.group_id):
                 yield self.key.namespace, fallen_due(member.charge)
 
-    def decide(self, sheet: Sheet) -> Result:
-        if refusal := self._refusal(sheet):
+    def decide(self, batch: UnitOfWork) -> Result:
+        if refusal := self._refusal(batch):
             return refusal
         draft = self.draft
-        tenant = tenant_of(sheet, self.key, draft.tenant)
+        tenant = tenant_of(batch, self.key, draft.tenant)
         if tenant != draft.tenant:
             draft = replace(draft, tenant=tenant)
-        if self.asking is not NOTHING_ASKED and (beyond_permit := beyond(sheet.tree, tenant, self.asking)):
+        if self.asking is not NOTHING_ASKED and (beyond_permit := beyond(batch.tree, tenant, self.asking)):
             if not self.admin:
                 return beyond_permit
             draft = permitted_by(draft, self.origin)
         if self.gang is not None:
-            return self._join_gang(sheet, draft, self.gang)
-        if exceeded := sheet.counters.move([Move(self.key.namespace, after=draft.charge)]):
-            return quota_refusal(self.subject, exceeded, sight_of(sheet, self))
-        return self._save(sheet, draft)
+            return self._join_gang(batch, draft, self.gang)
+        if exceeded := batch.counters.move([Move(self.key.namespace, after=draft.charge)]):
+            return quota_refusal(self.subject, exceeded, sight_of(batch, self))
+        return self._save(batch, draft)
 
-    def _refusal(self, sheet: Sheet) -> Refusal | None:
-        if self.key.namespace and (refusal := namespace_refusal(sheet, self.key, self.seen_tenant)):
+    def _refusal(self, batch: UnitOfWork) -> Refusal | None:
+        if self.key.namespace and (refusal := namespace_refusal(batch, self.key, self.seen_tenant)):
             return refusal
-        if self.key in sheet.objects:
+        if self.key in batch.objects:
             return already_exists(self.key)
-        if refusal := absent_refusal(sheet, self.wants, self.asking):
+        if refusal := absent_refusal(batch, self.wants, self.asking):
             return refusal
-        return too_small(sheet.tree, self.asking) if self.asking is not NOTHING_ASKED else None
+        return too_small(batch.tree, self.asking) if self.asking is not NOTHING_ASKED else None
 
-    def _join_gang(self, sheet: Sheet, draft: Stored, gang: Gang) -> Result:
+    def _join_gang(self, batch: UnitOfWork, draft: Stored, gang: Gang) -> Result:
         """Members wait uncharged until the gang is complete; then all of them are charged together, or none."""
         key = (self.key.namespace, gang.group_id)
-        row = sheet.gangs.get(key)
+        row = batch.gangs.get(key)
         if row is None or not row.members:
             row = GangRow(gang.min_members)
         if row.min_members != gang.min_members:
             return gang_differs(gang, row)
-        waiting = [one for one in sheet.members(*key) if one.charge.due]
+        waiting = [one for one in batch.members(*key) if one.charge.due]
         if not row.charged and row.members + 1 < row.min_members:
-            sheet.set_gang(key, replace(row, members=row.members + 1))
-            return self._save(sheet, replace(draft, charge=deferred(draft.charge)))
+            batch.set_gang(key, replace(row, members=row.members + 1))
+            return self._save(batch, replace(draft, charge=deferred(draft.charge)))
         moves = [Move(key[0], one.charge, fallen_due(one.charge)) for one in waiting]
-        if exceeded := sheet.counters.move([Move(key[0], after=draft.charge), *moves]):
-            return quota_refusal(self.subject, exceeded, sight_of(sheet, self))
+        if exceeded := batch.counters.move([Move(key[0], after=draft.charge), *moves]):
+            return quota_refusal(self.subject, exceeded, sight_of(batch, self))
         for one in waiting:
-            sheet.recharge(replace(one, charge=fallen_due(one.charge)))
-        sheet.set_gang(key, replace(row, members=row.members + 1, charged=True))
-        return self._save(sheet, draft)
+            batch.recharge(replace(one, charge=fallen_due(one.charge)))
+        batch.set_gang(key, replace(row, members=row.members + 1, charged=True))
+        return self._save(batch, draft)
 
-    def _save(self, sheet: Sheet, draft: Stored) -> Result:
-        return sheet.put(draft, self.origin)
+    def _save(self, batch: UnitOfWork, draft: Stored) -> Result:
+        return batch.put(draft, self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change(Command):
+class ChangeObject(Command):
     """Replace an object by a draft that was made from revision `expected`."""
 
     draft: Stored
@@ -128,32 +128,32 @@ class Change(Command):
     def weight(self) -> int:
         return weight_of_drafts(self.draft)
 
-    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, batch: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         yield self.key.namespace, self.draft.charge
-        if before := sheet.objects.get(self.key):
+        if before := batch.objects.get(self.key):
             yield self.key.namespace, before.charge
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None:
             return not_found(self.key)
         if before.revision != self.expected:
             return conflict(self.key)
         if removal.may_go(before, self.draft):
-            return self._remove(sheet)
+            return self._remove(batch)
         if not self.keep_charge and self.draft.charge != before.charge:
             moves = [Move(self.key.namespace, before.charge, self.draft.charge)]
-            if exceeded := sheet.counters.move(moves):
-                return quota_refusal(self.subject, exceeded, sight_of(sheet, self))
-        return self._save(sheet, before)
+            if exceeded := batch.counters.move(moves):
+                return quota_refusal(self.subject, exceeded, sight_of(batch, self))
+        return self._save(batch, before)
 
-    def _save(self, sheet: Sheet, before: Stored) -> Result:
+    def _save(self, batch: UnitOfWork, before: Stored) -> Result:
         draft = replace(self.draft, charge=before.charge) if self.keep_charge else self.draft
-        return sheet.put(draft, self.origin)
+        return batch.put(draft, self.origin)
 
-    def _remove(self, sheet: Sheet) -> Result:
+    def _remove(self, batch: UnitOfWork) -> Result:
         """Nobody has to clean up any more, and it was deleted before."""
-        return removal.finish(sheet, self.draft, self.origin)
+        return removal.finish(batch, self.draft, self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,15 +165,15 @@ class Recall(Command):
     def objects(self) -> Iterable[Key]:
         return ()
 
-    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         return ()
 
-    def decide(self, _: Sheet) -> Result:
+    def decide(self, _: UnitOfWork) -> Result:
         return self.otherwise
 
 
 @dataclass(frozen=True, slots=True)
-class Preconditions:
+class DeletePreconditions:
     uid: str = ""
     revision: int | None = None
     tenant: str | None = None  # whose it was when the caller was let in
@@ -188,28 +188,28 @@ class Preconditions:
         return None
 
 
-NO_PRECONDITIONS = Preconditions()
+NO_PRECONDITIONS = DeletePreconditions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delete(Command):
-    preconditions: Preconditions = NO_PRECONDITIONS
+class DeleteObject(Command):
+    preconditions: DeletePreconditions = NO_PRECONDITIONS
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None:
             return not_found(self.key)
         if refusal := self.preconditions.refusal(before):
             return refusal
         if before.charge is not NOTHING:
-            sheet.counters.move([Move(self.key.namespace, before.charge)])
-        return removal.remove(sheet, before, self.origin)
+            batch.counters.move([Move(self.key.namespace, before.charge)])
+        return removal.remove(batch, before, self.origin)
 
 
-def absent_refusal(sheet: Sheet, wants: Iterable[tuple[str, Key]], asking: Asking) -> Refusal | None:
+def absent_refusal(batch: UnitOfWork, wants: Iterable[tuple[str, Key]], asking: Asking) -> Refusal | None:
     """That something is named which is not there."""
-    absent = [(field, Key("PriorityClass", "", name)) for field, name in missing_classes(sheet.tree, asking)]
-    absent += [(field, key) for field, key in wants if key not in sheet.objects and key not in sheet.recent]
+    absent = [(field, Key("PriorityClass", "", name)) for field, name in missing_classes(batch.tree, asking)]
+    absent += [(field, key) for field, key in wants if key not in batch.objects and key not in batch.recent]
     if not absent:
         return None
     causes = tuple(
@@ -252,8 +252,8 @@ def conflict(key: Key, why: str = "it was changed meanwhile") -> Refusal:
     )
 
 
-def namespace_refusal(sheet: Sheet, key: Key, seen_tenant: str | None = None) -> Refusal | None:
-    namespace = sheet.tree.namespaces.get(key.namespace)
+def namespace_refusal(batch: UnitOfWork, key: Key, seen_tenant: str | None = None) -> Refusal | None:
+    namespace = batch.tree.namespaces.get(key.namespace)
     if namespace is None or seen_tenant not in (None, namespace.tenant):
         return Refusal(
             Code.NOT_FOUND,
@@ -269,14 +269,14 @@ def namespace_refusal(sheet: Sheet, key: Key, seen_tenant: str | None = None) ->
     return None
 
 
-def tenant_of(sheet: Sheet, key: Key, default: str) -> str:
-    namespace = sheet.tree.namespaces.get(key.namespace)
+def tenant_of(batch: UnitOfWork, key: Key, default: str) -> str:
+    namespace = batch.tree.namespaces.get(key.namespace)
     return namespace.tenant if namespace is not None else default
 
 
-def sight_of(sheet: Sheet, command: Command) -> Sees:
+def sight_of(batch: UnitOfWork, command: Command) -> Sees:
     """Whose figures may be told in answer to a command."""
-    return sight(sheet.tree, reader_of(command.origin.actor, tenant_of(sheet, command.key, "")))
+    return sight(batch.tree, reader_of(command.origin.actor, tenant_of(batch, command.key, "")))
 
 
 def permitted_by(one: Stored, origin: Origin) -> Stored:
@@ -353,9 +353,9 @@ def changed_draft(kind: Kind, before: Stored, one: Object, *, spec_changed: bool
 # Verbs.
 
 
-async def get(office: Office, key: Key) -> Stored | Refusal:
+async def get(runtime: Runtime, key: Key) -> Stored | Refusal:
     """One object. Those who ask at the same time are answered by one statement."""
-    found = await office.reading.submit(key)
+    found = await runtime.reading.submit(key)
     return found if found is not None else not_found(key)
 
 
@@ -363,7 +363,7 @@ Edit = Callable[[Stored, dict[str, Any]], Command | Refusal]
 
 
 async def change(
-    office: Office,
+    runtime: Runtime,
     key: Key,
     edit: Edit,
     *,
@@ -382,30 +382,30 @@ async def change(
         if tries > 2:
             # The same few would win again and again.
             await asyncio.sleep(random.uniform(0, 0.002 * tries))  # noqa: S311
-        before = first or await get(office, key)
+        before = first or await get(runtime, key)
         first = None
         if isinstance(before, Refusal):
             return before
         command = edit(before, decode(before.doc, before.status, before.revision))
         if isinstance(command, Refusal):
             return command
-        reply = await submit(office, command, tenant=tenant, dry_run=dry_run)
+        reply = await submit(runtime, command, tenant=tenant, dry_run=dry_run)
         if pinned or not (isinstance(reply, Refusal) and reply.code is Code.CONFLICT):
             return reply
     return reply
 
 
-async def submit(office: Office, command: Command, *, tenant: str, dry_run: bool = False) -> Reply:
+async def submit(runtime: Runtime, command: Command, *, tenant: str, dry_run: bool = False) -> Reply:
     """Put a command into its lane."""
     shape = BY_NAME[command.key.kind].in_tree
     if dry_run:
-        lane = office.trying_shape if shape else office.trying
+        lane = runtime.trying_shape if shape else runtime.trying
     elif shape:
-        lane = office.shaping
+        lane = runtime.shaping
     else:
-        lane = office.creating if isinstance(command, Create) else office.changing
-        lane = office.bulk if command.many else lane
+        lane = runtime.creating if isinstance(command, CreateObject) else runtime.changing
+        lane = runtime.bulk if command.many else lane
     reply = await lane.submit(command, tenant)
     if command.key.kind == "Node":
-        office.ceilings.forget()
+        runtime.ceilings.forget()
     return reply

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.allocation import ENDED
 from bursar.core.objects.finalizer import ORPHAN
 from bursar.core.objects.object import Origin, Stored
@@ -18,21 +18,21 @@ from bursar.ops.runtime.command import Result, Written
 from bursar.wire.shared.document import encode, finalizers_of, is_ending
 
 
-def remove(sheet: Sheet, before: Stored, origin: Origin, last: Stored | None = None) -> Result:
+def remove(batch: UnitOfWork, before: Stored, origin: Origin, last: Stored | None = None) -> Result:
     """Remove an object, or mark it where it has finalizers; `last` is its final state, where that differs."""
     if not finalizers_of(before.doc):
-        return sheet.remove(before.key, origin, last)
+        return batch.remove(before.key, origin, last)
     after = last or before
     if not is_ending(before.doc):
-        after = marked(after, timestamp(sheet.now))
+        after = marked(after, timestamp(batch.now))
     elif (after.doc, after.status) == (before.doc, before.status):
         return Written(before.key, before.doc, before.status, before.revision)
-    return sheet.put(after, origin)
+    return batch.put(after, origin)
 
 
-def finish(sheet: Sheet, last: Stored, origin: Origin) -> Result:
+def finish(batch: UnitOfWork, last: Stored, origin: Origin) -> Result:
     """Remove what was marked, now that `may_go` says so."""
-    return sheet.remove(last.key, origin, last)
+    return batch.remove(last.key, origin, last)
 
 
 def marked(one: Stored, at: str, *more: str) -> Stored:

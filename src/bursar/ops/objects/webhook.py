@@ -21,7 +21,7 @@ from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.ops.access.audit import webhook_note
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.store.objects import webhook as store
 from bursar.store.objects.change import save_notes
 from bursar.store.objects.webhook import Pending, Webhook
@@ -38,15 +38,15 @@ WEBHOOKS_MAX = 200
 _encode = msgspec.json.Encoder().encode
 
 
-async def add_webhook(office: Office, webhook: Webhook, secret: str = "") -> tuple[Webhook, str] | Refusal:
+async def add_webhook(runtime: Runtime, webhook: Webhook, secret: str = "") -> tuple[Webhook, str] | Refusal:
     """Make one, with the secret that is given or one of our own; the secret is in this answer, and nowhere else."""
     if causes := faults(webhook, secret):
         listed = "; ".join(f"{one.field}: {one.message}" for one in causes)
         return invalid(f"the webhook is invalid: {listed}", *causes)
     secret = secret or secret_of(os.urandom(SECRET_BYTES))
-    async with office.database.reader() as db, db.transaction():
+    async with runtime.database.reader() as db, db.transaction():
         # It cannot be deleted meanwhile: no webhook is left under a name that another may be given.
-        tree = await office.trees.at(db, await tree_store.lock_shared(db))
+        tree = await runtime.trees.at(db, await tree_store.lock_shared(db))
         if webhook.tenant and webhook.tenant not in tree.tenants:
             return Refusal(Code.NOT_FOUND, f'tenants "{webhook.tenant[:63]}" not found')
         if len(await store.load_all(db)) >= WEBHOOKS_MAX:
@@ -84,14 +84,14 @@ def faults(webhook: Webhook, secret: str = "") -> list[Cause]:
     return found
 
 
-async def list_webhooks(office: Office) -> list[Webhook]:
-    async with office.database.reader() as db:
+async def list_webhooks(runtime: Runtime) -> list[Webhook]:
+    async with runtime.database.reader() as db:
         return await store.load_all(db)
 
 
-async def remove_webhook(office: Office, name: str, by: str = "") -> Refusal | None:
+async def remove_webhook(runtime: Runtime, name: str, by: str = "") -> Refusal | None:
     """What it was still to get is forgotten with it."""
-    async with office.database.reader() as db, db.transaction():
+    async with runtime.database.reader() as db, db.transaction():
         gone = await store.remove(db, name)
         if gone is None:
             return Refusal(Code.NOT_FOUND, f'webhooks "{name}" not found')
@@ -100,41 +100,41 @@ async def remove_webhook(office: Office, name: str, by: str = "") -> Refusal | N
     return None
 
 
-async def stop_webhook(office: Office, name: str, why: str) -> None:
+async def stop_webhook(runtime: Runtime, name: str, why: str) -> None:
     """Send it nothing any more, until somebody makes it anew."""
-    async with office.database.reader() as db, db.transaction():
+    async with runtime.database.reader() as db, db.transaction():
         stopped = await store.stop(db, name, why)
         if stopped is not None:
             await save_notes(db, [webhook_note(stopped, "MODIFIED", "stop", WEBHOOKS, why)])
 
 
-async def try_webhook(office: Office, name: str, by: str = "") -> tuple[int, datetime] | Refusal:
+async def try_webhook(runtime: Runtime, name: str, by: str = "") -> tuple[int, datetime] | Refusal:
     """Have a notice sent that tells of nothing, to this one alone: its number, and when that was."""
-    found = next((one for one in await list_webhooks(office) if one.name == name), None)
+    found = next((one for one in await list_webhooks(runtime) if one.name == name), None)
     if found is None:
         return Refusal(Code.NOT_FOUND, f'webhooks "{name}" not found')
     if found.direction != "out":
         return Refusal(Code.UNPROCESSABLE, f"webhook {name} is one whose payments are believed: nothing is sent to it")
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         made = await store.save_for(db, name, TRIAL, _encode({"webhook": name, "by": by}))
     if made is None:
         return Refusal(Code.ENDED, f"webhook {name} is stopped: {found.stopped}", "Remove it, and make it anew.")
     return made
 
 
-async def list_pending(office: Office, name: str, after: int, limit: int) -> list[Pending] | Refusal:
+async def list_pending(runtime: Runtime, name: str, after: int, limit: int) -> list[Pending] | Refusal:
     """What a webhook has not taken, in order."""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         found = await store.load_pending(db, name, after, limit)
         if not found and name not in {one.name for one in await store.load_all(db)}:
             return Refusal(Code.NOT_FOUND, f'webhooks "{name}" not found')
     return found
 
 
-async def forget_notices(office: Office) -> int:
+async def forget_notices(runtime: Runtime) -> int:
     """Drop notices of long ago; how many."""
     forgotten = 0
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         while count := await store.forget(db, now() - KEPT):
             forgotten += count
     return forgotten

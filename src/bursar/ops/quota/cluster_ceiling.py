@@ -22,7 +22,7 @@ from bursar.wire.kinds.allocation import AllocationSpec, Resources, requests_of
 from bursar.wire.kinds.node import allocatable_in
 
 if TYPE_CHECKING:
-    from bursar.ops.runtime.runtime import Office
+    from bursar.ops.runtime.runtime import Runtime
 
 AGE_SECONDS_MAX = 1.0
 FITTING_MAX = 4096
@@ -35,7 +35,7 @@ _Form: TypeAlias = tuple[bytes, int, bool, int]
 
 
 async def unsatisfiable(
-    office: Office, spec: AllocationSpec, members: int = 1, *, path: str = "spec"
+    runtime: Runtime, spec: AllocationSpec, members: int = 1, *, path: str = "spec"
 ) -> Refusal | None:
     """Why so many allocations of this spec, all together, could never run; None when they could.
 
@@ -44,7 +44,7 @@ async def unsatisfiable(
     resources = _encode(spec.resources) if isinstance(spec.resources, Resources) else b""
     nodes = spec.nodes if isinstance(spec.nodes, int) else 1
     form = (resources, nodes, spec.exclusive is True, members)
-    refused = await office.ceilings.refusal(form, spec)
+    refused = await runtime.ceilings.refusal(form, spec)
     if refused is None or path == "spec":
         return refused
     causes = tuple(replace(one, field=path + one.field.removeprefix("spec")) for one in refused.causes)

@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from bursar.core.batch.placement_billing import Payment
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.placement_billing import PlacementPayer
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.allocation import GangKey
 from bursar.core.objects.charge import Charge
 from bursar.core.objects.object import Key, Origin, Stored, Write
 from bursar.core.values.refusal import Cause, Code, Refusal
-from bursar.store.db.idempotency import Claim
+from bursar.store.db.idempotency import IdempotencyKey
 
 
 class Written(Struct, frozen=True):
@@ -38,7 +38,7 @@ class Command:
 
     key: Key
     origin: Origin
-    claim: Claim | None = None
+    claim: IdempotencyKey | None = None
     fence: int | None = None  # the leader's, where only the leader may do this
 
     @property
@@ -62,7 +62,7 @@ class Command:
         """Nodes to lock and read, beside those that the object is placed on."""
         return ()
 
-    def beats(self) -> Iterable[str]:
+    def heartbeats(self) -> Iterable[str]:
         """Nodes whose last beat is to be locked and read: none of them is heard before this is decided and saved."""
         return ()
 
@@ -71,24 +71,24 @@ class Command:
         settings, so that nobody else claims meanwhile."""
         return ()
 
-    def placed(self, _: Sheet, /) -> Iterable[Key]:
+    def placed(self, _: UnitOfWork, /) -> Iterable[Key]:
         """Objects whose placements to read, and whose nodes to lock."""
         return self.objects()
 
-    def charges(self, sheet: Sheet, /) -> Iterable[tuple[str, Charge]]:
+    def charges(self, batch: UnitOfWork, /) -> Iterable[tuple[str, Charge]]:
         """Every (namespace, charge) that deciding may take or give back."""
-        before = sheet.objects.get(self.key)
+        before = batch.objects.get(self.key)
         return ((self.key.namespace, before.charge),) if before is not None else ()
 
-    def pays(self, _: Sheet, /) -> Iterable[Payment]:
+    def pays(self, _: UnitOfWork, /) -> Iterable[PlacementPayer]:
         """What deciding may have to pay for beforehand; asked only where somebody pays so."""
         return ()
 
-    def meters(self, _: Sheet, /) -> Iterable[str]:
+    def meters(self, _: UnitOfWork, /) -> Iterable[str]:
         """Nodes of which deciding may begin to count the use: of which class their devices are is read."""
         return ()
 
-    def leases(self, _: Sheet, /) -> Iterable[int]:
+    def leases(self, _: UnitOfWork, /) -> Iterable[int]:
         """Leases that deciding may close; asked only where something that is placed has one, or a claimed node."""
         return ()
 
@@ -96,7 +96,7 @@ class Command:
         """The bytes that it holds while it waits: those of its drafts."""
         return 0
 
-    def decide(self, sheet: Sheet, /) -> Result:
+    def decide(self, batch: UnitOfWork, /) -> Result:
         raise NotImplementedError
 
 

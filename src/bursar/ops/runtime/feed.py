@@ -121,7 +121,7 @@ def next_limit(limit: int, read: Sequence[Change], limit_max: int) -> int:
     return min(limit_max, limit * 2) if len(read) >= limit and size <= READ_BYTES_MAX // 2 else limit
 
 
-class Lagging(Exception):
+class FeedLagging(Exception):
     """A follower did not keep up, or the feed could not, and it was let go."""
 
 
@@ -162,7 +162,7 @@ class Follower:
                 async with asyncio.timeout(seconds):
                     await self._wake.wait()
         if self.lagging:
-            raise Lagging
+            raise FeedLagging
         taken = list(self._queue)
         self._queue.clear()
         self._queue_bytes = 0

@@ -12,14 +12,14 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.runtime.command import REUSED
 from bursar.store.db import idempotency as store
 from bursar.store.db.database import Connection, Stale
-from bursar.store.db.idempotency import Claim, Remembered, RequestKey
+from bursar.store.db.idempotency import IdempotencyKey, Remembered, RequestKey
 
 
 class Claiming(Protocol):
     """A command that may have been sent before."""
 
     @property
-    def claim(self) -> Claim | None: ...
+    def claim(self) -> IdempotencyKey | None: ...
 
 
 C = TypeVar("C", bound=Claiming)
@@ -30,7 +30,7 @@ async def claim(
     db: Connection, commands: Sequence[Claiming]
 ) -> tuple[set[RequestKey], Mapping[RequestKey, Remembered]]:
     """Which request ids are ours to answer, and what the others were answered before."""
-    claims: dict[RequestKey, Claim] = {}
+    claims: dict[RequestKey, IdempotencyKey] = {}
     for command in commands:
         if command.claim is not None:
             claims.setdefault(command.claim.key, command.claim)

@@ -97,7 +97,7 @@ class _Entry(Generic[C, A]):
     weight: int = 0
 
 
-Run = Callable[[Sequence[C]], Awaitable[Sequence[A]]]
+RunBatch = Callable[[Sequence[C]], Awaitable[Sequence[A]]]
 
 
 class Taking(Protocol[C_in, A_out]):
@@ -136,7 +136,7 @@ class Lane(Generic[C, A]):
     def __init__(
         self,
         name: str,
-        *runs: Run[C, A],
+        *runs: RunBatch[C, A],
         capacity: int = 4096,
         batch_max: int = 256,
         weigh: Callable[[C], int] | None = None,
@@ -283,14 +283,14 @@ class Lane(Generic[C, A]):
                 batch.append(entry)
         return batch
 
-    async def _work(self, run: Run[C, A]) -> None:
+    async def _work(self, run: RunBatch[C, A]) -> None:
         try:
             while batch := self._take():
                 await self._answer(run, batch)
         finally:
             self._free.append(run)
 
-    async def _answer(self, run: Run[C, A], batch: Sequence[_Entry[C, A]]) -> None:
+    async def _answer(self, run: RunBatch[C, A], batch: Sequence[_Entry[C, A]]) -> None:
         started = asyncio.get_running_loop().time()
         self._sizes.observe(len(batch))
         # The longest wait of the batch: what came in turn is first, and has waited the longest.
@@ -314,7 +314,7 @@ class Lane(Generic[C, A]):
         elif size == self._batch_limit:
             self._batch_limit = min(self._batch_max, self._batch_limit + BATCH_MIN)
 
-    async def _isolate(self, run: Run[C, A], commands: list[C], *, fresh: bool) -> list[A | BaseException]:
+    async def _isolate(self, run: RunBatch[C, A], commands: list[C], *, fresh: bool) -> list[A | BaseException]:
         """Run a batch; one that fails unexpectedly is run again whole, then in halves, so that one poisoned command
         cannot hurt its neighbours."""
         try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bursar.ops.credit.ledger import Credit, ExtendLanes, Receipt
     from bursar.ops.credit.price import Prices
     from bursar.ops.credit.usage_events import Measure, Noted
-    from bursar.ops.nodes.heartbeat import Beat, Heard, Kept
+    from bursar.ops.nodes.heartbeat import Heartbeat, HeartbeatHeard, KeptConnection
     from bursar.ops.nodes.signing import Signing
     from bursar.ops.quota.cluster_ceiling import CeilingCache
     from bursar.ops.quota.tenant_tree import TreeCache
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Office:
+class Runtime:
     """Creating has a lane of its own and is shed first; finishing, changing and binding go on.
 
     What writes very many objects at once, whatever it is, goes through `bulk`, one after another.
@@ -45,7 +45,7 @@ class Office:
     trying: Lane[Command, Reply]  # dry runs
     trying_shape: Lane[Command, Reply]
     reading: Lane[Key, Stored | None]
-    beating: Lane[Beat, Heard | None]  # None where it does not count
+    heartbeating: Lane[Heartbeat, HeartbeatHeard | None]  # None where it does not count
     recalling: Lane[str, WantedSet]  # of a node, by its name
     extending: ExtendLanes
     crediting: Lane[Credit, Receipt | Refusal]  # all else that the ledger is asked
@@ -53,7 +53,7 @@ class Office:
     ceilings: CeilingCache
     prices: Prices
     signing: Signing  # the keys by which nodes believe what is granted to them
-    _transactors: list[Transactor[Any, Any] | Kept[Any, Any]]
+    _transactors: list[Transactor[Any, Any] | KeptConnection[Any, Any]]
     past_hours: Past
     # Called after each batch was committed: local watchers need not wait for a notification.
     on_commit: list[Callable[[], None]] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Office:
         lanes = (
             self.creating, self.changing, self.binding, self.bulk, self.shaping, self.trying, self.trying_shape,
         )  # fmt: skip
-        reads = (self.reading, self.beating, self.recalling)
+        reads = (self.reading, self.heartbeating, self.recalling)
         money = (self.extending, self.crediting, self.measuring)
         await asyncio.gather(
             *(lane.close() for lane in lanes), *(lane.close() for lane in reads), *(lane.close() for lane in money)

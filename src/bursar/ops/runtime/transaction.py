@@ -42,7 +42,7 @@ log = structlog.get_logger()
 # How long a batch is tried before its commands are told that the database is away.
 PATIENCE_SECONDS = 8.0
 
-Walk = Callable[[Connection, Sequence[C]], Awaitable[Sequence[A]]]
+BatchHandler = Callable[[Connection, Sequence[C]], Awaitable[Sequence[A]]]
 
 
 class Transactor(Generic[C, A]):
@@ -52,14 +52,14 @@ class Transactor(Generic[C, A]):
         self,
         name: str,
         database: Database,
-        walk: Walk[C, A],
+        run_batch: BatchHandler[C, A],
         *,
         dry: bool = False,
         on_commit: Sequence[Callable[[], None]] = (),
     ) -> None:
         self.name = name
         self._database = database
-        self._walk = walk
+        self._run_batch = run_batch
         self._dry = dry  # Decide as if, and change nothing.
         self._on_commit = on_commit
         self._db: Connection | None = None
@@ -75,7 +75,7 @@ class Transactor(Generic[C, A]):
             try:
                 return await self._once(marker, commands, attempt)
             except MissingPartition as error:
-                await self._make_room()
+                await self._free_capacity()
                 await self._note("partition", error, tries, loop.time() < deadline)
             except RACES as error:
                 if isinstance(error, BLOCKED):
@@ -99,7 +99,7 @@ class Transactor(Generic[C, A]):
                 await db.execute("ROLLBACK;")
                 return attempt.unsure
             attempt.unsure = None
-            answers = await self._walk(db, commands)
+            answers = await self._run_batch(db, commands)
         except BaseException as error:
             await self._roll_back(db)
             if is_missing_partition(error):
@@ -145,7 +145,7 @@ class Transactor(Generic[C, A]):
         log.info("trying again", lane=self.name, cause=cause, error=repr(error), tries=tries)
         await asyncio.sleep(min(0.5, 0.004 * 2 ** min(tries, 8)) * random.uniform(0.5, 1.0))  # noqa: S311
 
-    async def _make_room(self) -> None:
+    async def _free_capacity(self) -> None:
         async with self._database.reader() as db:
             await ensure_partitions(db)
             await ledger.ensure_partitions(db)

@@ -16,14 +16,14 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct
 
-from bursar.core.batch.placement_billing import Payment, leases_of, paid_by, payment_of
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.placement_billing import PlacementPayer, leases_of, paid_by, payment_of
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.lease import Lease, lease_name
-from bursar.core.nodes.bind_check import Placing, Target, bound_charge, place
-from bursar.core.nodes.eviction import Reason as Stopped
-from bursar.core.nodes.node import NodeRoom, Placement, keeps_off
+from bursar.core.nodes.bind_check import BindCheck, Target, bound_charge, place
+from bursar.core.nodes.eviction import EvictionReason as Stopped
+from bursar.core.nodes.node import NodeCapacity, Placement, keeps_off
 from bursar.core.nodes.node_claim import kept_off
-from bursar.core.objects.allocation import GangKey, Peer, Phase, Request
+from bursar.core.objects.allocation import GangKey, Peer, Phase, ResourceRequest
 from bursar.core.objects.charge import Charge
 from bursar.core.objects.object import Key, Origin, Write
 from bursar.core.objects.rank import joined, rank_of, ranked, size_of
@@ -37,7 +37,7 @@ from bursar.ops.objects.object import not_found, sight_of
 from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
 from bursar.ops.runtime.lane_plan import feed
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.allocation import (
     PLACED,
     phase_of,
@@ -68,12 +68,12 @@ Ranked: TypeAlias = tuple[int, int]  # its rank in its gang, and how many there 
 _text = lru_cache(4096)(format_granted)
 
 
-class Member(Struct, frozen=True):
+class BindMember(Struct, frozen=True):
     """One allocation of a unit, and where it is to go. An empty uid stands for whichever has the name."""
 
     key: Key
     targets: tuple[Target, ...]
-    request: Request
+    request: ResourceRequest
     gang: str = ""
     uid: str = ""
 
@@ -82,10 +82,10 @@ class Member(Struct, frozen=True):
 class Bind(Command):
     """Place a unit of pending allocations on nodes: all its members or none. The reply has one entry per member."""
 
-    members: tuple[Member, ...]
+    members: tuple[BindMember, ...]
 
     @classmethod
-    def unit(cls, members: Sequence[Member], origin: Origin, fence: int | None = None) -> Bind:
+    def unit(cls, members: Sequence[BindMember], origin: Origin, fence: int | None = None) -> Bind:
         assert len({member.key for member in members}) == len(members) > 0, "a unit names each of its members once"
         return cls(key=members[0].key, origin=origin, fence=fence, members=tuple(members))
 
@@ -96,13 +96,13 @@ class Bind(Command):
         key: Key,
         origin: Origin,
         targets: tuple[Target, ...],
-        request: Request,
+        request: ResourceRequest,
         gang: str = "",
         uid: str = "",
         fence: int | None = None,
     ) -> Bind:
         """A unit of one."""
-        return cls(key=key, origin=origin, fence=fence, members=(Member(key, targets, request, gang, uid),))
+        return cls(key=key, origin=origin, fence=fence, members=(BindMember(key, targets, request, gang, uid),))
 
     def objects(self) -> Iterable[Key]:
         return [member.key for member in self.members]
@@ -113,106 +113,106 @@ class Bind(Command):
     def gangs(self) -> dict[GangKey, int]:
         return {(member.key.namespace, member.gang): 0 for member in self.members if member.gang}
 
-    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, batch: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         for member in self.members:
-            if before := sheet.objects.get(member.key):
+            if before := batch.objects.get(member.key):
                 yield member.key.namespace, bound_charge(before.charge, 0)
 
-    def decide(self, sheet: Sheet) -> Result:
+    def decide(self, batch: UnitOfWork) -> Result:
         for member in self.members:
-            if refusal := _outrun(sheet, member) or _kept_off(sheet, member):
+            if refusal := _outrun(batch, member) or _kept_off(batch, member):
                 return self._told_of(member, refusal)
-        for gang in self.gangs() if sheet.gangs else ():
-            if refusal := self._torn(sheet, gang):
+        for gang in self.gangs() if batch.gangs else ():
+            if refusal := self._torn(batch, gang):
                 return refusal
-        placings = self._place(sheet)
+        placings = self._place(batch)
         if isinstance(placings, Refusal):
             return placings
-        leases = self._leases(sheet, placings)
+        leases = self._leases(batch, placings)
         if isinstance(leases, Refusal):
             return leases
         moves = [
-            Move(member.key.namespace, sheet.objects[member.key].charge, placing.charge)
+            Move(member.key.namespace, batch.objects[member.key].charge, placing.charge)
             for member, placing in zip(self.members, placings, strict=True)
         ]
-        if exceeded := sheet.counters.move(moves):
-            return quota_refusal("allocation", exceeded, sight_of(sheet, self))
+        if exceeded := batch.counters.move(moves):
+            return quota_refusal("allocation", exceeded, sight_of(batch, self))
         # Everything was checked: from here on nothing is refused.
-        if sheet.book is not None:
+        if batch.ledger is not None:
             for lease in chain.from_iterable(leases):
-                refusal = sheet.book.open(lease, started=False)
+                refusal = batch.ledger.open(lease, started=False)
                 assert refusal is None, "what was not lacking can be opened"
-        ranks = self._rank(sheet) if sheet.gangs else {}
+        ranks = self._rank(batch) if batch.gangs else {}
         saving = zip(self.members, placings, leases, strict=True)
-        return tuple([_save(sheet, self.origin, *one, ranks.get(one[0].key)) for one in saving])
+        return tuple([_save(batch, self.origin, *one, ranks.get(one[0].key)) for one in saving])
 
-    def _rank(self, sheet: Sheet) -> dict[Key, Ranked]:
+    def _rank(self, batch: UnitOfWork) -> dict[Key, Ranked]:
         """Who is who in each gang: it is placed all at once, so its members can be told of each other."""
         ranks: dict[Key, Ranked] = {}
         for gang in self.gangs():
-            if (row := sheet.gangs.get(gang)) is None:
+            if (row := batch.gangs.get(gang)) is None:
                 continue
             members = [one for one in self.members if (one.key.namespace, one.gang) == gang]
             coming = [
-                Peer(one.key.name, job_index_in(sheet.objects[one.key].doc), tuple(at.node for at in one.targets))
+                Peer(one.key.name, job_index_in(batch.objects[one.key].doc), tuple(at.node for at in one.targets))
                 for one in members
             ]
-            runs = any(phase_of(one) in PLACED for one in sheet.members(*gang))
+            runs = any(phase_of(one) in PLACED for one in batch.members(*gang))
             peers = joined(row.peers, coming) if runs else ranked(coming)
-            sheet.set_gang(gang, replace(row, peers=peers))
+            batch.set_gang(gang, replace(row, peers=peers))
             size = size_of(peers)
             ranks |= {one.key: (rank_of(peers, one.key.name) or 0, size) for one in members}
         return ranks
 
-    def pays(self, sheet: Sheet) -> Iterable[Payment]:
+    def pays(self, batch: UnitOfWork) -> Iterable[PlacementPayer]:
         for member in self.members:
-            before = sheet.objects.get(member.key)
+            before = batch.objects.get(member.key)
             nodes = [target.node for target in member.targets]
-            if before is not None and (found := payment_of(sheet, before, nodes)) is not None:
+            if before is not None and (found := payment_of(batch, before, nodes)) is not None:
                 yield found
 
-    def _leases(self, sheet: Sheet, placings: Sequence[Placing]) -> Sequence[Sequence[Lease]] | Refusal:
+    def _leases(self, batch: UnitOfWork, placings: Sequence[BindCheck]) -> Sequence[Sequence[Lease]] | Refusal:
         """What pays for each member, none of it opened yet. The unit is paid for as a whole, or not at all."""
-        if sheet.book is None:
+        if batch.ledger is None:
             return [()] * len(self.members)
         drafts: list[list[Lease]] = []
         for member, placing in zip(self.members, placings, strict=True):
             taken = [(target.node, fit.resources) for target, fit in zip(member.targets, placing.fits, strict=True)]
-            found = leases_of(sheet, sheet.objects[member.key], taken)
+            found = leases_of(batch, batch.objects[member.key], taken)
             if isinstance(found, Refusal):
                 return self._told_of(member, found)
             drafts.append(found)
-        return sheet.book.lacking(chain.from_iterable(drafts)) or drafts
+        return batch.ledger.lacking(chain.from_iterable(drafts)) or drafts
 
-    def _torn(self, sheet: Sheet, gang: GangKey) -> Refusal | None:
+    def _torn(self, batch: UnitOfWork, gang: GangKey) -> Refusal | None:
         """A gang starts with `minMembers` or not at all; of one that has lost members, all that are left must start.
         Whoever comes to what runs already may come alone; what is being stopped does not count as running."""
-        row = sheet.gangs.get(gang)
+        row = batch.gangs.get(gang)
         if row is None:
             return None
         together = sum(1 for member in self.members if (member.key.namespace, member.gang) == gang)
         needed = min(row.min_members, row.members)
-        if together < needed and not any(phase_of(one) in PLACED for one in sheet.members(*gang)):
+        if together < needed and not any(phase_of(one) in PLACED for one in batch.members(*gang)):
             return Refusal(Code.STALE, f"the plan places {together} of the {needed} members of gang {gang[1]}")
         return None
 
-    def _place(self, sheet: Sheet) -> list[Placing] | Refusal:
+    def _place(self, batch: UnitOfWork) -> list[BindCheck] | Refusal:
         """One member after another, each on the room that those before it left."""
         if len(self.members) == 1:
             (member,) = self.members
-            placing = place(sheet.nodes, member.request, member.targets, sheet.objects[member.key].charge)
+            placing = place(batch.nodes, member.request, member.targets, batch.objects[member.key].charge)
             return placing if isinstance(placing, Refusal) else [placing]
-        rooms: MutableMapping[str, NodeRoom] = ChainMap({}, sheet.nodes)
-        placings: list[Placing] = []
+        capacities: MutableMapping[str, NodeCapacity] = ChainMap({}, batch.nodes)
+        placings: list[BindCheck] = []
         for member in self.members:
-            placing = place(rooms, member.request, member.targets, sheet.objects[member.key].charge)
+            placing = place(capacities, member.request, member.targets, batch.objects[member.key].charge)
             if isinstance(placing, Refusal):
                 return self._told_of(member, placing)
-            rooms.update({room.name: room for room in placing.rooms})
+            capacities.update({capacity.name: capacity for capacity in placing.capacities})
             placings.append(placing)
         return placings
 
-    def _told_of(self, member: Member, refusal: Refusal) -> Refusal:
+    def _told_of(self, member: BindMember, refusal: Refusal) -> Refusal:
         """Which member of several it was that could not be placed."""
         if len(self.members) == 1:
             return refusal
@@ -221,8 +221,8 @@ class Bind(Command):
         return replace(refusal, message=message, causes=(cause, *refusal.causes))
 
 
-def _outrun(sheet: Sheet, member: Member) -> Refusal | None:
-    before = sheet.objects.get(member.key)
+def _outrun(batch: UnitOfWork, member: BindMember) -> Refusal | None:
+    before = batch.objects.get(member.key)
     if before is None:
         return not_found(member.key)
     if before.uid != (member.uid or before.uid) or before.gang != member.gang:
@@ -234,57 +234,62 @@ def _outrun(sheet: Sheet, member: Member) -> Refusal | None:
     return None
 
 
-def _kept_off(sheet: Sheet, member: Member) -> Refusal | None:
+def _kept_off(batch: UnitOfWork, member: BindMember) -> Refusal | None:
     """A node that was claimed since is its holder's alone, and what is sensitive goes to its user's own. A node that
     keeps work off by its taints, for tenants, for parts of devices or because it isolates nothing does so whatever the
     plan thought."""
-    permit = permit_of(sheet.tree, sheet.tenant_of(sheet.objects[member.key]))
+    permit = permit_of(batch.tree, batch.tenant_of(batch.objects[member.key]))
     for target in member.targets:
-        room = sheet.nodes.get(target.node)
-        terms = room is not None and (permit.isolated or keeps_off(room.gate))
-        if room is not None and terms and (refusal := _not_welcome(sheet, member, room, permit)):
+        capacity = batch.nodes.get(target.node)
+        terms = capacity is not None and (permit.isolated or keeps_off(capacity.gate))
+        if capacity is not None and terms and (refusal := _not_welcome(batch, member, capacity, permit)):
             return refusal
-        if room is not None and (room.claim is not None or member.request.sensitive):
-            user = status_of(sheet.objects[member.key]).get("user", "")
-            if refusal := kept_off(room.name, room.claim, user, sensitive=member.request.sensitive):
+        if capacity is not None and (capacity.claim is not None or member.request.sensitive):
+            user = status_of(batch.objects[member.key]).get("user", "")
+            if refusal := kept_off(capacity.name, capacity.claim, user, sensitive=member.request.sensitive):
                 return refusal
     return None
 
 
-def _not_welcome(sheet: Sheet, member: Member, room: NodeRoom, permit: Permit) -> Refusal | None:
+def _not_welcome(batch: UnitOfWork, member: BindMember, capacity: NodeCapacity, permit: Permit) -> Refusal | None:
     """By what the allocation says now, and what its tenant may now: both may have changed since the plan was made."""
-    work = sheet.objects[member.key]
+    work = batch.objects[member.key]
     asked, fractional = tolerations_in(work.doc)
     exempt = bool(status_of(work).get("permittedBy"))
-    return kept_out(room.name, room.gate, permit, asked, exempt=exempt, fractional=fractional)
+    return kept_out(capacity.name, capacity.gate, permit, asked, exempt=exempt, fractional=fractional)
 
 
 def _save(
-    sheet: Sheet, origin: Origin, member: Member, placing: Placing, leases: Sequence[Lease], place: Ranked | None
+    batch: UnitOfWork,
+    origin: Origin,
+    member: BindMember,
+    placing: BindCheck,
+    leases: Sequence[Lease],
+    place: Ranked | None,
 ) -> Write:
-    before = sheet.objects[member.key]
+    before = batch.objects[member.key]
     status = status_of(before)
     # Higher than that of any earlier placement, so that late comers are told apart; also than of those made after the
     # backup that the database was restored from: an agent would take what it ran then for what it is told now.
-    epoch = max(status.get("epoch", 0), sheet.era * ERA_EPOCHS) + 1
-    for room in placing.rooms:
-        sheet.use_node(room)
+    epoch = max(status.get("epoch", 0), batch.era * ERA_EPOCHS) + 1
+    for capacity in placing.capacities:
+        batch.use_node(capacity)
     paid: Mapping[str, int] = {}
-    if leases or any(room.claim is not None for room in placing.rooms):
-        paid = paid_by(sheet, [target.node for target in member.targets], leases)
-    sheet.place([
+    if leases or any(capacity.claim is not None for capacity in placing.capacities):
+        paid = paid_by(batch, [target.node for target in member.targets], leases)
+    batch.place([
         Placement(
             target.node, before.uid, member.key.namespace, member.key.name, before.tenant, epoch,
             member.request.exclusive, taken.resources, taken.devices, lease=paid.get(target.node, 0),
         )
         for target, taken in zip(member.targets, placing.fits, strict=True)
     ])  # fmt: skip
-    _set_bound(status, member, placing, epoch, timestamp(sheet.now))
+    _set_bound(status, member, placing, epoch, timestamp(batch.now))
     if paid:
         show_leases(status, paid)
     if place is not None:
         status["rank"], status["size"] = place
-    return sheet.put(with_status(before, status, node=member.targets[0].node, charge=placing.charge), origin)
+    return batch.put(with_status(before, status, node=member.targets[0].node, charge=placing.charge), origin)
 
 
 def show_leases(status: dict[str, Any], paid: Mapping[str, int]) -> None:
@@ -294,28 +299,29 @@ def show_leases(status: dict[str, Any], paid: Mapping[str, int]) -> None:
             shown["lease"] = lease_name(number)
 
 
-def _set_bound(status: dict[str, Any], member: Member, placing: Placing, epoch: int, at: str) -> None:
+def _set_bound(status: dict[str, Any], member: BindMember, placing: BindCheck, epoch: int, at: str) -> None:
     for name in WAITING:
         status.pop(name, None)
-    first = placing.rooms[0]
+    first = placing.capacities[0]
     status["phase"] = Phase.SCHEDULED
     status["nodeName"] = first.name
     if first.uid:
         status["nodeId"] = first.uid
     status["nodes"] = [
-        {"name": room.name, "devices": taken.devices} for room, taken in zip(placing.rooms, placing.fits, strict=True)
+        {"name": capacity.name, "devices": taken.devices}
+        for capacity, taken in zip(placing.capacities, placing.fits, strict=True)
     ]
     requests = member.request.requests
-    count = len(placing.rooms)
+    count = len(placing.capacities)
     status["allocatedResources"] = {name: _text(name, value * count) for name, value in requests.items()}
     status["epoch"] = epoch
     status["scheduledTime"] = at
-    where = listed([room.name for room in placing.rooms], "node")
+    where = listed([capacity.name for capacity in placing.capacities], "node")
     set_condition(status, "Scheduled", "True", "Bound", f"Placed on {where}", at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note(Command):
+class NotePending(Command):
     """Record why a pending allocation waits. Only another reason is a change: its numbers move all the time.
 
     The reason and message of an evicted allocation go on saying why it was stopped until it is placed again; its
@@ -326,11 +332,11 @@ class Note(Command):
     reason: str
     message: str
 
-    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         return ()
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None or before.uid != self.uid:
             return Refusal(Code.STALE, f"{self.key.name} is gone")
         if refusal := waits_no_more(before):
@@ -340,8 +346,8 @@ class Note(Command):
             return unchanged(before)
         if status.get("reason") not in STOPPED:
             status |= {"reason": self.reason, "message": self.message}
-        set_condition(status, "Scheduled", "False", self.reason, self.message, timestamp(sheet.now))
-        return sheet.put(with_status(before, status), self.origin)
+        set_condition(status, "Scheduled", "False", self.reason, self.message, timestamp(batch.now))
+        return batch.put(with_status(before, status), self.origin)
 
 
 def _waits_for(status: Mapping[str, Any]) -> str:
@@ -353,9 +359,9 @@ def _waits_for(status: Mapping[str, Any]) -> str:
 # Verbs.
 
 
-async def bind(office: Office, commands: Sequence[Bind]) -> list[Bound]:
+async def bind(runtime: Runtime, commands: Sequence[Bind]) -> list[Bound]:
     """Place each unit where its targets say. What went stale comes back with its reason; the rest stands."""
-    return [_bound(reply) for reply in await feed(office.binding, commands)]
+    return [_bound(reply) for reply in await feed(runtime.binding, commands)]
 
 
 def _bound(reply: Reply) -> Bound:
@@ -365,6 +371,6 @@ def _bound(reply: Reply) -> Bound:
     return tuple([member.revision for member in reply])
 
 
-async def note(office: Office, commands: Sequence[Note]) -> list[Reply]:
+async def note(runtime: Runtime, commands: Sequence[NotePending]) -> list[Reply]:
     """Store why each of these waits. Notes go by the lane of changes: nothing that can run waits for them."""
-    return await feed(office.changing, commands)
+    return await feed(runtime.changing, commands)

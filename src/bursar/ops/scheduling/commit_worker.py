@@ -23,9 +23,9 @@ import structlog
 from msgspec import Struct
 
 from bursar.core.objects.object import Origin
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.runtime.transaction import tell_of_commit
-from bursar.ops.scheduling.bind import Bind, Bound, Member, bind
+from bursar.ops.scheduling.bind import Bind, BindMember, Bound, bind
 from bursar.store.db.database import Unavailable
 
 log = structlog.get_logger()
@@ -37,16 +37,16 @@ PAUSES_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # before another is
 _LENGTH = 4  # bytes before each frame, which say how long it is
 
 
-class Order(Struct, frozen=True, array_like=True):
+class CommitOrder(Struct, frozen=True, array_like=True):
     """What the clerk is told: units to place, under which fence."""
 
     number: int
     origin: Origin
     fence: int | None
-    units: list[tuple[Member, ...]]
+    units: list[tuple[BindMember, ...]]
 
 
-class Outcome(Struct, frozen=True, array_like=True):
+class CommitOutcome(Struct, frozen=True, array_like=True):
     """What became of an order's units. The first one, of no order, says that the clerk is there."""
 
     number: int
@@ -55,22 +55,22 @@ class Outcome(Struct, frozen=True, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_order = msgspec.msgpack.Decoder(Order).decode
-_decode_outcome = msgspec.msgpack.Decoder(Outcome).decode
+_decode_order = msgspec.msgpack.Decoder(CommitOrder).decode
+_decode_outcome = msgspec.msgpack.Decoder(CommitOutcome).decode
 
 
-class Clerk:
+class CommitWorker:
     """The leader's end. `call` has a process started, and started again should it die; `dismiss` ends it."""
 
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._keeping: asyncio.Task[None] | None = None
         self._process: Process | None = None
         self._writer: asyncio.StreamWriter | None = None  # while it is at work
         self._arrived = asyncio.Event()
         self._heard_at = float("-inf")
         self._orders = 0
-        self._waiting: dict[int, asyncio.Future[Outcome]] = {}
+        self._waiting: dict[int, asyncio.Future[CommitOutcome]] = {}
 
     @property
     def is_at_work(self) -> bool:
@@ -98,12 +98,12 @@ class Clerk:
     async def bind(self, commands: Sequence[Bind]) -> list[Bound]:
         """As the verb of that name does it, in the clerk's process if it is at work. All commands are one leader's."""
         if self._writer is None:
-            return await bind(self._office, commands)
+            return await bind(self._runtime, commands)
         self._orders += 1
         number, first = self._orders, commands[0]
-        answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[CommitOutcome] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
-        order = Order(number, first.origin, first.fence, [command.members for command in commands])
+        order = CommitOrder(number, first.origin, first.fence, [command.members for command in commands])
         try:
             _put(self._writer, _encode(order))
             outcome = await self._hear_of(answer)
@@ -111,10 +111,10 @@ class Clerk:
             self._waiting.pop(number, None)
         if outcome.away:
             raise Unavailable(outcome.away)
-        tell_of_commit(self._office.on_commit)
+        tell_of_commit(self._runtime.on_commit)
         return outcome.units
 
-    async def _hear_of(self, answer: asyncio.Future[Outcome]) -> Outcome:
+    async def _hear_of(self, answer: asyncio.Future[CommitOutcome]) -> CommitOutcome:
         """A clerk that says nothing at all for so long is stuck; one that answers others has much to do."""
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
@@ -151,7 +151,7 @@ class Clerk:
             with its:
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable, "-P", "-m", MODULE, str(its.fileno()),  # -P: no modules of where we were started
-                    env=os.environ | {"BURSAR_DATABASE_URL": self._office.database.url},
+                    env=os.environ | {"BURSAR_DATABASE_URL": self._runtime.database.url},
                     pass_fds=(its.fileno(),), stdin=DEVNULL, stdout=DEVNULL,
                     start_new_session=True,  # a Ctrl-C in the terminal is for the leader, whose end is the clerk's too
                 )  # fmt: skip
@@ -193,25 +193,25 @@ class Clerk:
 # The clerk's own end.
 
 
-async def serve(office: Office, its: socket.socket) -> None:
+async def serve(runtime: Runtime, its: socket.socket) -> None:
     """Do as told until whoever tells is gone. What is under way then is left: it is undone when the process ends."""
     reader, writer = await asyncio.open_connection(sock=its)
     under_way: set[asyncio.Task[None]] = set()
-    _put(writer, _encode(Outcome(0)))
+    _put(writer, _encode(CommitOutcome(0)))
     while (frame := await _next(reader)) is not None:
-        task = asyncio.create_task(_carry_out(office, _decode_order(frame), writer))
+        task = asyncio.create_task(_carry_out(runtime, _decode_order(frame), writer))
         under_way.add(task)
         task.add_done_callback(under_way.discard)
 
 
-async def _carry_out(office: Office, order: Order, writer: asyncio.StreamWriter) -> None:
+async def _carry_out(runtime: Runtime, order: CommitOrder, writer: asyncio.StreamWriter) -> None:
     try:
         commands = [Bind.unit(members, order.origin, order.fence) for members in order.units]
-        outcome = Outcome(order.number, await bind(office, commands))
+        outcome = CommitOutcome(order.number, await bind(runtime, commands))
     except Exception as error:
         if not isinstance(error, Unavailable):
             log.exception("an order failed")
-        outcome = Outcome(order.number, away=f"the clerk could not commit it: {error!r}")
+        outcome = CommitOutcome(order.number, away=f"the clerk could not commit it: {error!r}")
     _put(writer, _encode(outcome))
 
 

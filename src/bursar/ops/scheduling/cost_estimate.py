@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from itertools import count
 
 from bursar.core.batch.placement_billing import leases_of, payment_of
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.lease import lease_number
-from bursar.core.credit.ledger import Book
+from bursar.core.credit.ledger import Ledger
 from bursar.core.credit.price import class_of
 from bursar.core.credit.shortfall import end_words, time_left
-from bursar.core.nodes.node import NodeRoom
+from bursar.core.nodes.node import NodeCapacity
 from bursar.core.objects.object import Key, Stored
 from bursar.core.quota.quota import Counters
 from bursar.core.values.money import MICROS, cost
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.allocation import request_in
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.nodes import node as node_store
@@ -38,51 +38,55 @@ class Quote:
     lacking: Refusal | None = None
 
 
-async def quote(office: Office, wanted: Sequence[tuple[Stored, Sequence[str]]]) -> list[Quote | None]:
+async def quote(runtime: Runtime, wanted: Sequence[tuple[Stored, Sequence[str]]]) -> list[Quote | None]:
     """What each of these allocations would cost on the nodes it would have, one after another; None where nobody pays
     beforehand, or where no nodes are known."""
-    async with office.database.reader() as db:
-        tree = await office.trees.refresh(db)
-        sheet = Sheet(now(), tree, Counters(tree, {}))
-        payments = [payment_of(sheet, one, nodes) if nodes else None for one, nodes in wanted]
+    async with runtime.database.reader() as db:
+        tree = await runtime.trees.refresh(db)
+        batch = UnitOfWork(now(), tree, Counters(tree, {}))
+        payments = [payment_of(batch, one, nodes) if nodes else None for one, nodes in wanted]
         asked = [one for one in payments if one is not None]
         if not asked:
             return [None] * len(wanted)
         names = {name for one in asked for name in one.nodes}
-        sheet.payers = await ledger_store.find_accounts(db, {owner for one in asked for owner in one.owners})
+        batch.payers = await ledger_store.find_accounts(db, {owner for one in asked for owner in one.owners})
         nodes = await object_store.load(db, {Key("Node", "", name) for name in names})
-        sheet.classes = {key.name: class_of(node.labels) for key, node in nodes.items()}
-        rooms = await node_store.load(db, names)
-        accounts = await ledger_store.load_accounts(db, sheet.payers.values())
-        at, prices = await ledger_store.load_now(db), await office.prices.refresh(db)
-    book = Book(at, prices, accounts, numbers=count(1))
+        batch.classes = {key.name: class_of(node.labels) for key, node in nodes.items()}
+        capacities = await node_store.load(db, names)
+        accounts = await ledger_store.load_accounts(db, batch.payers.values())
+        at, prices = await ledger_store.load_now(db), await runtime.prices.refresh(db)
+    ledger = Ledger(at, prices, accounts, numbers=count(1))
     before = {number: account.available for number, account in accounts.items()}
     return [
-        _quote(sheet, book, before, one, [(name, _taken(one, rooms.get(name))) for name in places])
+        _quote(batch, ledger, before, one, [(name, _taken(one, capacities.get(name))) for name in places])
         if payment is not None
         else None
         for (one, places), payment in zip(wanted, payments, strict=True)
     ]
 
 
-def _taken(one: Stored, room: NodeRoom | None) -> Mapping[str, int]:
+def _taken(one: Stored, capacity: NodeCapacity | None) -> Mapping[str, int]:
     request = request_in(one.doc)
-    return room.allocatable if request.exclusive and room is not None else request.requests
+    return capacity.allocatable if request.exclusive and capacity is not None else request.requests
 
 
 def _quote(
-    sheet: Sheet, book: Book, before: Mapping[int, int], one: Stored, taken: Sequence[tuple[str, Mapping[str, int]]]
+    batch: UnitOfWork,
+    ledger: Ledger,
+    before: Mapping[int, int],
+    one: Stored,
+    taken: Sequence[tuple[str, Mapping[str, int]]],
 ) -> Quote:
-    leases = leases_of(sheet, one, taken)
+    leases = leases_of(batch, one, taken)
     if isinstance(leases, Refusal):
         return Quote(lacking=leases)
-    account = book.accounts[leases[0].account]
-    priced = [(book.prices.rate(each.amounts, each.klass, book.now, each.discount), each.window) for each in leases]
+    account = ledger.accounts[leases[0].account]
+    priced = [(ledger.prices.rate(each.amounts, each.klass, ledger.now, each.discount), each.window) for each in leases]
     rates = [(rate, window) for rate, window in priced if isinstance(rate, int)]
-    lacking = book.lacking(leases)
+    lacking = ledger.lacking(leases)
     if lacking is None:
         for lease in leases:
-            book.open(lease, started=False)
+            ledger.open(lease, started=False)
     return Quote(
         account.name,
         sum(rate for rate, _ in rates),
@@ -93,12 +97,12 @@ def _quote(
     )
 
 
-async def refused_time(office: Office, leases: Iterable[str]) -> str:
+async def refused_time(runtime: Runtime, leases: Iterable[str]) -> str:
     """Why no more time of what runs is paid for, in words; empty where it is."""
     numbers = [number for name in leases if (number := lease_number(name)) is not None]
     if not numbers:
         return ""
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         found, at = await ledger_store.load_leases(db, numbers), await ledger_store.load_now(db)
     final = [one for one in found.values() if one.final]
     if not final:

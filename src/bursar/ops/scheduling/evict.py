@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from bursar.core.batch.placement_billing import Payment, leases_of, payment_of
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.placement_billing import PlacementPayer, leases_of, payment_of
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.lease import Lease
-from bursar.core.nodes.eviction import STOPPABLE, Notice, Rule
-from bursar.core.objects.allocation import GangKey, Request
+from bursar.core.nodes.eviction import STOPPABLE, EvictionRule, Notice
+from bursar.core.objects.allocation import GangKey, ResourceRequest
 from bursar.core.objects.charge import Amounts, Charge
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Code, Refusal
@@ -22,7 +22,7 @@ from bursar.ops.objects.object import conflict, not_found
 from bursar.ops.runtime.clock import new_uid, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
 from bursar.ops.runtime.lane_plan import feed
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.allocation import (
     PLACED,
     phase_of,
@@ -32,7 +32,7 @@ from bursar.ops.workloads.allocation import (
     with_status,
 )
 from bursar.ops.workloads.stop import members_of, stop, stop_members
-from bursar.store.db.idempotency import Claim
+from bursar.store.db.idempotency import IdempotencyKey
 
 
 def _new_id() -> str:
@@ -40,7 +40,7 @@ def _new_id() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
+class EvictionVictim:
     """An allocation that has to go, and what it is told. With it goes whatever of its gang is placed."""
 
     key: Key
@@ -61,14 +61,14 @@ class Evict(Command):
     def gangs(self) -> dict[GangKey, int]:
         return {(self.key.namespace, self.gang): 0} if self.gang else {}
 
-    def placed(self, sheet: Sheet) -> Iterable[Key]:
-        return (self.key, *members_of(sheet, self.gangs()))
+    def placed(self, batch: UnitOfWork) -> Iterable[Key]:
+        return (self.key, *members_of(batch, self.gangs()))
 
-    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         return ()  # Nothing comes back before it is gone.
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None:
             return not_found(self.key)
         if self.uid not in ("", before.uid):
@@ -77,9 +77,9 @@ class Evict(Command):
             return conflict(self.key, "it was deleted and created anew")
         if phase_of(before) not in STOPPABLE:
             return not_placed(before)
-        written = stop(sheet, before, self.notice, self.id, self.origin)
+        written = stop(batch, before, self.notice, self.id, self.origin)
         for gang in self.gangs():
-            stop_members(sheet, gang, self.notice, self.id, self.origin)
+            stop_members(batch, gang, self.notice, self.id, self.origin)
         return written
 
 
@@ -104,7 +104,7 @@ class Preempt(Command):
     uid: str
     nominated: tuple[str, ...]  # the nodes whose room is held for it
     until: datetime
-    victims: tuple[Victim, ...]
+    victims: tuple[EvictionVictim, ...]
     with_it: tuple[Nominee, ...] = ()
     id: str = field(default_factory=_new_id)
 
@@ -118,75 +118,75 @@ class Preempt(Command):
     def nominees(self) -> tuple[Nominee, ...]:
         return (Nominee(self.key, self.uid, self.nominated, self.until), *self.with_it)
 
-    def placed(self, sheet: Sheet) -> Iterable[Key]:
-        return (*self.objects(), *members_of(sheet, self.gangs()))
+    def placed(self, batch: UnitOfWork) -> Iterable[Key]:
+        return (*self.objects(), *members_of(batch, self.gangs()))
 
-    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         return ()
 
-    def pays(self, sheet: Sheet) -> Iterable[Payment]:
-        there = [(sheet.objects[one.key], one.nodes) for one in self.nominees if one.key in sheet.objects]
-        return [found for one, nodes in there if (found := payment_of(sheet, one, nodes)) is not None]
+    def pays(self, batch: UnitOfWork) -> Iterable[PlacementPayer]:
+        there = [(batch.objects[one.key], one.nodes) for one in self.nominees if one.key in batch.objects]
+        return [found for one, nodes in there if (found := payment_of(batch, one, nodes)) is not None]
 
-    def decide(self, sheet: Sheet) -> Result:
+    def decide(self, batch: UnitOfWork) -> Result:
         nominees = self.nominees
         for one in nominees:
-            if refusal := _outrun(sheet, one):
+            if refusal := _outrun(batch, one):
                 return refusal
-        if refusal := _unpayable(sheet, nominees):
+        if refusal := _unpayable(batch, nominees):
             return refusal
         for victim in self.victims:
-            there = sheet.objects.get(victim.key)
+            there = batch.objects.get(victim.key)
             if there is not None and there.uid != victim.uid:
                 return Refusal(Code.STALE, f"{victim.key.name} was deleted and created anew")
-            if there is not None and not _may_evict(sheet, sheet.objects[self.key], there, victim.notice.rule):
+            if there is not None and not _may_evict(batch, batch.objects[self.key], there, victim.notice.rule):
                 return Refusal(Code.STALE, f"{self.key.name} may not evict other tenants' work by its priority")
-        stopped = [one for one in self.victims if stop_if_placed(sheet, one, self.id, self.origin)]
+        stopped = [one for one in self.victims if stop_if_placed(batch, one, self.id, self.origin)]
         for gang, notice in {(one.key.namespace, one.gang): one.notice for one in stopped if one.gang}.items():
-            stop_members(sheet, gang, notice, self.id, self.origin)
-        writes = [_nominate(sheet, one, self.origin) for one in nominees]
+            stop_members(batch, gang, notice, self.id, self.origin)
+        writes = [_nominate(batch, one, self.origin) for one in nominees]
         return writes[0]
 
 
-def _outrun(sheet: Sheet, one: Nominee) -> Refusal | None:
-    there = sheet.objects.get(one.key)
+def _outrun(batch: UnitOfWork, one: Nominee) -> Refusal | None:
+    there = batch.objects.get(one.key)
     if there is None or there.uid != one.uid:
         return Refusal(Code.STALE, f"{one.key.name}, for which room was to be made, is gone")
     return waits_no_more(there)
 
 
-def _may_evict(sheet: Sheet, nominee: Stored, victim: Stored, rule: str) -> bool:
+def _may_evict(batch: UnitOfWork, nominee: Stored, victim: Stored, rule: str) -> bool:
     """Whether an eviction for lower priority still stands: between tenants only a class that says so allows it."""
-    if rule != Rule.LOWER_PRIORITY or sheet.tenant_of(nominee) == sheet.tenant_of(victim):
+    if rule != EvictionRule.LOWER_PRIORITY or batch.tenant_of(nominee) == batch.tenant_of(victim):
         return True
-    named = sheet.tree.classes.get(nominee.charge.facts.priority_class)
+    named = batch.tree.classes.get(nominee.charge.facts.priority_class)
     return named is not None and named.cross_tenant
 
 
-def _unpayable(sheet: Sheet, nominees: Iterable[Nominee]) -> Refusal | None:
+def _unpayable(batch: UnitOfWork, nominees: Iterable[Nominee]) -> Refusal | None:
     """Nobody has to go for those who could not pay for the room. What they would hold is not held yet."""
-    if sheet.book is None:
+    if batch.ledger is None:
         return None
     leases: list[Lease] = []
     for one in nominees:
-        there = sheet.objects[one.key]
+        there = batch.objects[one.key]
         request = request_in(there.doc)
-        found = leases_of(sheet, there, [(node, _taken(sheet, node, request)) for node in one.nodes])
+        found = leases_of(batch, there, [(node, _taken(batch, node, request)) for node in one.nodes])
         if isinstance(found, Refusal):
             return found
         leases += found
-    return sheet.book.lacking(leases)
+    return batch.ledger.lacking(leases)
 
 
-def _taken(sheet: Sheet, node: str, request: Request) -> Amounts:
+def _taken(batch: UnitOfWork, node: str, request: ResourceRequest) -> Amounts:
     """What it would take of a node: who has it alone takes all of it."""
-    return sheet.nodes[node].allocatable if request.exclusive and node in sheet.nodes else request.requests
+    return batch.nodes[node].allocatable if request.exclusive and node in batch.nodes else request.requests
 
 
-def _nominate(sheet: Sheet, one: Nominee, origin: Origin) -> Result:
-    before, until = sheet.objects[one.key], timestamp(one.until)
+def _nominate(batch: UnitOfWork, one: Nominee, origin: Origin) -> Result:
+    before, until = batch.objects[one.key], timestamp(one.until)
     status = {**status_of(before), "nominated": [{"node": node, "until": until} for node in one.nodes]}
-    return sheet.put(with_status(before, status), origin)
+    return batch.put(with_status(before, status), origin)
 
 
 def not_placed(one: Stored) -> Refusal:
@@ -197,29 +197,29 @@ def not_placed(one: Stored) -> Refusal:
     )
 
 
-def stop_if_placed(sheet: Sheet, victim: Victim, id_: str, origin: Origin) -> bool:
-    there = sheet.objects.get(victim.key)
+def stop_if_placed(batch: UnitOfWork, victim: EvictionVictim, id_: str, origin: Origin) -> bool:
+    there = batch.objects.get(victim.key)
     if there is None or there.uid != victim.uid or phase_of(there) not in PLACED:
         return False
-    stop(sheet, there, victim.notice, id_, origin)
+    stop(batch, there, victim.notice, id_, origin)
     return True
 
 
 async def evict(
-    office: Office,
+    runtime: Runtime,
     one: Stored,
     notice: Notice,
     origin: Origin,
     *,
-    claim: Claim | None = None,
+    claim: IdempotencyKey | None = None,
     dry_run: bool = False,
 ) -> Reply:
     """Stop an allocation, and with it its gang."""
     command = Evict(key=one.key, uid=one.uid, notice=notice, gang=one.gang, origin=origin, claim=claim)
-    lane = office.trying if dry_run else office.binding
+    lane = runtime.trying if dry_run else runtime.binding
     return await lane.submit(command, one.key.namespace)
 
 
-async def preempt(office: Office, commands: Sequence[Preempt]) -> list[Reply]:
+async def preempt(runtime: Runtime, commands: Sequence[Preempt]) -> list[Reply]:
     """Make room for each nominee. What went stale comes back with its reason, and has changed nothing."""
-    return await feed(office.binding, commands)
+    return await feed(runtime.binding, commands)

@@ -14,22 +14,22 @@ from bursar.store.scheduling.leader import Leader
 
 
 @dataclass(frozen=True, slots=True)
-class Fence:
+class LeaderFence:
     """The number of a term. It rises with every takeover and stays with every renewal."""
 
     number: int
     renewed: bool  # False: it was taken over just now
 
 
-async def stand(database: Database, holder: str, seconds: float) -> Fence | None:
+async def stand(database: Database, holder: str, seconds: float) -> LeaderFence | None:
     """Lead for so many seconds from now: by renewing one's own term, or by taking over when the last one has run out.
     None while another leads. `holder` must be the name of one candidate alone."""
     async with database.reader() as db:
         renewed = await leader_store.renew(db, holder, seconds)
         if renewed is not None:
-            return Fence(renewed, renewed=True)
+            return LeaderFence(renewed, renewed=True)
         taken = await leader_store.take(db, holder, seconds)
-        return Fence(taken, renewed=False) if taken is not None else None
+        return LeaderFence(taken, renewed=False) if taken is not None else None
 
 
 async def resign(database: Database, holder: str) -> bool:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from bursar.core.scheduling.explain.explain_types import Explanation, Figures, Glimpse, Holding, Outlook
+from bursar.core.scheduling.explain.explain_types import ExplainAnswer, Figures, Glimpse, Holding, SimulatedOutcome
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.runtime.lane import Lane, Overloaded
 from bursar.store.db.database import AWAY, Connection, Database
@@ -50,7 +50,7 @@ class InUse(msgspec.Struct, tag="in-use", frozen=True):
     uid: str
 
 
-class Look(msgspec.Struct, tag="look", frozen=True):
+class LookQuestion(msgspec.Struct, tag="look", frozen=True):
     """Where an allocation stands, and when it may start; of a job the one that waits longest. Who has just committed it
     says with which `revision`: the leader may not have heard of it yet."""
 
@@ -60,7 +60,7 @@ class Look(msgspec.Struct, tag="look", frozen=True):
     revision: int = 0
 
 
-class Boosted(msgspec.Struct, tag="boosted", frozen=True):
+class BoostedQuestion(msgspec.Struct, tag="boosted", frozen=True):
     """Where the allocations of a job would stand with this priority."""
 
     namespace: str
@@ -89,10 +89,10 @@ class Count(msgspec.Struct, tag="count", frozen=True):
     """The scheduler in numbers."""
 
 
-Question = Explain | InUse | Look | Boosted | Simulate | Count
+Question = Explain | InUse | LookQuestion | BoostedQuestion | Simulate | Count
 
 
-class Answer(msgspec.Struct, frozen=True):
+class LeaderAnswer(msgspec.Struct, frozen=True):
     """What the leader says; `error` where it could not."""
 
     result: msgspec.Raw = msgspec.Raw(b"null")
@@ -101,12 +101,12 @@ class Answer(msgspec.Struct, frozen=True):
 
 encode = msgspec.json.Encoder().encode
 decode_question = msgspec.json.Decoder(Question).decode
-_decode_answer = msgspec.json.Decoder(Answer).decode
-_decode_explanation: Callable[[bytes], Explanation | None] = msgspec.json.Decoder(Explanation | None).decode
+_decode_answer = msgspec.json.Decoder(LeaderAnswer).decode
+_decode_explanation: Callable[[bytes], ExplainAnswer | None] = msgspec.json.Decoder(ExplainAnswer | None).decode
 _decode_holding: Callable[[bytes], Holding | None] = msgspec.json.Decoder(Holding | None).decode
 _decode_glimpse: Callable[[bytes], Glimpse | None] = msgspec.json.Decoder(Glimpse | None).decode
 _decode_position: Callable[[bytes], int | None] = msgspec.json.Decoder(int | None).decode
-_decode_outlooks: Callable[[bytes], list[Outlook]] = msgspec.json.Decoder(list[Outlook]).decode
+_decode_outlooks: Callable[[bytes], list[SimulatedOutcome]] = msgspec.json.Decoder(list[SimulatedOutcome]).decode
 _decode_figures: Callable[[bytes], Figures] = msgspec.json.Decoder(Figures).decode
 
 NO_LEADER = Refusal(
@@ -123,7 +123,7 @@ SILENT = Refusal(
 )
 
 
-class Inquiries:
+class LeaderQueries:
     """One process's questions to the leader."""
 
     def __init__(self, database: Database) -> None:
@@ -167,7 +167,7 @@ class Inquiries:
             return Refusal(Code.UNAVAILABLE, f"the scheduler could not answer: {answer.error}", retry_after_seconds=2)
         return bytes(answer.result)
 
-    async def glimpse(self, look: Look) -> Glimpse | None:
+    async def glimpse(self, look: LookQuestion) -> Glimpse | None:
         """A glance that may fail, and then costs next to nothing; so many a second, so that reading stays quick."""
         now = asyncio.get_running_loop().time()
         if now < self._silent_until:
@@ -191,7 +191,7 @@ class Inquiries:
         if asyncio.get_running_loop().time() < self._silent_until:
             return None
         try:
-            found = await self._asked(Boosted(namespace, job, priority), _decode_position, BOOST_SECONDS_MAX)
+            found = await self._asked(BoostedQuestion(namespace, job, priority), _decode_position, BOOST_SECONDS_MAX)
         except AWAY:
             return None
         return None if isinstance(found, Refusal) else found
@@ -206,10 +206,10 @@ class Inquiries:
             return None
         return None if isinstance(found, Refusal) else found
 
-    async def explain(self, uid: str) -> Explanation | Refusal | None:
+    async def explain(self, uid: str) -> ExplainAnswer | Refusal | None:
         return await self._asked(Explain(uid), _decode_explanation)
 
-    async def simulate(self, question: Simulate) -> list[Outlook] | Refusal:
+    async def simulate(self, question: Simulate) -> list[SimulatedOutcome] | Refusal:
         return await self._asked(question, _decode_outlooks)
 
     async def figures(self, seconds: float = ANSWER_SECONDS_MAX) -> Figures | Refusal:

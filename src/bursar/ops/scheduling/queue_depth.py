@@ -12,7 +12,7 @@ from collections import defaultdict
 from contextlib import suppress
 
 from bursar.core.values.refusal import Refusal
-from bursar.ops.scheduling.leader_query import Inquiries
+from bursar.ops.scheduling.leader_query import LeaderQueries
 from bursar.store.db.database import AWAY, Database
 from bursar.store.scheduling import queue as store
 
@@ -24,11 +24,11 @@ WAIT_SECONDS_MAX = 5.0  # for the first answer; later on nobody waits while what
 RECENT_MAX = 100_000
 
 
-class Depths:
+class QueueDepths:
     """The queues as they were told last. They are read while a submission is being committed, once a second at most."""
 
-    def __init__(self, inquiries: Inquiries, database: Database) -> None:
-        self._inquiries = inquiries
+    def __init__(self, leader_queries: LeaderQueries, database: Database) -> None:
+        self._leader_queries = leader_queries
         self._database = database
         self._depths: dict[str, int] = {}
         self._revision = 0  # of the last change that is counted in them
@@ -75,7 +75,7 @@ class Depths:
 
     async def _read(self, now: float) -> None:
         with suppress(*AWAY):
-            found = await self._inquiries.figures(LEADER_SECONDS_MAX)
+            found = await self._leader_queries.figures(LEADER_SECONDS_MAX)
             if not isinstance(found, Refusal) and found.revision >= self._revision:
                 self._learn({one.name: one.depth for one in found.queues}, found.revision, now)
             else:

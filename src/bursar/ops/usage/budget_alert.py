@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.charge import Charge
-from bursar.core.objects.notification import Tiding
+from bursar.core.objects.notification import Notification
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.usage.budget import (
     EXHAUSTED_FROM,
@@ -30,7 +30,7 @@ from bursar.core.values.replace import replace
 from bursar.ops.objects.object import not_found
 from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.allocation import set_condition, status_of, unchanged
 from bursar.wire.kinds.tenant import BUDGET_EXHAUSTED, BUDGET_FIELD, BUDGET_WARNING
 from bursar.wire.shared.document import encode
@@ -58,11 +58,11 @@ class Warn(Command):
     days: int
     source: str  # where the figures come from
 
-    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         return ()
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None:
             return not_found(self.key)
         if before.uid != self.uid:
@@ -73,9 +73,11 @@ class Warn(Command):
             return unchanged(before)
         message = told(hours, state)
         if (what := news(was, state)) is not None:
-            sheet.tidings.append(Tiding(what, self.key.name, self.key.name, encode(self._data(hours, what, message))))
+            batch.notifications.append(
+                Notification(what, self.key.name, self.key.name, encode(self._data(hours, what, message)))
+            )
         origin = Origin(self.origin.actor, VERBS[state], message)
-        return sheet.put(with_budget_state(before, state, message, timestamp(sheet.now)), origin)
+        return batch.put(with_budget_state(before, state, message, timestamp(batch.now)), origin)
 
     def hours(self, tenant: Stored) -> BudgetHours:
         budget = tenant_share_of(tenant.doc)
@@ -119,6 +121,6 @@ def with_budget_state(tenant: Stored, state: BudgetState, message: str, at: str)
     return replace(tenant, status=encode(status), fields={**tenant.fields, BUDGET_FIELD: str(state)})
 
 
-async def warn(office: Office, command: Warn) -> Reply:
+async def warn(runtime: Runtime, command: Warn) -> Reply:
     """It holds the tree as it is, and changes nothing of it: no other writer waits for it."""
-    return await office.changing.submit(command, command.key.name)
+    return await runtime.changing.submit(command, command.key.name)

@@ -23,8 +23,8 @@ from bursar.core.usage.usage_levels import (
     NODES,
     Bucket,
     Level,
+    LevelStep,
     Meter,
-    Step,
     fold,
     hours,
     used_by_steps,
@@ -68,7 +68,9 @@ async def roll(database: Database, until: datetime | None = None, *, steps_max: 
         return count + len(behind)
 
 
-async def _enter(db: Connection, levels: Mapping[Meter, Level], steps: Mapping[Meter, list[Step]], until: int) -> None:
+async def _enter(
+    db: Connection, levels: Mapping[Meter, Level], steps: Mapping[Meter, list[LevelStep]], until: int
+) -> None:
     if not levels and not steps:
         return
     tariffs = await store.load_tariffs(db)
@@ -116,12 +118,12 @@ class Past(Struct):
     """
 
     key: object = None  # what it was added up for
-    used: store.Totals = {}
+    used: store.HourTotals = {}
     steps: store.Steps = {}  # within the stride
 
     async def load(
         self, db: Connection, tenants: Iterable[str], begin: datetime, now: datetime
-    ) -> Sequence[store.Totals]:
+    ) -> Sequence[store.HourTotals]:
         """What tenants used in a window until now, to the second, in parts that are to be added up. Call it in a
         snapshot: what is added up and what is taken off must be of one moment."""
         # Clocks of those who enter may be a little behind ours.
@@ -148,17 +150,17 @@ class Past(Struct):
 
 def _early(
     steps: store.Steps, tenants: Iterable[str], created: Mapping[str, datetime], stride: datetime, begin: datetime
-) -> store.Totals:
+) -> store.HourTotals:
     """What is to be taken off: what was used before the window begins, by those that there were."""
-    found: store.Totals = {}
+    found: store.HourTotals = {}
     for tenant in tenants:
         since, end = int(max(stride, created.get(tenant, stride)).timestamp()), int(begin.timestamp())
         found[tenant] = {name: -used_by_steps(some, since, end) for name, some in steps.get(tenant, {}).items()}
     return found
 
 
-def _totals(windows: store.Windows) -> store.Totals:
-    found: store.Totals = {}
+def _totals(windows: store.Windows) -> store.HourTotals:
+    found: store.HourTotals = {}
     for tenant, used in windows.items():
         totals = found[tenant] = defaultdict(int)
         for (resource, _), one in used.items():

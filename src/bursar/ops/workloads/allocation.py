@@ -12,18 +12,18 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.lease import FROZEN
 from bursar.core.credit.shortfall import OUT_OF_CREDIT, Shortfall, end_words
+from bursar.core.nodes.eviction import EvictionReason as Stopped
 from bursar.core.nodes.eviction import Failure
-from bursar.core.nodes.eviction import Reason as Stopped
-from bursar.core.objects.allocation import ENDED, GangKey, Phase, Request
+from bursar.core.objects.allocation import ENDED, GangKey, Phase, ResourceRequest
 from bursar.core.objects.charge import NOTHING, Charge
 from bursar.core.objects.object import Stored
 from bursar.core.quota.quota import Move
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
-from bursar.ops.objects.object import NO_PRECONDITIONS, Preconditions, conflict, not_found
+from bursar.ops.objects.object import NO_PRECONDITIONS, DeletePreconditions, conflict, not_found
 from bursar.ops.objects.removal import remove
 from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.command import Command, Result, Written
@@ -43,7 +43,7 @@ _decode = msgspec.json.Decoder(Allocation).decode
 _decode_status = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def request_in(doc: bytes) -> Request:
+def request_in(doc: bytes) -> ResourceRequest:
     return request_of(_decode(doc))
 
 
@@ -52,45 +52,45 @@ class Release(Command):
     """Delete an allocation: at once if nothing runs, else ask its nodes to stop it and wait for their word."""
 
     grace_seconds: int = GRACE_SECONDS
-    preconditions: Preconditions = NO_PRECONDITIONS
+    preconditions: DeletePreconditions = NO_PRECONDITIONS
     gang: str = ""
 
     def gangs(self) -> dict[GangKey, int]:
         return {(self.key.namespace, self.gang): 0} if self.gang else {}
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None:
             return not_found(self.key)
         if refusal := self.preconditions.refusal(before):
             return refusal
         if before.gang != self.gang:
             return conflict(self.key, "it was deleted and created anew")
-        if not sheet.placements.get(before.uid):
-            sheet.counters.move([Move(self.key.namespace, before.charge)])
-            leave_gang(sheet, before)
+        if not batch.placements.get(before.uid):
+            batch.counters.move([Move(self.key.namespace, before.charge)])
+            leave_gang(batch, before)
             status = {**status_of(before)}
             if phase_of(before) not in ENDED:
-                status |= {"phase": Phase.CANCELLED, "endTime": timestamp(sheet.now)}
+                status |= {"phase": Phase.CANCELLED, "endTime": timestamp(batch.now)}
             last = with_status(before, status, charge=NOTHING)
-            return remove(sheet, before, self.origin, last)
-        return self._stop(sheet, before)
+            return remove(batch, before, self.origin, last)
+        return self._stop(batch, before)
 
-    def _stop(self, sheet: Sheet, before: Stored) -> Result:
+    def _stop(self, batch: UnitOfWork, before: Stored) -> Result:
         document = msgspec.json.decode(before.doc)
         metadata = document["metadata"]
         grace = min(self.grace_seconds, metadata.get("deletionGracePeriodSeconds", self.grace_seconds))
-        metadata.setdefault("deletionTimestamp", timestamp(sheet.now + timedelta(seconds=grace)))
+        metadata.setdefault("deletionTimestamp", timestamp(batch.now + timedelta(seconds=grace)))
         metadata["deletionGracePeriodSeconds"] = grace
         status = {**status_of(before), "phase": Phase.TERMINATING}
         if "eviction" in status:
             status["eviction"]["requeue"] = False
         set_condition(
-            status, "Terminating", "True", "UserRequested", "Graceful termination in progress", timestamp(sheet.now)
+            status, "Terminating", "True", "UserRequested", "Graceful termination in progress", timestamp(batch.now)
         )
-        sheet.place([replace(one, wanted=False) for one in sheet.placements[before.uid]])
+        batch.place([replace(one, wanted=False) for one in batch.placements[before.uid]])
         after = replace(with_status(before, status), doc=encode(document))
-        return sheet.put(after, self.origin)
+        return batch.put(after, self.origin)
 
 
 # Helpers of the commands.
@@ -269,8 +269,8 @@ def with_status(
     )
 
 
-def leave_gang(sheet: Sheet, one: Stored) -> None:
+def leave_gang(batch: UnitOfWork, one: Stored) -> None:
     key = (one.key.namespace, one.gang)
-    if one.gang and key in sheet.gangs and phase_of(one) not in ENDED:
-        row = sheet.gangs[key]
-        sheet.set_gang(key, replace(row, members=max(0, row.members - 1)))
+    if one.gang and key in batch.gangs and phase_of(one) not in ENDED:
+        row = batch.gangs[key]
+        batch.set_gang(key, replace(row, members=max(0, row.members - 1)))

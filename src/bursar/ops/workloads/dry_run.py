@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.charge import Charge
 from bursar.core.objects.object import Key, Stored
 from bursar.core.quota.permit import beyond, together
@@ -17,13 +17,13 @@ from bursar.core.quota.quota import Move
 from bursar.core.quota.quota_messages import quota_refusal
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
-from bursar.ops.objects.object import Create, sight_of, tenant_of
+from bursar.ops.objects.object import CreateObject, sight_of, tenant_of
 from bursar.ops.runtime.command import Reply, Result
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearse(Create):
+class Rehearse(CreateObject):
     """Create all of these together, or none. A gang is charged as if it were complete."""
 
     drafts: tuple[Stored, ...]
@@ -31,21 +31,21 @@ class Rehearse(Create):
     def objects(self) -> Iterable[Key]:
         return ()
 
-    def charges(self, _: Sheet) -> Iterable[tuple[str, Charge]]:
+    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         return ((one.key.namespace, one.charge) for one in self.drafts)
 
-    def decide(self, sheet: Sheet) -> Result:
-        if refusal := self._refusal(sheet):
+    def decide(self, batch: UnitOfWork) -> Result:
+        if refusal := self._refusal(batch):
             return refusal
-        tenant = tenant_of(sheet, self.key, self.draft.tenant)
-        if not self.admin and (refusal := beyond(sheet.tree, tenant, self.asking)):
+        tenant = tenant_of(batch, self.key, self.draft.tenant)
+        if not self.admin and (refusal := beyond(batch.tree, tenant, self.asking)):
             return refusal
-        if exceeded := sheet.counters.move([Move(one.key.namespace, after=one.charge) for one in self.drafts]):
-            return quota_refusal(self.subject, exceeded, sight_of(sheet, self))
-        return tuple(sheet.put(one, self.origin) for one in self.drafts)
+        if exceeded := batch.counters.move([Move(one.key.namespace, after=one.charge) for one in self.drafts]):
+            return quota_refusal(self.subject, exceeded, sight_of(batch, self))
+        return tuple(batch.put(one, self.origin) for one in self.drafts)
 
 
-async def rehearse(office: Office, creations: Sequence[Create], tenant: str) -> Refusal | None:
+async def rehearse(runtime: Runtime, creations: Sequence[CreateObject], tenant: str) -> Refusal | None:
     """Why these could not be created together now; None when they could."""
     first = creations[0]
     # A uid is a name that nothing has.
@@ -61,5 +61,5 @@ async def rehearse(office: Office, creations: Sequence[Create], tenant: str) -> 
         asking=together(one.asking for one in creations),
         admin=first.admin,
     )
-    reply: Reply = await office.trying.submit(command, tenant)
+    reply: Reply = await runtime.trying.submit(command, tenant)
     return reply if isinstance(reply, Refusal) else None

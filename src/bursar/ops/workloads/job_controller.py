@@ -10,11 +10,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.allocation import Gang, GangKey, GangRow
 from bursar.core.objects.charge import Charge
 from bursar.core.objects.event_text import STEP, step_why
-from bursar.core.objects.job import Member, Progress, Step, all_turns, next_look, next_step, open_turns, turn_name
+from bursar.core.objects.job import (
+    JobMember,
+    JobProgress,
+    JobStep,
+    all_turns,
+    next_look,
+    next_step,
+    open_turns,
+    turn_name,
+)
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
@@ -23,7 +32,7 @@ from bursar.ops.objects.object import TRIES_MAX, already_exists, conflict, names
 from bursar.ops.objects.removal import remove
 from bursar.ops.runtime.clock import now, timestamp
 from bursar.ops.runtime.command import Result, Written, weight_of_drafts
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.allocation import GRACE_SECONDS, status_of, unchanged
 from bursar.ops.workloads.job import MANY, JobCommand, admit, charges_of, group_of, has_ended
 from bursar.ops.workloads.job_status import (
@@ -51,7 +60,7 @@ REMOVED_AT_ONCE_MAX = 2000
 class StepJob(JobCommand):
     """What comes next: release what is not wanted any more, make what is, and write down how far the job is."""
 
-    step: Step
+    step: JobStep
     drafts: tuple[Stored, ...] = ()
     drafts_gang: Gang | None = None
 
@@ -69,66 +78,66 @@ class StepJob(JobCommand):
         gang = self.drafts_gang
         return {(self.key.namespace, gang.group_id): gang.min_members} if gang else JobCommand.gangs(self)
 
-    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
-        yield from charges_of(sheet, self.drafts, self.drafts_gang)
-        yield from JobCommand.charges(self, sheet)
+    def charges(self, batch: UnitOfWork) -> Iterable[tuple[str, Charge]]:
+        yield from charges_of(batch, self.drafts, self.drafts_gang)
+        yield from JobCommand.charges(self, batch)
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None:
             return not_found(self.key)
-        if before.revision != self.expected or self._outrun(sheet, before):
+        if before.revision != self.expected or self._outrun(batch, before):
             return conflict(self.key)
         # What has ended by now is counted next time; only with its job is it removed.
-        unwanted = [one for one in self.owned(sheet, before) if self.step.progress.deleting or not has_ended(one)]
-        left = sum(not has_ended(one) for one in self.release(sheet, unwanted, GRACE_SECONDS))
+        unwanted = [one for one in self.owned(batch, before) if self.step.progress.deleting or not has_ended(one)]
+        left = sum(not has_ended(one) for one in self.release(batch, unwanted, GRACE_SECONDS))
         if self.step.remove:
-            return remove(sheet, before, self.origin)
-        made, refusal = self._make(sheet, before)
+            return remove(batch, before, self.origin)
+        made, refusal = self._make(batch, before)
         progress = self.step.progress
         started = max([progress.started, *(turn.index + 1 for turn in self.step.create[: len(made)])])
         progress = replace(progress, started=started, active=progress.active + left + len(made))
-        after = with_progress(before, progress, timestamp(sheet.now), refusal)
+        after = with_progress(before, progress, timestamp(batch.now), refusal)
         changed = (after.status, after.fields) != (before.status, before.fields)
         why = step_why(
             progress_in(before), progress, [one.key.name for one in made], refusal.message if refusal else ""
         )
-        result = sheet.put(after, Origin(self.origin.actor, self.origin.verb, why)) if changed else unchanged(before)
+        result = batch.put(after, Origin(self.origin.actor, self.origin.verb, why)) if changed else unchanged(before)
         for one in made:
-            sheet.put(replace(one, tenant=before.tenant), Origin(self.origin.actor, "create", f"job/{self.key.name}"))
+            batch.put(replace(one, tenant=before.tenant), Origin(self.origin.actor, "create", f"job/{self.key.name}"))
         return result
 
-    def _outrun(self, sheet: Sheet, job: Stored) -> bool:
+    def _outrun(self, batch: UnitOfWork, job: Stored) -> bool:
         """Whether a member that was missing is there after all, or the gang that was to be joined is gone."""
-        there = [sheet.objects[one.key] for one in self.drafts if one.key in sheet.objects]
+        there = [batch.objects[one.key] for one in self.drafts if one.key in batch.objects]
         if any(is_owned(one.doc, job.uid) for one in there):
             return True
-        row = self._gang_row(sheet)
+        row = self._gang_row(batch)
         return self.drafts_gang is not None and row is None and len(self.drafts) < self.drafts_gang.min_members
 
-    def _gang_row(self, sheet: Sheet) -> GangRow | None:
+    def _gang_row(self, batch: UnitOfWork) -> GangRow | None:
         if self.drafts_gang is None:
             return None
-        row = sheet.gangs.get((self.key.namespace, self.drafts_gang.group_id))
+        row = batch.gangs.get((self.key.namespace, self.drafts_gang.group_id))
         return row if row is not None and row.members else None
 
-    def _make(self, sheet: Sheet, job: Stored) -> tuple[Sequence[Stored], Refusal | None]:
+    def _make(self, batch: UnitOfWork, job: Stored) -> tuple[Sequence[Stored], Refusal | None]:
         """As many as there is room for, in their order; and why not the next one."""
-        if self.drafts and (refusal := namespace_refusal(sheet, self.key, job.tenant)):
+        if self.drafts and (refusal := namespace_refusal(batch, self.key, job.tenant)):
             return (), refusal
         made: list[Stored] = []
-        for some in self._portions(sheet):
-            if taken := next((one.key for one in some if one.key in sheet.objects), None):
+        for some in self._portions(batch):
+            if taken := next((one.key for one in some if one.key in batch.objects), None):
                 return made, already_exists(taken)
-            admitted = admit(sheet, some, self.drafts_gang, "allocation", sight_of(sheet, self))
+            admitted = admit(batch, some, self.drafts_gang, "allocation", sight_of(batch, self))
             if isinstance(admitted, Refusal):
                 return made, admitted
             made += admitted
         return made, None
 
-    def _portions(self, sheet: Sheet) -> Iterable[tuple[Stored, ...]]:
+    def _portions(self, batch: UnitOfWork) -> Iterable[tuple[Stored, ...]]:
         """What is let in together: the members of a gang that is not complete, and everything else one by one."""
-        row = self._gang_row(sheet)
+        row = self._gang_row(batch)
         if self.drafts_gang is not None and not (row is not None and row.charged):
             return (self.drafts,)
         return ((one,) for one in self.drafts)
@@ -143,33 +152,33 @@ class Stepped:
     blocked: bool = False  # allocations could not be made
 
 
-async def step(office: Office, key: Key, at: datetime | None = None) -> Stepped | None:
+async def step(runtime: Runtime, key: Key, at: datetime | None = None) -> Stepped | None:
     """Do all that is to be done for a job now; None when nothing will ever be again."""
     tenant = ""
     for _ in range(TRIES_MAX):
-        job = await object_ops.get(office, key)
+        job = await object_ops.get(runtime, key)
         if isinstance(job, Refusal):
             return None
         tenant = job.tenant
         plan, progress = plan_of(spec_in(job.doc)), progress_in(job)
-        members = await load_members(office, job, progress)
+        members = await load_members(runtime, job, progress)
         coming = next_step(plan, progress, members, at or now())
-        if coming == Step(progress):
+        if coming == JobStep(progress):
             return None if progress.settled else Stepped(tenant, next_look(plan, progress))
-        joined = await _joined(office, job, coming)
+        joined = await _joined(runtime, job, coming)
         if joined is None and _joins(job, coming):
             continue  # They have ended since they were seen.
-        reply = await object_ops.submit(office, _step_command(job, coming, joined), tenant=tenant)
+        reply = await object_ops.submit(runtime, _step_command(job, coming, joined), tenant=tenant)
         if isinstance(reply, Written) and not reply.deleted and coming.create and is_blocked(reply.status):
             return Stepped(tenant, next_look(plan, coming.progress), blocked=True)
     return Stepped(tenant, now() + timedelta(seconds=TROUBLE_SECONDS))
 
 
-async def load_members(office: Office, job: Stored, progress: Progress) -> list[Member]:
+async def load_members(runtime: Runtime, job: Stored, progress: JobProgress) -> list[JobMember]:
     """The job's own allocations: of the turns that are open, or of all of them when it is being deleted."""
     turns = all_turns(progress) if progress.deleting else open_turns(progress)
     names = {turn_name(job.key.name, turn): turn for turn in turns}
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         found = await job_store.load_members(db, job.key.namespace, list(names), PARALLELISM_MAX + REMOVED_AT_ONCE_MAX)
     return [
         member(one.name, names[one.name], one.fields["status.phase"], one.doc, one.status)
@@ -178,21 +187,21 @@ async def load_members(office: Office, job: Stored, progress: Progress) -> list[
     ]
 
 
-def _joins(job: Stored, coming: Step) -> bool:
+def _joins(job: Stored, coming: JobStep) -> bool:
     """Whether what is made comes to members of its gang that are there."""
     return bool(coming.create and coming.progress.active and group_of(job))
 
 
-async def _joined(office: Office, job: Stored, coming: Step) -> GangRow | None:
+async def _joined(runtime: Runtime, job: Stored, coming: JobStep) -> GangRow | None:
     """The gang that is joined: it may be smaller than the job's template says."""
     if not _joins(job, coming):
         return None
     key = (job.key.namespace, group_of(job))
-    async with office.database.reader() as db:
+    async with runtime.database.reader() as db:
         return (await gang_store.load(db, [key])).get(key)
 
 
-def _step_command(job: Stored, coming: Step, joined: GangRow | None) -> StepJob:
+def _step_command(job: Stored, coming: JobStep, joined: GangRow | None) -> StepJob:
     said = status_of(job) if coming.create else {}
     drafts, gang = member_drafts(
         job.key, job.uid, spec_in(job.doc), coming.create,

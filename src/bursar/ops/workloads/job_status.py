@@ -8,15 +8,15 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.nodes.eviction import Reason as Stopped
+from bursar.core.nodes.eviction import EvictionReason as Stopped
 from bursar.core.objects.allocation import Gang, GangRow, Phase
 from bursar.core.objects.finalizer import ORPHAN
 from bursar.core.objects.job import (
     Boost,
+    JobAttempt,
+    JobMember,
     JobPhase,
-    Member,
-    Progress,
-    Turn,
+    JobProgress,
     format_indexes,
     parse_indexes,
     turn_name,
@@ -54,11 +54,11 @@ def spec_in(doc: bytes) -> JobSpec:
 # How far a job is.
 
 
-def progress_in(job: Stored) -> Progress:
+def progress_in(job: Stored) -> JobProgress:
     status = status_of(job)
     boost = status.get("boost")
     failures = {int(index): count for index, count in status.get("failedTries", {}).items()}
-    return Progress(
+    return JobProgress(
         phase=JobPhase(status.get("phase", JobPhase.QUEUED)),
         reason=status.get("reason", ""),
         message=status.get("message", ""),
@@ -81,7 +81,7 @@ def _time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
-def with_progress(job: Stored, progress: Progress, at: str, blocked: Refusal | None = None) -> Stored:
+def with_progress(job: Stored, progress: JobProgress, at: str, blocked: Refusal | None = None) -> Stored:
     """The job, so far; `blocked` is why no more allocations could be made."""
     status = status_of(job)
     status |= {
@@ -121,7 +121,7 @@ _CONDITIONS = {
 }
 
 
-def _set_conditions(status: dict[str, Any], progress: Progress, at: str) -> None:
+def _set_conditions(status: dict[str, Any], progress: JobProgress, at: str) -> None:
     if progress.phase is not JobPhase.QUEUED:
         set_condition(status, "Queued", "False", str(progress.phase), "", at)
     if progress.phase in _CONDITIONS:
@@ -176,15 +176,15 @@ class _Status(msgspec.Struct, rename="camel"):
 _decode_status = msgspec.json.Decoder(_Status).decode
 
 
-def member(name: str, turn: Turn, phase: str, doc: bytes, status: bytes) -> Member:
+def member(name: str, turn: JobAttempt, phase: str, doc: bytes, status: bytes) -> JobMember:
     said = _decode_status(status)
     code = f"exit code {said.exit_code}" if said.exit_code and not said.message else ""
     why = ": ".join(filter(None, (name, said.reason, said.message, code)))
     spared = said.reason == Stopped.MEMBER_FAILED
-    return Member(turn, Phase(phase), _time(said.start_time), why, spared, is_ending(doc))
+    return JobMember(turn, Phase(phase), _time(said.start_time), why, spared, is_ending(doc))
 
 
-def member_key(job: Key, turn: Turn) -> Key:
+def member_key(job: Key, turn: JobAttempt) -> Key:
     return Key(ALLOCATION.name, job.namespace, turn_name(job.name, turn))
 
 
@@ -192,7 +192,7 @@ def member_drafts(
     job: Key,
     uid: str,
     spec: JobSpec,
-    turns: Sequence[Turn],
+    turns: Sequence[JobAttempt],
     *,
     joined: GangRow | None,
     user: str = "",
@@ -225,7 +225,7 @@ def member_drafts(
 
 
 def _copies(
-    first: Stored, metadata: ObjectMeta, job: Key, turns: Sequence[Turn], notes: Mapping[str, str]
+    first: Stored, metadata: ObjectMeta, job: Key, turns: Sequence[JobAttempt], notes: Mapping[str, str]
 ) -> list[Stored]:
     """The same again under other names: there may be thousands, and only the metadata differs."""
     head, tail = first.doc.split(encode(metadata), 1)

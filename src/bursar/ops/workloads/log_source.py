@@ -9,7 +9,7 @@ from bursar.core.values.refusal import Refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LogReading:
     """What is to be read: of one placement, from a byte on or the last so many lines."""
 
     uid: str
@@ -19,12 +19,12 @@ class Reading:
     follow: bool = False
 
 
-class Piece(NamedTuple):
+class OutputPiece(NamedTuple):
     data: bytes
     offset: int  # of its first byte
 
 
-class Output(Protocol):
+class LogSource(Protocol):
     """Pieces as they come. Whoever opened it closes it."""
 
     @property
@@ -35,16 +35,16 @@ class Output(Protocol):
     def over(self) -> bool:
         """Whether nothing comes: it has ended, and everything was read before."""
 
-    async def next(self) -> Piece | None:
+    async def next(self) -> OutputPiece | None:
         """The next piece; None at the end. Not to be cancelled: that would end it."""
 
     async def close(self) -> None: ...
 
 
-class Cut(Exception):
+class LogCut(Exception):
     """The rest cannot be read now; the message says why."""
 
 
-class Keeper(Protocol):
-    async def open(self, node: str, reading: Reading) -> Output | Refusal | None:
+class LogKeeper(Protocol):
+    async def open(self, node: str, reading: LogReading) -> LogSource | Refusal | None:
         """What a node keeps; None where it keeps nothing of it."""

@@ -15,7 +15,7 @@ from bursar.ops.runtime.clock import now
 from bursar.store.db.database import Connection, Database
 from bursar.store.objects import job as job_store
 from bursar.store.objects import listing
-from bursar.store.objects.job import Boosted
+from bursar.store.objects.job import BoostedJob
 from bursar.store.objects.listing import Query
 from bursar.wire.to_scheduler.ask import PriorityClassView, global_default, priority_class_of
 
@@ -28,7 +28,7 @@ class Priorities:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._classes: Mapping[str, PriorityClassView] = {}
-        self._boosts: dict[JobKey, Boosted | None] = {}  # None: it was looked for, and has none
+        self._boosts: dict[JobKey, BoostedJob | None] = {}  # None: it was looked for, and has none
         self._read_at = float("-inf")
         self._lock = asyncio.Lock()
 
@@ -62,7 +62,7 @@ async def load_classes(db: Connection) -> dict[str, PriorityClassView]:
 
 
 def _in_force(
-    document: Mapping[str, Any], classes: Mapping[str, PriorityClassView], boost: Boosted | None, at: datetime
+    document: Mapping[str, Any], classes: Mapping[str, PriorityClassView], boost: BoostedJob | None, at: datetime
 ) -> int:
     if boost is not None and datetime.fromisoformat(boost.expires) > at:
         return boost.priority

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from bursar.core.batch.placement_billing import settle
-from bursar.core.batch.unit_of_work import Sheet, begin_usage, end_usage
+from bursar.core.batch.unit_of_work import UnitOfWork, begin_usage, end_usage
 from bursar.core.nodes.bind_check import unplace
 from bursar.core.nodes.eviction import Failure, Notice, ended_as, member_notice
 from bursar.core.nodes.node import Placement
@@ -28,7 +28,7 @@ from bursar.ops.objects.object import conflict, not_found
 from bursar.ops.objects.removal import remove
 from bursar.ops.runtime.clock import new_uid, timestamp
 from bursar.ops.runtime.command import Command, Reply, Result
-from bursar.ops.runtime.runtime import Office
+from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.allocation import (
     PLACED,
     failure_document,
@@ -78,63 +78,63 @@ class Report(Command):
     def gangs(self) -> dict[GangKey, int]:
         return {(self.key.namespace, self.gang): 0} if self.gang else {}
 
-    def placed(self, sheet: Sheet) -> Iterable[Key]:
+    def placed(self, batch: UnitOfWork) -> Iterable[Key]:
         """A failure stops the rest of its gang: where that is must be known, too."""
-        before = sheet.objects.get(self.key)
+        before = batch.objects.get(self.key)
         stops = self.phase is Phase.FAILED and before is not None and phase_of(before) in PLACED
-        return (self.key, *members_of(sheet, self.gangs())) if stops else (self.key,)
+        return (self.key, *members_of(batch, self.gangs())) if stops else (self.key,)
 
-    def meters(self, sheet: Sheet) -> Iterable[str]:
-        before = sheet.objects.get(self.key)
+    def meters(self, batch: UnitOfWork) -> Iterable[str]:
+        before = batch.objects.get(self.key)
         if before is None or phase_of(before) is self.phase or not (self.phase is Phase.RUNNING or self.measured):
             return ()
-        return [one.node for one in sheet.placements.get(before.uid, ())]
+        return [one.node for one in batch.placements.get(before.uid, ())]
 
-    def leases(self, sheet: Sheet) -> Iterable[int]:
-        before = sheet.objects.get(self.key)
+    def leases(self, batch: UnitOfWork) -> Iterable[int]:
+        before = batch.objects.get(self.key)
         if before is None or (self.phase not in ENDED and self.phase is not Phase.PENDING):
             return ()
-        there = sheet.placements.get(before.uid, ())
+        there = batch.placements.get(before.uid, ())
         return [one.lease for one in there if one.lease and self.node in ("", one.node)]
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None:
             return not_found(self.key)
-        if refusal := self._refusal(sheet, before):
+        if refusal := self._refusal(batch, before):
             return refusal
         if self.stopped and is_ending(before.doc):
-            return replace(self, stopped=False, phase=Phase.CANCELLED).decide(sheet)
+            return replace(self, stopped=False, phase=Phase.CANCELLED).decide(batch)
         current = phase_of(before)
         if current is not self.phase and self.phase not in NEXT[current]:
             return Refusal(Code.IMMUTABLE, f"{self.key.name} is {current} and cannot become {self.phase}")
         if current is not self.phase and (self.phase in ENDED or self.phase is Phase.PENDING):
-            return self._end(sheet, before)
-        known, status = status_of(before), self._progress(before, timestamp(sheet.now))
+            return self._end(batch, before)
+        known, status = status_of(before), self._progress(before, timestamp(batch.now))
         if status == known:
             return unchanged(before)  # A report that says nothing new is no change.
         if "startTime" in status and "startTime" not in known:
-            self._begin(sheet, before.uid, known)
-        return sheet.put(with_status(before, status), self.origin)
+            self._begin(batch, before.uid, known)
+        return batch.put(with_status(before, status), self.origin)
 
-    def _refusal(self, sheet: Sheet, before: Stored) -> Refusal | None:
+    def _refusal(self, batch: UnitOfWork, before: Stored) -> Refusal | None:
         if before.uid != (self.uid or before.uid) or before.gang != self.gang:
             return conflict(self.key, "it was deleted and created anew")
         if self.expected is not None and self.expected != before.revision:
             return conflict(self.key)
-        row = sheet.gangs.get((self.key.namespace, self.gang))
+        row = batch.gangs.get((self.key.namespace, self.gang))
         if self.unless_complete and row is not None and row.members >= row.min_members:
             return Refusal(Code.STALE, f"the gang of {self.key.name} is complete by now")
-        if self.epoch is not None and self.epoch != (now := self._epoch(sheet, before)):
+        if self.epoch is not None and self.epoch != (now := self._epoch(batch, before)):
             return Refusal(Code.STALE, f"{self.key.name} is in epoch {now}; what was said is of epoch {self.epoch}")
-        bound = {one.node for one in sheet.placements.get(before.uid, ())}
+        bound = {one.node for one in batch.placements.get(before.uid, ())}
         if self.node and self.node not in bound and phase_of(before) is not self.phase:
             return Refusal(Code.FORBIDDEN, f"{self.key.name} is not bound to node {self.node}")
         return None
 
-    def _epoch(self, sheet: Sheet, before: Stored) -> int:
+    def _epoch(self, batch: UnitOfWork, before: Stored) -> int:
         """Of its placement; where it has none any more, of its last one."""
-        for one in sheet.placements.get(before.uid, ()):
+        for one in batch.placements.get(before.uid, ()):
             return one.epoch
         return int(status_of(before).get("epoch", 0))
 
@@ -149,33 +149,33 @@ class Report(Command):
                 set_frozen(status, self.node, self.frozen, at)
         return status
 
-    def _begin(self, sheet: Sheet, uid: str, status: Mapping[str, Any]) -> None:
+    def _begin(self, batch: UnitOfWork, uid: str, status: Mapping[str, Any]) -> None:
         """All of it runs from the first word on that any of it does. On a claimed node, the claim counts for all."""
-        for part in sheet.placements.get(uid, ()):
-            if not _is_claimed(sheet, part):
-                begin_usage(sheet, part, status.get("user", ""))
+        for part in batch.placements.get(uid, ()):
+            if not _is_claimed(batch, part):
+                begin_usage(batch, part, status.get("user", ""))
 
-    def _end(self, sheet: Sheet, before: Stored, *, stops_others: bool = True) -> Result:
+    def _end(self, batch: UnitOfWork, before: Stored, *, stops_others: bool = True) -> Result:
         """Confirmed gone: the nodes and the quotas get back exactly what was taken, and what was paid is settled.
 
         A node speaks for itself alone: what runs on others as well ends when the last of them says so.
         """
-        gone = sheet.lift(before.uid, self.node)
-        for room in unplace(sheet.nodes, request_in(before.doc), gone):
-            sheet.use_node(room)
-        settle(sheet.book, gone, self.measured)
-        self._end_usage(sheet, before, gone)
+        gone = batch.lift(before.uid, self.node)
+        for capacity in unplace(batch.nodes, request_in(before.doc), gone):
+            batch.use_node(capacity)
+        settle(batch.ledger, gone, self.measured)
+        self._end_usage(batch, before, gone)
         notice = self._notice(before) if gone and stops_others else None
-        if sheet.placements.get(before.uid):
-            after = with_status(before, self._ended_here(before, timestamp(sheet.now)))
+        if batch.placements.get(before.uid):
+            after = with_status(before, self._ended_here(before, timestamp(batch.now)))
             if notice is not None:
-                after = told_to_stop(sheet, after, notice, self.stop_id, requeue=False)
-            result: Result = sheet.put(after, self.origin)
+                after = told_to_stop(batch, after, notice, self.stop_id, requeue=False)
+            result: Result = batch.put(after, self.origin)
         else:
-            result = self._end_whole(sheet, before)
+            result = self._end_whole(batch, before)
         if notice is not None:
             for gang in self.gangs():
-                stop_members(sheet, gang, notice, self.stop_id, self.origin, requeue=False)
+                stop_members(batch, gang, notice, self.stop_id, self.origin, requeue=False)
         return result
 
     def _notice(self, before: Stored) -> Notice | None:
@@ -190,30 +190,30 @@ class Report(Command):
     def _failure_on(self, node: str) -> Failure:
         return Failure(node, self.exit_code, self.reason, self.message)
 
-    def _end_whole(self, sheet: Sheet, before: Stored) -> Result:
+    def _end_whole(self, batch: UnitOfWork, before: Stored) -> Result:
         """The last of its nodes has spoken."""
-        status = self._final(before, timestamp(sheet.now))
+        status = self._final(before, timestamp(batch.now))
         if status["phase"] is not Phase.PENDING and self.measured is not None and "startTime" not in status:
             # It ended before anybody heard that it ran: it did, for as long as its node measured.
-            status["startTime"] = timestamp(sheet.now - timedelta(microseconds=self.measured))
+            status["startTime"] = timestamp(batch.now - timedelta(microseconds=self.measured))
         requeued = status["phase"] is Phase.PENDING
         charge = unbound(before.charge) if requeued else NOTHING
-        sheet.counters.move([Move(self.key.namespace, before.charge, charge)])
+        batch.counters.move([Move(self.key.namespace, before.charge, charge)])
         last = with_status(before, status, node="", charge=charge)
         if not requeued:
-            leave_gang(sheet, before)
+            leave_gang(batch, before)
         if is_ending(before.doc):
-            return remove(sheet, before, self.origin, last)
-        return sheet.put(last, self.origin)
+            return remove(batch, before, self.origin, last)
+        return batch.put(last, self.origin)
 
-    def _end_usage(self, sheet: Sheet, before: Stored, gone: Iterable[Placement]) -> None:
+    def _end_usage(self, batch: UnitOfWork, before: Stored, gone: Iterable[Placement]) -> None:
         """What ended before anybody heard that it ran did run all the same, for as long as its node measured."""
         status = status_of(before)
         for part in gone:
-            if self.measured and "startTime" not in status and not _is_claimed(sheet, part):
-                longest = sheet.now.timestamp() - _epoch_seconds(status.get("scheduledTime", ""), sheet.now)
-                begin_usage(sheet, part, status.get("user", ""), seconds_ago=min(self.measured / 1e6, longest))
-            end_usage(sheet, part.uid, part.node, self.phase, self.reason or status.get("reason", ""))
+            if self.measured and "startTime" not in status and not _is_claimed(batch, part):
+                longest = batch.now.timestamp() - _epoch_seconds(status.get("scheduledTime", ""), batch.now)
+                begin_usage(batch, part, status.get("user", ""), seconds_ago=min(self.measured / 1e6, longest))
+            end_usage(batch, part.uid, part.node, self.phase, self.reason or status.get("reason", ""))
 
     def _ended_here(self, before: Stored, at: str) -> dict[str, Any]:
         status = status_of(before)
@@ -289,9 +289,9 @@ def waits_for_members(doc: bytes) -> bool:
     return b'"onMemberFailure"' in doc and _decode(doc).spec.on_member_failure == "wait"
 
 
-def _is_claimed(sheet: Sheet, part: Placement) -> bool:
-    room = sheet.nodes.get(part.node)
-    return room is not None and room.claim is not None
+def _is_claimed(batch: UnitOfWork, part: Placement) -> bool:
+    capacity = batch.nodes.get(part.node)
+    return capacity is not None and capacity.claim is not None
 
 
 def _epoch_seconds(text: str, otherwise: datetime) -> float:
@@ -301,5 +301,5 @@ def _epoch_seconds(text: str, otherwise: datetime) -> float:
 # Verbs.
 
 
-async def report(office: Office, command: Report) -> Reply:
-    return await office.binding.submit(command, command.key.namespace)
+async def report(runtime: Runtime, command: Report) -> Reply:
+    return await runtime.binding.submit(command, command.key.namespace)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.charge import Charge, Facts
 from bursar.core.objects.object import Key, Stored
@@ -22,7 +22,7 @@ from bursar.core.quota.quota import Move
 from bursar.core.quota.quota_messages import quota_refusal
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
-from bursar.ops.objects.object import Change, absent_refusal, conflict, not_found, sight_of, submitter
+from bursar.ops.objects.object import ChangeObject, absent_refusal, conflict, not_found, sight_of, submitter
 from bursar.ops.runtime.command import Result
 from bursar.ops.workloads.allocation import phase_of, status_of
 from bursar.wire.kinds.allocation import Allocation, AllocationSpec
@@ -35,7 +35,7 @@ _decode = msgspec.json.Decoder(Allocation).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Revise(Change):
+class Revise(ChangeObject):
     """Replace a pending allocation by a draft that asks for the same resources otherwise."""
 
     facts: Facts  # by which quotas recognise it from now on
@@ -46,28 +46,28 @@ class Revise(Change):
     def needs(self) -> Iterable[Key]:
         return (key for _, key in self.wants)
 
-    def charges(self, sheet: Sheet) -> Iterable[tuple[str, Charge]]:
-        if before := sheet.objects.get(self.key):
+    def charges(self, batch: UnitOfWork) -> Iterable[tuple[str, Charge]]:
+        if before := batch.objects.get(self.key):
             yield self.key.namespace, before.charge
             yield self.key.namespace, replace(before.charge, facts=self.facts)
 
-    def decide(self, sheet: Sheet) -> Result:
-        before = sheet.objects.get(self.key)
+    def decide(self, batch: UnitOfWork) -> Result:
+        before = batch.objects.get(self.key)
         if before is None:
             return not_found(self.key)
         if before.revision != self.expected:
             return conflict(self.key)
-        missing = placed(before) or absent_refusal(sheet, self.wants, self.asking)
-        if refusal := missing or too_small(sheet.tree, self.asking):
+        missing = placed(before) or absent_refusal(batch, self.wants, self.asking)
+        if refusal := missing or too_small(batch.tree, self.asking):
             return refusal
-        more = beyond(sheet.tree, sheet.tenant_of(before), self.asking)
+        more = beyond(batch.tree, batch.tenant_of(before), self.asking)
         if more is not None and not self.admin:
             return more
         charge = replace(before.charge, facts=self.facts)
-        if exceeded := sheet.counters.move([Move(self.key.namespace, before.charge, charge)]):
-            return quota_refusal(self.subject, exceeded, sight_of(sheet, self))
+        if exceeded := batch.counters.move([Move(self.key.namespace, before.charge, charge)]):
+            return quota_refusal(self.subject, exceeded, sight_of(batch, self))
         status = self._status(before, exempt=more is not None)
-        return sheet.put(replace(self.draft, charge=charge, status=encode(status)), self.origin)
+        return batch.put(replace(self.draft, charge=charge, status=encode(status)), self.origin)
 
     def _status(self, before: Stored, *, exempt: bool) -> dict[str, Any]:
         status = {**status_of(before)}

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.nodes.eviction import Notice
 from bursar.core.objects.allocation import GangKey, Phase
 from bursar.core.objects.object import Key, Origin, Stored
@@ -26,28 +26,30 @@ from bursar.ops.workloads.allocation import (
 )
 
 
-def members_of(sheet: Sheet, gangs: Iterable[GangKey]) -> list[Key]:
-    return [one.key for gang in gangs for one in sheet.members(*gang)]
+def members_of(batch: UnitOfWork, gangs: Iterable[GangKey]) -> list[Key]:
+    return [one.key for gang in gangs for one in batch.members(*gang)]
 
 
 def stop_members(
-    sheet: Sheet, gang: GangKey, notice: Notice, id_: str, origin: Origin, *, requeue: bool = True
+    batch: UnitOfWork, gang: GangKey, notice: Notice, id_: str, origin: Origin, *, requeue: bool = True
 ) -> None:
     """Stop what is placed of a gang, also what was placed while it was decided that the gang goes."""
-    for one in sheet.members(*gang):
+    for one in batch.members(*gang):
         if phase_of(one) in PLACED:
-            stop(sheet, one, notice, id_, origin, requeue=requeue)
+            stop(batch, one, notice, id_, origin, requeue=requeue)
 
 
-def stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, origin: Origin, *, requeue: bool = True) -> Result:
+def stop(
+    batch: UnitOfWork, before: Stored, notice: Notice, id_: str, origin: Origin, *, requeue: bool = True
+) -> Result:
     """Tell what is placed to end. Being told twice is harmless: the earlier deadline stands, and the first reason."""
-    after = told_to_stop(sheet, before, notice, id_, requeue=requeue)
-    return unchanged(before) if after is before else sheet.put(after, origin)
+    after = told_to_stop(batch, before, notice, id_, requeue=requeue)
+    return unchanged(before) if after is before else batch.put(after, origin)
 
 
-def told_to_stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, *, requeue: bool = True) -> Stored:
+def told_to_stop(batch: UnitOfWork, before: Stored, notice: Notice, id_: str, *, requeue: bool = True) -> Stored:
     """What it becomes when it is told to end; itself, where it was told before and has no longer than that."""
-    deadline = timestamp(sheet.now + timedelta(seconds=notice.grace_seconds))
+    deadline = timestamp(batch.now + timedelta(seconds=notice.grace_seconds))
     status = status_of(before)
     told: dict[str, Any] | None = status.get("eviction")
     standing = standing_deadline(before)
@@ -71,8 +73,8 @@ def told_to_stop(sheet: Sheet, before: Stored, notice: Notice, id_: str, *, requ
         status |= {"phase": Phase.TERMINATING, "reason": notice.reason, "message": notice.message}
         if notice.failure is not None:
             status.setdefault("failure", failure_document(notice.failure))
-        set_condition(status, "Terminating", "True", notice.reason, notice.message, timestamp(sheet.now))
-        sheet.place([replace(one, wanted=False) for one in sheet.placements[before.uid]])
+        set_condition(status, "Terminating", "True", notice.reason, notice.message, timestamp(batch.now))
+        batch.place([replace(one, wanted=False) for one in batch.placements[before.uid]])
     return with_status(before, status)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from bursar.core.batch.unit_of_work import Sheet
+from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.account import left_behind
 from bursar.core.nodes.node_claim import holds, still_claimed
 from bursar.core.nodes.queue import bares_its_work, still_sensitive
@@ -64,7 +64,7 @@ DELETED = "its tenant was deleted"
 NAMESPACED = [kind.name for kind in KINDS if kind.namespaced]
 
 
-class StructureWalk:
+class TreeWriteBatch:
     """Decides one change of the tree at a time."""
 
     def __init__(self, trees: TreeCache) -> None:
@@ -73,46 +73,46 @@ class StructureWalk:
     async def __call__(self, db: Connection, commands: Sequence[Command]) -> Sequence[Reply]:
         claimed, remembered = await claim(db, commands)
         tree = await self._trees.at(db, await tree_store.lock_exclusive(db))
-        sheet = Sheet(datetime.now(UTC), tree, Counters(tree, {}))
+        batch = UnitOfWork(datetime.now(UTC), tree, Counters(tree, {}))
         keys = {key for command in commands for key in command.objects()}
-        sheet.objects = await object_store.lock(db, keys)
-        results: list[Result] = decide(sheet, commands, remembered)
-        revoked = await self._reshape(db, sheet) if sheet.writes else ()
+        batch.objects = await object_store.lock(db, keys)
+        results: list[Result] = decide(batch, commands, remembered)
+        revoked = await self._reshape(db, batch) if batch.writes else ()
         if isinstance(revoked, Refusal):
             # The change itself was fine; what it would do to the counters is not.
-            sheet.writes.clear()
+            batch.writes.clear()
             results = [revoked]
         else:
-            await save(db, sheet)
+            await save(db, batch)
             await save_notes(db, [token_note(one, "DELETED", "revoke", "system", DELETED) for one in revoked])
         replies = [finished(result) for result in results]
         await remember(db, commands, claimed, replies, encode_reply)
         return replies
 
-    async def _reshape(self, db: Connection, sheet: Sheet) -> Refusal | Sequence[TokenRecord]:
+    async def _reshape(self, db: Connection, batch: UnitOfWork) -> Refusal | Sequence[TokenRecord]:
         """What the change does beside its own object; the tokens that are revoked by it."""
-        (write,) = sheet.writes
+        (write,) = batch.writes
         if write.key.kind == "Queue":
             return await _change_queue(db, write) or ()
         change = TreeChange(write.key, write.after is None, write.shown.doc)
-        new = applied(sheet.tree, change)
+        new = applied(batch.tree, change)
         if _is_marked_now(write):
             # It goes later, once its finalizers are gone; whether it may go at all is decided now.
-            without = applied(sheet.tree, TreeChange(write.key, True, write.shown.doc))
-            if refusal := await check(db, sheet.tree, without, write.key, None):
+            without = applied(batch.tree, TreeChange(write.key, True, write.shown.doc))
+            if refusal := await check(db, batch.tree, without, write.key, None):
                 return refusal
-        if refusal := await check(db, sheet.tree, new, write.key, write.after):
+        if refusal := await check(db, batch.tree, new, write.key, write.after):
             return refusal
-        plan = await _recounted(db, sheet.tree, new, write.key)
+        plan = await _recounted(db, batch.tree, new, write.key)
         if plan.exceeded:
-            return _no_room(write.key, plan.exceeded)
+            return _no_capacity(write.key, plan.exceeded)
         if plan.put:
             await quota_store.put(db, plan.put)
         if plan.removed:
             await quota_store.remove(db, plan.removed)
         await tree_store.bump(db)
         if write.key.kind == "Tenant" and write.after is None:
-            return await file_away(db, write.key.name, sheet.tree.tenants[write.key.name].uid)
+            return await file_away(db, write.key.name, batch.tree.tenants[write.key.name].uid)
         return ()
 
 
@@ -201,7 +201,9 @@ async def _check_tenant_gone(db: Connection, tree: Tree, name: str) -> Refusal |
         return Refusal(Code.IN_USE, f'tenants "{name}" still has {what}', "Delete or move them first.")
     if refusal := still_granted(tree, name, await node_store.list_kept_for(db, name)):
         return refusal
-    held = sorted(room.name for room in (await node_store.load_claimed(db)).values() if holds(room.claim, name))
+    held = sorted(
+        capacity.name for capacity in (await node_store.load_claimed(db)).values() if holds(capacity.claim, name)
+    )
     return still_claimed(name, held) or left_behind(name, await ledger_store.lock_of_tenant(db, name))
 
 
@@ -238,7 +240,7 @@ def _check_quota(tree: Tree, key: Key) -> Refusal | None:
     return None
 
 
-def _no_room(key: Key, exceeded: list[Exceeded]) -> Refusal:
+def _no_capacity(key: Key, exceeded: list[Exceeded]) -> Refusal:
     refusal = quota_refusal(f'moving {key.kind.lower()} "{key.name}"', exceeded)
     return Refusal(Code.IN_USE, refusal.message, refusal.hint, refusal.causes)
 
@@ -247,17 +249,17 @@ def _no_room(key: Key, exceeded: list[Exceeded]) -> Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TreePlan:
     put: dict[Row, Counter]
     removed: set[Row]
     exceeded: list[Exceeded]
 
 
-async def _recounted(db: Connection, old: Tree, new: Tree, key: Key) -> Plan:
+async def _recounted(db: Connection, old: Tree, new: Tree, key: Key) -> TreePlan:
     if key.kind == "ResourceQuota":
         return await _recount_quota(db, old, new, key)
     if key.kind == "Namespace":
-        return Plan({}, set(), [])
+        return TreePlan({}, set(), [])
     if key.kind == "PriorityClass":
         return await _recount_class(db, old, new, key.name)
     if needs_recount(old, new):
@@ -266,24 +268,24 @@ async def _recounted(db: Connection, old: Tree, new: Tree, key: Key) -> Plan:
         before = {row: counter for row, counter in rows.items() if row[1] in dimensions}
         after = recount(old, new, before)
         changed = {row: counter for row, counter in after.items() if before.get(row) != counter}
-        return Plan(changed, set(before) - set(after), overrun(old, new, before, after))
+        return TreePlan(changed, set(before) - set(after), overrun(old, new, before, after))
     return await _relimited(db, old, new)
 
 
-async def _recount_quota(db: Connection, old: Tree, new: Tree, key: Key) -> Plan:
+async def _recount_quota(db: Connection, old: Tree, new: Tree, key: Key) -> TreePlan:
     """Counted from the namespace's objects, unless it counts the same things as before."""
     was, quota = _find(old, key), _find(new, key)
     before = await quota_store.load_scopes(db, [quota_scope(key.namespace, key.name)])
     if quota is None:
-        return Plan({}, set(before), [])
+        return TreePlan({}, set(before), [])
     if was is not None and (was.terms, was.dimensions) == (quota.terms, quota.dimensions):
-        return Plan({row: _limited(new, row, counter) for row, counter in before.items()}, set(), [])
+        return TreePlan({row: _limited(new, row, counter) for row, counter in before.items()}, set(), [])
     charges = await object_store.load_charges_in(db, key.namespace, NAMESPACED)
     after = count_quota(quota, charges, new.classes)
-    return Plan(after, set(before) - set(after), [])
+    return TreePlan(after, set(before) - set(after), [])
 
 
-async def _recount_class(db: Connection, old: Tree, new: Tree, name: str) -> Plan:
+async def _recount_class(db: Connection, old: Tree, new: Tree, name: str) -> TreePlan:
     """Which numbers count in the scope of a class follows from its value."""
     was, now = old.classes.get(name), new.classes.get(name)
     put: dict[Row, Counter] = {}
@@ -294,7 +296,7 @@ async def _recount_class(db: Connection, old: Tree, new: Tree, name: str) -> Pla
                 charges = await object_store.load_charges_in(db, namespace, NAMESPACED)
                 for quota in named:
                     put |= count_quota(quota, charges, new.classes)
-    return Plan(put, set(), [])
+    return TreePlan(put, set(), [])
 
 
 def _limited(tree: Tree, row: Row, counter: Counter) -> Counter:
@@ -306,7 +308,7 @@ def _find(tree: Tree, key: Key) -> ResourceQuota | None:
     return next((one for one in tree.quotas.get(key.namespace, ()) if one.name == key.name), None)
 
 
-async def _relimited(db: Connection, old: Tree, new: Tree) -> Plan:
+async def _relimited(db: Connection, old: Tree, new: Tree) -> TreePlan:
     """Only limits changed: the counters keep what they count."""
     gone = [name for name in old.tenants if name not in new.tenants]
     touched = [name for name in new.tenants if limits_of(old, name) != limits_of(new, name)]
@@ -318,4 +320,4 @@ async def _relimited(db: Connection, old: Tree, new: Tree) -> Plan:
     removed = {row for row in before if row[0].partition(":")[2] in gone}
     after = {row: _limited(new, row, before.get(row, Counter())) for row in wanted}
     changed = {row: counter for row, counter in after.items() if before.get(row) != counter}
-    return Plan(changed, removed, [])
+    return TreePlan(changed, removed, [])

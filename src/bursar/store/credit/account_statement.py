@@ -17,7 +17,7 @@ from bursar.store.db.sql_loader import statements
 SQL = statements("credit/account_statement")
 
 
-class Cut(NamedTuple):
+class StatementCut(NamedTuple):
     """`number` is the last entry before a time; `block` the last block wholly before it, which ends with `sealed`."""
 
     number: int
@@ -33,24 +33,24 @@ class Span(NamedTuple):
     tail: tuple[int, int]
 
 
-async def load_cut(db: Connection, at: int) -> Cut | None:
+async def load_cut(db: Connection, at: int) -> StatementCut | None:
     """None where the lines that would tell are dropped: then only the ends of quarters of an hour are known."""
     row = await db.fetchrow(SQL.cut, time_of(at))
     block, sealed, floor = row["block"], row["sealed"], row["floor"]
     if sealed + 1 < floor and not (row["page_end"] and row["clean"]):
         return None
     if row["clean"]:
-        return Cut(sealed, block, sealed)
+        return StatementCut(sealed, block, sealed)
     later = await db.fetchval(SQL.first_since, sealed, time_of(at))
-    return Cut(later - 1 if later is not None else row["last"], block, sealed)
+    return StatementCut(later - 1 if later is not None else row["last"], block, sealed)
 
 
-async def load_newest(db: Connection) -> Cut:
+async def load_newest(db: Connection) -> StatementCut:
     row = await db.fetchrow(SQL.newest)
-    return Cut(row["last"], row["block"], row["sealed"])
+    return StatementCut(row["last"], row["block"], row["sealed"])
 
 
-async def load_posted(db: Connection, accounts: Sequence[int], cut: Cut) -> dict[int, int]:
+async def load_posted(db: Connection, accounts: Sequence[int], cut: StatementCut) -> dict[int, int]:
     rows = await db.fetch(SQL.posted, accounts, cut.block, cut.sealed, cut.number)
     return {row["id"]: int(row["posted"]) for row in rows}
 

@@ -15,7 +15,7 @@ NUMBER_MAX = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class LeaseScope:
     """Whose leases: those of an account, of users of tenants (None is everybody), or of a node."""
 
     account: int | None = None
@@ -24,7 +24,7 @@ class Scope:
     node: str = ""
 
 
-async def list_open(db: Connection, scope: Scope, *, job: str, after: int, limit: int) -> list[Lease]:
+async def list_open(db: Connection, scope: LeaseScope, *, job: str, after: int, limit: int) -> list[Lease]:
     """By number."""
     rows = await db.fetch(SQL.list_open, scope.account, scope.tenants, scope.users, scope.node, job, after, limit)
     ids = [row["id"] for row in rows]

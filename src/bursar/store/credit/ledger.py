@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import asyncpg
 import msgspec
 
-from bursar.core.credit.account import FIRST_ACCOUNT, Account, Status
+from bursar.core.credit.account import FIRST_ACCOUNT, Account, AccountStatus
 from bursar.core.credit.lease import Lease, LeaseState, Mode, Segment, lease_name
-from bursar.core.credit.ledger import Book, Entry, Event
+from bursar.core.credit.ledger import Entry, Ledger, LedgerEvent
 from bursar.core.values.money import credits_of
 from bursar.store.db.columns import documents, numbers, texts
 from bursar.store.db.database import Connection, Stale
@@ -29,7 +29,7 @@ CHANNEL = "bursar_credit"  # tells of which accounts may be able to pay again
 ALL = "*"  # told of all, where they are too many to be named
 TOLD_MAX = 300
 
-_STATUSES = {str(one): one for one in Status}
+_STATUSES = {str(one): one for one in AccountStatus}
 _MODES = {str(one): one for one in Mode}
 _segments = msgspec.json.Decoder(tuple[Segment, ...]).decode
 _amounts = msgspec.json.Decoder(dict[str, int])
@@ -147,21 +147,21 @@ async def load_now(db: Connection) -> int:
     return now
 
 
-async def save(db: Connection, book: Book, *, added: Collection[int] = (), amended: Collection[int] = ()) -> None:
+async def save(db: Connection, ledger: Ledger, *, added: Collection[int] = (), amended: Collection[int] = ()) -> None:
     """Write what was decided. `added` are accounts that are not stored yet; `amended` those whose limits changed."""
-    if new := [book.accounts[one] for one in sorted(added) if one in book.changed]:
+    if new := [ledger.accounts[one] for one in sorted(added) if one in ledger.changed]:
         await _add_accounts(db, new)
-    if opened := [book.leases[one] for one in sorted(book.opened - book.ended)]:
+    if opened := [ledger.leases[one] for one in sorted(ledger.opened - ledger.ended)]:
         await db.execute(SQL.open_leases, *_lease_columns(opened), texts([one.opened_by for one in opened]))
-    if book.ended:
-        await _save_ended(db, book)
-    if repaid := [book.leases[one] for one in sorted(book.refunded - book.ended)]:
+    if ledger.ended:
+        await _save_ended(db, ledger)
+    if repaid := [ledger.leases[one] for one in sorted(ledger.refunded - ledger.ended)]:
         await db.execute(SQL.refunded, numbers([one.id for one in repaid]), numbers([one.refunded for one in repaid]))
-    if book.events:
-        await _save_notices(db, book)
-    if told := _paid(book) | set(amended):
+    if ledger.events:
+        await _save_notices(db, ledger)
+    if told := _paid(ledger) | set(amended):
         await db.execute(SQL.tell, ALL if len(told) > TOLD_MAX else numbers(sorted(told)))
-    await _save_balances(db, book)
+    await _save_balances(db, ledger)
 
 
 async def tell_all(db: Connection) -> None:
@@ -169,16 +169,20 @@ async def tell_all(db: Connection) -> None:
     await db.execute(SQL.tell, ALL)
 
 
-async def _save_balances(db: Connection, book: Book) -> None:
-    accounts = [book.accounts[one] for one in sorted(book.changed)]
-    moved = [book.leases[one] for one in sorted(book.moved - book.opened - book.ended)]
+async def _save_balances(db: Connection, ledger: Ledger) -> None:
+    accounts = [ledger.accounts[one] for one in sorted(ledger.changed)]
+    moved = [ledger.leases[one] for one in sorted(ledger.moved - ledger.opened - ledger.ended)]
     leases = [one for one in moved if one.state is LeaseState.OPEN]
     if len(leases) < len(moved):
         await _correct_ended(db, [one for one in moved if one.state is not LeaseState.OPEN])
-    if not (accounts or leases or book.entries):
+    if not (accounts or leases or ledger.entries):
         return
     row = await db.fetchrow(
-        SQL.save, *_account_columns(accounts), *_moved_columns(leases), len(book.entries), *_entry_columns(book.entries)
+        SQL.save,
+        *_account_columns(accounts),
+        *_moved_columns(leases),
+        len(ledger.entries),
+        *_entry_columns(ledger.entries),
     )
     if row["balanced"] != len(accounts) or row["moved"] != len(leases):
         raise Stale(f"{row['balanced']} of {len(accounts)} accounts and {row['moved']} of {len(leases)} leases")
@@ -198,8 +202,8 @@ async def _add_accounts(db: Connection, accounts: Sequence[Account]) -> None:
         raise Stale("somebody else opened the same account")
 
 
-async def _save_ended(db: Connection, book: Book) -> None:
-    leases = [book.leases[one] for one in sorted(book.ended)]
+async def _save_ended(db: Connection, ledger: Ledger) -> None:
+    leases = [ledger.leases[one] for one in sorted(ledger.ended)]
     gone = await db.fetchval(
         SQL.end_leases,
         *_lease_columns(leases),
@@ -209,8 +213,8 @@ async def _save_ended(db: Connection, book: Book) -> None:
         numbers([one.written_off for one in leases]),
         numbers([one.refunded for one in leases]),
     )
-    if gone != len(book.ended - book.opened):
-        raise Stale(f"{gone} of {len(book.ended - book.opened)} leases were open")
+    if gone != len(ledger.ended - ledger.opened):
+        raise Stale(f"{gone} of {len(ledger.ended - ledger.opened)} leases were open")
 
 
 async def _correct_ended(db: Connection, leases: Sequence[Lease]) -> None:
@@ -225,18 +229,18 @@ async def _correct_ended(db: Connection, leases: Sequence[Lease]) -> None:
         raise Stale(f"{len(rows)} of {len(leases)} ended leases")
 
 
-async def _save_notices(db: Connection, book: Book) -> None:
-    owners = [book.accounts[one.account] for one in book.events]
+async def _save_notices(db: Connection, ledger: Ledger) -> None:
+    owners = [ledger.accounts[one.account] for one in ledger.events]
     await db.execute(
         SQL.notice,
-        [str(one.news) for one in book.events],
+        [str(one.news) for one in ledger.events],
         [owner.tenant for owner in owners],
         [owner.name for owner in owners],
-        [_notice(one, owner) for one, owner in zip(book.events, owners, strict=True)],
+        [_notice(one, owner) for one, owner in zip(ledger.events, owners, strict=True)],
     )
 
 
-def _notice(event: Event, owner: Account) -> bytes:
+def _notice(event: LedgerEvent, owner: Account) -> bytes:
     return _encode(
         {
             "account": owner.name,
@@ -248,10 +252,10 @@ def _notice(event: Event, owner: Account) -> bytes:
     )
 
 
-def _paid(book: Book) -> set[int]:
+def _paid(ledger: Ledger) -> set[int]:
     """The accounts to which something came, or of which something is no longer held."""
-    credited = {one.credit for one in book.entries if one.credit >= FIRST_ACCOUNT}
-    return credited | {book.leases[one].account for one in book.ended}
+    credited = {one.credit for one in ledger.entries if one.credit >= FIRST_ACCOUNT}
+    return credited | {ledger.leases[one].account for one in ledger.ended}
 
 
 def told_of(payload: str) -> set[int] | None:

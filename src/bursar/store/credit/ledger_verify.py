@@ -25,7 +25,7 @@ LEASE_MAX = 2**62
 Key: TypeAlias = tuple[int, int, str]  # account, lease and type of a rollup
 
 
-class Sum(NamedTuple):
+class VerifiedSum(NamedTuple):
     """What a rollup says."""
 
     entries: int
@@ -65,11 +65,11 @@ async def list_kept(db: Connection, first: int, last: int, block: int) -> list[F
 async def list_rollups(db: Connection, blocks: tuple[int, int], parts: Iterable[tuple[int, int]]) -> list[Finding]:
     """Rollups that are not what the lines come to. The lines are added up part by part: a quarter of an hour has
     millions, and its rollups are few."""
-    due: dict[Key, Sum] = {}
+    due: dict[Key, VerifiedSum] = {}
     for first, last in parts:
         for key, more in _sums(await db.fetch(SQL.sums_of_entries, first, last)):
             due[key] = _together(due[key], more) if key in due else more
-    wrong: dict[Key, Sum | None] = {}
+    wrong: dict[Key, VerifiedSum | None] = {}
     missing = set(due)
     for key, said in _sums(await db.fetch(SQL.rollups, *blocks)):
         missing.discard(key)
@@ -79,13 +79,13 @@ async def list_rollups(db: Connection, blocks: tuple[int, int], parts: Iterable[
     return [_rollup(key, wrong[key], due.get(key), blocks[1]) for key in sorted(wrong)[:FINDINGS_MAX]]
 
 
-def _sums(rows: list[Any]) -> Iterator[tuple[Key, Sum]]:
+def _sums(rows: list[Any]) -> Iterator[tuple[Key, VerifiedSum]]:
     for account, lease, type_, count, amount, micros, *rest in rows:
-        yield (account, lease, type_), Sum(count, int(amount), int(micros), *rest)
+        yield (account, lease, type_), VerifiedSum(count, int(amount), int(micros), *rest)
 
 
-def _together(one: Sum, other: Sum) -> Sum:
-    return Sum(
+def _together(one: VerifiedSum, other: VerifiedSum) -> VerifiedSum:
+    return VerifiedSum(
         one.entries + other.entries,
         one.amount + other.amount,
         one.micros + other.micros,
@@ -96,7 +96,7 @@ def _together(one: Sum, other: Sum) -> Sum:
     )
 
 
-def _rollup(key: Key, said: Sum | None, due: Sum | None, block: int) -> Finding:
+def _rollup(key: Key, said: VerifiedSum | None, due: VerifiedSum | None, block: int) -> Finding:
     account, lease, type_ = key
     where = f"rollup of block {block}, {_account(account)}" + (f", {lease_name(lease)}" if lease else "") + f", {type_}"
     amounts = said.amount if said else None, due.amount if due else None

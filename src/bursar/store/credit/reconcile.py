@@ -13,7 +13,7 @@ from bursar.store.db.sql_loader import statements
 SQL = statements("credit/reconcile")
 
 
-class Ended(NamedTuple):
+class EndedLease(NamedTuple):
     lease: int
     account: int
 
@@ -36,9 +36,9 @@ class Measures(NamedTuple):
     missing: int  # numbers of events that never came
 
 
-async def load_due(db: Connection, wait_micros: int, gap_micros: int, limit: int) -> list[Ended]:
+async def load_due(db: Connection, wait_micros: int, gap_micros: int, limit: int) -> list[EndedLease]:
     """Leases that can be reconciled now, the oldest first."""
-    return [Ended(*row) for row in await db.fetch(SQL.due, wait_micros, gap_micros, limit)]
+    return [EndedLease(*row) for row in await db.fetch(SQL.due, wait_micros, gap_micros, limit)]
 
 
 async def lock_sums(db: Connection, leases: Sequence[int]) -> dict[int, int]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bursar.core.credit.hash_chain import Block, Finding, Page, micros_of, time_of
+from bursar.core.credit.hash_chain import Finding, SealedBlock, SealedPage, micros_of, time_of
 from bursar.store.db.database import Connection
 from bursar.store.db.sql_loader import statements
 
@@ -36,7 +36,7 @@ class Partition(NamedTuple):
     last: int
 
 
-class Standing(NamedTuple):
+class SealProgress(NamedTuple):
     """How far the ledger is sealed and verified, and what is wrong with it."""
 
     last: int  # the last entry
@@ -61,7 +61,7 @@ async def lock(db: Connection) -> bool:
     return bool(await db.fetchval(SQL.lock))
 
 
-async def load_head(db: Connection) -> Block | None:
+async def load_head(db: Connection) -> SealedBlock | None:
     row = await db.fetchrow(SQL.head)
     return _block(row) if row else None
 
@@ -108,7 +108,7 @@ async def load_rollup_hash(db: Connection, block: int) -> bytes:
     return found
 
 
-async def save_block(db: Connection, block: Block) -> None:
+async def save_block(db: Connection, block: SealedBlock) -> None:
     await db.execute(
         SQL.save_block, block.number, block.first, block.last, block.amount, time_of(block.first_at),
         time_of(block.last_at), block.checksum, block.weighted, block.entries_hash, block.kept_hash, block.rollup_hash,
@@ -116,33 +116,33 @@ async def save_block(db: Connection, block: Block) -> None:
     )  # fmt: skip
 
 
-async def load_blocks(db: Connection, after: int, until: int, limit: int) -> list[Block]:
+async def load_blocks(db: Connection, after: int, until: int, limit: int) -> list[SealedBlock]:
     """Blocks in (after, until], in order."""
     return [_block(row) for row in await db.fetch(SQL.blocks, after, until, limit)]
 
 
-async def load_last_page(db: Connection) -> Page | None:
+async def load_last_page(db: Connection) -> SealedPage | None:
     return _page(await db.fetchrow(SQL.last_page))
 
 
-async def load_block_before(db: Connection, number: int) -> Block | None:
+async def load_block_before(db: Connection, number: int) -> SealedBlock | None:
     row = await db.fetchrow(SQL.block_before, number)
     return _block(row) if row else None
 
 
-async def load_page_before(db: Connection, number: int) -> Page | None:
+async def load_page_before(db: Connection, number: int) -> SealedPage | None:
     return _page(await db.fetchrow(SQL.page_before, number))
 
 
-async def load_page_of_block(db: Connection, block: int) -> Page | None:
+async def load_page_of_block(db: Connection, block: int) -> SealedPage | None:
     return _page(await db.fetchrow(SQL.page_of_block, block))
 
 
-async def load_page_of_entry(db: Connection, entry: int) -> Page | None:
+async def load_page_of_entry(db: Connection, entry: int) -> SealedPage | None:
     return _page(await db.fetchrow(SQL.page_of_entry, entry))
 
 
-async def load_last_page_before(db: Connection, days: float) -> Page | None:
+async def load_last_page_before(db: Connection, days: float) -> SealedPage | None:
     return _page(await db.fetchrow(SQL.last_page_before, days))
 
 
@@ -153,7 +153,7 @@ async def merge_rollups(db: Connection, first_block: int, last_block: int) -> by
     return await load_rollup_hash(db, last_block)
 
 
-async def save_page(db: Connection, page: Page) -> None:
+async def save_page(db: Connection, page: SealedPage) -> None:
     await db.execute(
         SQL.save_page, page.number, page.first_block, page.last_block, page.first, page.last, page.rollup_hash,
         page.previous, page.hash,
@@ -185,9 +185,9 @@ async def drop_orphans(db: Connection) -> list[str]:
     return names
 
 
-async def load_standing(db: Connection) -> Standing:
+async def load_standing(db: Connection) -> SealProgress:
     row = await db.fetchrow(SQL.standing)
-    return Standing(
+    return SealProgress(
         row["last"],
         row["sealed"],
         row["block"],
@@ -220,12 +220,12 @@ async def save_checked(db: Connection) -> None:
     await db.execute(SQL.save_checked)
 
 
-def _block(row: Any) -> Block:
+def _block(row: Any) -> SealedBlock:
     number, first, last, amount, first_at, last_at, checksum, weighted, *hashes = row
-    return Block(
+    return SealedBlock(
         number, first, last, int(amount), micros_of(first_at), micros_of(last_at), int(checksum), int(weighted), *hashes
     )
 
 
-def _page(row: Any) -> Page | None:
-    return Page(*row) if row else None
+def _page(row: Any) -> SealedPage | None:
+    return SealedPage(*row) if row else None

@@ -35,7 +35,7 @@ class MeteredEvent(NamedTuple):
         return EventKey(self.payer.account, self.event.job, self.event.seq)
 
 
-class Sum(NamedTuple):
+class UsageSum(NamedTuple):
     """What some events of one lease add to its sum."""
 
     account: int
@@ -91,7 +91,7 @@ async def load(db: Connection, keys: Sequence[EventKey]) -> dict[EventKey, tuple
     }  # fmt: skip
 
 
-async def add_up(db: Connection, sums: Iterable[Sum]) -> None:
+async def add_up(db: Connection, sums: Iterable[UsageSum]) -> None:
     """Raise the sums of these leases; rows stay locked, so that nobody reconciles before this is committed."""
     columns = [list(column) for column in zip(*sums, strict=True)]
     await db.execute(SQL.add_up, *columns)
@@ -110,13 +110,13 @@ async def forget(db: Connection, limit: int = 10_000) -> int:
     return _count(await db.execute(SQL.forget_sums, before, KEPT_MICROS, limit))
 
 
-def sums_of(lines: Iterable[tuple[MeteredEvent, int]]) -> list[Sum]:
+def sums_of(lines: Iterable[tuple[MeteredEvent, int]]) -> list[UsageSum]:
     """What these events, each with its amount, add to the sums of their leases."""
-    found: dict[tuple[int, str, int], Sum] = {}
+    found: dict[tuple[int, str, int], UsageSum] = {}
     for (event, payer), amount in lines:
         key = (payer.account, event.job, payer.id)
-        before = found.get(key) or Sum(*key, 0, event.seq, event.seq, 0)
-        found[key] = Sum(
+        before = found.get(key) or UsageSum(*key, 0, event.seq, event.seq, 0)
+        found[key] = UsageSum(
             *key, before.events + 1, min(before.seq_min, event.seq), max(before.seq_max, event.seq),
             before.amount + amount,
         )  # fmt: skip

@@ -17,7 +17,7 @@ class RequestKey(NamedTuple):
     request_id: str
 
 
-class Claim(NamedTuple):
+class IdempotencyKey(NamedTuple):
     key: RequestKey
     fingerprint: str
 
@@ -41,7 +41,7 @@ async def begin(db: Connection, marker: str) -> bool:
     return tag == "INSERT 0 1"
 
 
-async def claim(db: Connection, claims: Sequence[Claim]) -> set[RequestKey]:
+async def claim(db: Connection, claims: Sequence[IdempotencyKey]) -> set[RequestKey]:
     """Those that are ours now; the others were claimed before."""
     ordered = sorted(claims)
     rows = await db.fetch(SQL.claim, *_columns([one.key for one in ordered]), [one.fingerprint for one in ordered])

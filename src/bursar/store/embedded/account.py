@@ -10,7 +10,7 @@ from bursar.store.embedded.error import EmbeddedError
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class DatabaseUser:
     """The user the server runs as; `switch` when that is not the user we are."""
 
     name: str
@@ -20,7 +20,7 @@ class Account:
     switch: bool
 
 
-def choose_account(root: Path) -> Account:
+def choose_account(root: Path) -> DatabaseUser:
     """Ourselves; or as root `bursar-db`, unless an ordinary user made this data directory: then it is that user's."""
     pgdata = root / "postgres"
     uid, owner = os.geteuid(), owner_of(pgdata)
@@ -49,7 +49,7 @@ def owner_of(pgdata: Path) -> int | None:
         return None
 
 
-def hand_over_cluster(pgdata: Path, account: Account) -> bool:
+def hand_over_cluster(pgdata: Path, account: DatabaseUser) -> bool:
     """Give the account a cluster that root ran as another user before, and say whether that was to be done.
 
     Only files of that other user change hands: a link that it made to somebody else's file stays as it is. The file
@@ -67,37 +67,37 @@ def hand_over_cluster(pgdata: Path, account: Account) -> bool:
     return True
 
 
-def _give(name: str, former: int | None, account: Account, folder: int | None) -> None:
+def _give(name: str, former: int | None, account: DatabaseUser, folder: int | None) -> None:
     if os.stat(name, dir_fd=folder, follow_symlinks=False).st_uid == former:
         os.chown(name, account.uid, account.gid, dir_fd=folder, follow_symlinks=False)
 
 
-def _system_account() -> Account:
+def _system_account() -> DatabaseUser:
     try:
         user = system_user(DATABASE)
     except OsUserError as error:
         raise EmbeddedError(
             f"PostgreSQL refuses to run as root, and {error}", "Or give Bursar a database with BURSAR_DATABASE_URL."
         ) from error
-    return Account(user.name, user.uid, user.gid, user.groups, switch=True)
+    return DatabaseUser(user.name, user.uid, user.gid, user.groups, switch=True)
 
 
-def _account(uid: int, *, switch: bool) -> Account:
+def _account(uid: int, *, switch: bool) -> DatabaseUser:
     name = name_of(uid)
     user = find_user(name) if name is not None else None
     if user is None:  # containers run under uids that no passwd file knows
-        return Account(str(uid), uid, uid if switch else os.getegid(), (), switch)
-    return Account(user.name, uid, user.gid, user.groups, switch)
+        return DatabaseUser(str(uid), uid, uid if switch else os.getegid(), (), switch)
+    return DatabaseUser(user.name, uid, user.gid, user.groups, switch)
 
 
-def blocking_directory(path: Path, account: Account) -> Path | None:
+def blocking_directory(path: Path, account: DatabaseUser) -> Path | None:
     """The first step on the way to `path` that the account may not pass; the kernel judges, so ACLs count too."""
     if not account.switch or _may_pass(path, account):
         return None
     return next((step for step in reversed(path.parents) if not _may_pass(step, account)), path)
 
 
-def _may_pass(path: Path, account: Account) -> bool:
+def _may_pass(path: Path, account: DatabaseUser) -> bool:
     try:
         test = subprocess.run(  # noqa: S603
             ["/usr/bin/env", "test", "-x", path],

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bursar.store.embedded.account import Account, blocking_directory
+from bursar.store.embedded.account import DatabaseUser, blocking_directory
 from bursar.store.embedded.error import EmbeddedError
 
 MAJOR_MIN = 15
@@ -22,7 +22,7 @@ class Binaries:
     major: int
 
 
-def find_binaries(major: int | None = None, account: Account | None = None) -> Binaries:
+def find_binaries(major: int | None = None, account: DatabaseUser | None = None) -> Binaries:
     """The first PostgreSQL found, of this major version if one is given, that the account (if given) can execute."""
     found = []
     for binaries in _found(account):
@@ -40,7 +40,7 @@ def find_binaries(major: int | None = None, account: Account | None = None) -> B
     )
 
 
-def _found(account: Account | None) -> Iterator[Binaries]:
+def _found(account: DatabaseUser | None) -> Iterator[Binaries]:
     """Each PostgreSQL here, asked for its version only when its turn comes; one named explicitly is the only one."""
     explicit = os.environ.get("BURSAR_POSTGRES_BIN")
     if explicit:
@@ -76,7 +76,7 @@ def _candidates() -> Iterator[Path]:
         yield Path(wheel.origin).resolve().parent / "pginstall" / "bin"
 
 
-def _executable(bin_dir: Path, account: Account | None) -> bool:
+def _executable(bin_dir: Path, account: DatabaseUser | None) -> bool:
     return account is None or blocking_directory(bin_dir / "postgres", account) is None
 
 

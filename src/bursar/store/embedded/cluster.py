@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from bursar.osuser import name_of
-from bursar.store.embedded.account import Account
+from bursar.store.embedded.account import DatabaseUser
 from bursar.store.embedded.binaries import Binaries, find_binaries
 from bursar.store.embedded.directory import PORT, Directory, make_private
 from bursar.store.embedded.error import EmbeddedError
@@ -47,7 +47,7 @@ MAP = "bursar"
 HEAD = "# Written by Bursar at each start: changes made here are lost.\n"
 
 
-def write_access(directory: Directory, account: Account, client: str | None) -> None:
+def write_access(directory: Directory, account: DatabaseUser, client: str | None) -> None:
     """Who may connect as which role, by the kernel's word for who is at the other end of the socket (`peer`).
 
     The user that runs PostgreSQL, and we, may be either role; the client may be `bursar`, which is no superuser. Where
@@ -66,7 +66,7 @@ def write_access(directory: Directory, account: Account, client: str | None) -> 
     _write(directory.pgdata / "pg_ident.conf", HEAD + users, account)
 
 
-def _write(path: Path, text: str, account: Account) -> None:
+def _write(path: Path, text: str, account: DatabaseUser) -> None:
     """Never through a link of the database's user: its directory is not ours alone."""
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -76,7 +76,7 @@ def _write(path: Path, text: str, account: Account) -> None:
         file.write(text)
 
 
-async def initialise(directory: Directory, binaries: Binaries, account: Account, alive_fd: int) -> None:
+async def initialise(directory: Directory, binaries: Binaries, account: DatabaseUser, alive_fd: int) -> None:
     """A new cluster, made aside and renamed when complete, so that one cut short is never taken for a cluster."""
     _clear_unfinished(directory, account)
     command = [str(binaries.bin_dir / "initdb"), *INITDB, "--no-instructions", "-D", str(directory.unfinished)]
@@ -94,7 +94,7 @@ async def initialise(directory: Directory, binaries: Binaries, account: Account,
     _publish(directory)
 
 
-def _clear_unfinished(directory: Directory, account: Account) -> None:
+def _clear_unfinished(directory: Directory, account: DatabaseUser) -> None:
     if directory.unfinished.exists():
         shutil.rmtree(directory.unfinished)
     make_private(directory.unfinished, account)
@@ -109,7 +109,7 @@ def _publish(directory: Directory) -> None:
         os.close(root)
 
 
-def choose_binaries(directory: Directory, account: Account, socket_dir: Path) -> Binaries:
+def choose_binaries(directory: Directory, account: DatabaseUser, socket_dir: Path) -> Binaries:
     """Binaries of the version that wrote the cluster; when there are none here, the refusal shows both ways out."""
     major = directory.version()
     try:
@@ -128,7 +128,7 @@ def choose_binaries(directory: Directory, account: Account, socket_dir: Path) ->
         ) from None
 
 
-def move_script(directory: Directory, account: Account, socket_dir: Path, major: int, new: Binaries) -> str:
+def move_script(directory: Directory, account: DatabaseUser, socket_dir: Path, major: int, new: Binaries) -> str:
     """The commands that dump a cluster with its old version and restore it into a fresh one of the new version."""
     q = shlex.quote
     run = f"runuser -u {q(account.name)} -- " if account.switch else ""

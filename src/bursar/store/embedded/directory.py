@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from bursar.store.embedded.account import Account, blocking_directory
+from bursar.store.embedded.account import DatabaseUser, blocking_directory
 from bursar.store.embedded.error import EmbeddedError
 from bursar.store.embedded.process import kill_living, living
 
@@ -78,7 +78,7 @@ def open_directory(path: Path) -> Directory:
     return Directory(root)
 
 
-def check_reachable(directory: Directory, account: Account) -> None:
+def check_reachable(directory: Directory, account: DatabaseUser) -> None:
     """Refuses a directory the account cannot reach; the directories above ours are not ours to change."""
     blocked = blocking_directory(directory.root, account)
     if blocked is not None:
@@ -181,7 +181,7 @@ def open_log(directory: Directory) -> IO[bytes]:
     return os.fdopen(os.open(directory.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab")
 
 
-def make_private(path: Path, account: Account, guests_gid: int | None = None) -> None:
+def make_private(path: Path, account: DatabaseUser, guests_gid: int | None = None) -> None:
     """A directory of the account's alone, which a group may pass through if one is given."""
     path.mkdir(mode=0o700, exist_ok=True)
     if account.switch:
@@ -189,7 +189,7 @@ def make_private(path: Path, account: Account, guests_gid: int | None = None) ->
     path.chmod(0o700 if guests_gid is None else 0o710)
 
 
-def prepare_socket_dir(directory: Directory, account: Account, guests_gid: int | None) -> Path:
+def prepare_socket_dir(directory: Directory, account: DatabaseUser, guests_gid: int | None) -> Path:
     """`run` in the data directory; when that path is too long for a socket, a private directory elsewhere, recorded."""
     inside = directory.root / "run"
     if _fits(inside):
@@ -205,7 +205,7 @@ def prepare_socket_dir(directory: Directory, account: Account, guests_gid: int |
     return outside
 
 
-def _make_outside(account: Account, guests_gid: int | None) -> Path:
+def _make_outside(account: DatabaseUser, guests_gid: int | None) -> Path:
     for parent in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):  # noqa: S108
         if not parent or not os.access(parent, os.W_OK) or blocking_directory(Path(parent), account) is not None:
             continue
@@ -231,7 +231,7 @@ def _fits(socket_dir: Path) -> bool:
     return len(os.fsencode(socket_dir / f".s.PGSQL.{PORT}")) <= SOCKET_PATH_BYTES_MAX
 
 
-def _is_private(path: Path, account: Account) -> bool:
+def _is_private(path: Path, account: DatabaseUser) -> bool:
     try:
         status = path.lstat()
     except OSError:

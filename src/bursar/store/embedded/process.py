@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from bursar.store.embedded.account import Account
+from bursar.store.embedded.account import DatabaseUser
 
 # Runs in a fresh interpreter that then becomes the command: no Python code runs between fork and exec of the server,
 # whose threads could hold any lock at that moment. The death signal comes last because changing the uid clears it; it
@@ -34,7 +34,7 @@ INHERITED = ("PATH", "LD_LIBRARY_PATH")  # and nothing else: our environment may
 
 
 async def spawn(
-    command: Sequence[str], account: Account, *, alive_fd: int, output: IO[bytes] | int
+    command: Sequence[str], account: DatabaseUser, *, alive_fd: int, output: IO[bytes] | int
 ) -> asyncio.subprocess.Process:
     """A child running `command` as the account, that keeps `alive_fd` open for life and dies with this process."""
     switch = (

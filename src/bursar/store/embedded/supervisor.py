@@ -14,7 +14,7 @@ import asyncpg
 import structlog
 
 from bursar.osuser import OsUser
-from bursar.store.embedded.account import Account, choose_account, hand_over_cluster
+from bursar.store.embedded.account import DatabaseUser, choose_account, hand_over_cluster
 from bursar.store.embedded.binaries import Binaries
 from bursar.store.embedded.cluster import ROLE, SETTINGS, SUPERUSER, choose_binaries, initialise, write_access
 from bursar.store.embedded.directory import (
@@ -64,7 +64,7 @@ async def start(
     return embedded
 
 
-def _prepare(data_dir: Path, client: OsUser | None) -> tuple[Directory, Account, Binaries, Path, int]:
+def _prepare(data_dir: Path, client: OsUser | None) -> tuple[Directory, DatabaseUser, Binaries, Path, int]:
     """Everything that can be refused before a process is started."""
     directory = open_directory(data_dir)
     supervisor_lock = lock_supervisor(directory)
@@ -84,7 +84,7 @@ class Embedded:
     def __init__(
         self,
         directory: Directory,
-        account: Account,
+        account: DatabaseUser,
         binaries: Binaries,
         socket_dir: Path,
         supervisor_lock: int,

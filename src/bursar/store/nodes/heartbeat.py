@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from bursar.core.credit.shortfall import Shortfall
-from bursar.core.nodes.liveness import Standing
-from bursar.core.nodes.node_claim import Claim as NodeClaim
+from bursar.core.nodes.liveness import Liveness
+from bursar.core.nodes.node_claim import NodeClaim
 from bursar.core.objects.allocation import Peer
 from bursar.core.objects.object import Key
 from bursar.store.db.columns import documents, numbers, texts
@@ -44,7 +44,7 @@ class SeenBeat(Struct, frozen=True):
         return self.node, self.session
 
 
-class Claim(NamedTuple):
+class ReportedPlacement(NamedTuple):
     """What is placed on a node, of that which the node spoke of."""
 
     key: Key
@@ -93,27 +93,30 @@ class UsageRow(NamedTuple):
     gpu_seconds: float
 
 
-async def save_first(db: Connection, beats: Sequence[SeenBeat]) -> dict[str, tuple[str, int]]:
+async def save_first(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[str, tuple[str, int]]:
     """First beats of streams, one per node: each stream becomes its node's. The nodes that may speak, and as what each
     stands: Ready, or what was said of its silence; and when that was, by the clock that money is counted by."""
     rows = await db.fetch(
-        SQL.meet, *_beats(beats), texts([one.address for one in beats]), texts([one.agent for one in beats])
+        SQL.meet,
+        *_heartbeats(heartbeats),
+        texts([one.address for one in heartbeats]),
+        texts([one.agent for one in heartbeats]),
     )
-    return {row["node"]: (row["silent"] or Standing.READY, row["began"]) for row in rows}
+    return {row["node"]: (row["silent"] or Liveness.READY, row["began"]) for row in rows}
 
 
-async def save_next(db: Connection, beats: Sequence[SeenBeat]) -> dict[tuple[str, str], str]:
+async def save_next(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[tuple[str, str], str]:
     """Later beats. By (node, session) those that count, and as what each node stands.
 
     Rows are locked in the order in which they are sent: that of the nodes' names, as everywhere.
     """
-    sessions = {one.node: one.session for one in beats}
-    if len(sessions) == len(beats):
-        rows = await db.fetch(SQL.beat, *_beats(sorted(beats, key=lambda one: one.node)))
-        return {(row["node"], sessions[row["node"]]): row["silent"] or Standing.READY for row in rows}
+    sessions = {one.node: one.session for one in heartbeats}
+    if len(sessions) == len(heartbeats):
+        rows = await db.fetch(SQL.heartbeat, *_heartbeats(sorted(heartbeats, key=lambda one: one.node)))
+        return {(row["node"], sessions[row["node"]]): row["silent"] or Liveness.READY for row in rows}
     # Two streams of one node: only one of them is the node's, and one row could not tell which.
     heard: dict[tuple[str, str], str] = {}
-    rest = list(beats)
+    rest = list(heartbeats)
     while rest:
         some = {one.node: one for one in reversed(rest)}
         heard |= await save_next(db, list(some.values()))
@@ -121,20 +124,20 @@ async def save_next(db: Connection, beats: Sequence[SeenBeat]) -> dict[tuple[str
     return heard
 
 
-def _beats(beats: Sequence[SeenBeat]) -> tuple[str, str, str, str]:
+def _heartbeats(heartbeats: Sequence[SeenBeat]) -> tuple[str, str, str, str]:
     return (
-        texts([one.node for one in beats]),
-        texts([one.session for one in beats]),
-        numbers([one.generation for one in beats]),
-        numbers([one.lease_seconds for one in beats]),
+        texts([one.node for one in heartbeats]),
+        texts([one.session for one in heartbeats]),
+        numbers([one.generation for one in heartbeats]),
+        numbers([one.lease_seconds for one in heartbeats]),
     )
 
 
-async def load_claims(db: Connection, asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Claim]:
+async def load_claims(db: Connection, asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], ReportedPlacement]:
     """By (node, uid), those of the asked that are placed on that node."""
     rows = await db.fetch(SQL.claims, texts([node for node, _ in asked]), texts([uid for _, uid in asked]))
     return {
-        (row["node"], row["uid"]): Claim(
+        (row["node"], row["uid"]): ReportedPlacement(
             Key("Allocation", row["namespace"], row["name"]),
             row["uid"],
             row["epoch"],

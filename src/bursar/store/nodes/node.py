@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.nodes.node import Gate, NodeRoom, Placement
-from bursar.core.nodes.node_claim import Claim
+from bursar.core.nodes.node import NodeCapacity, NodeGate, Placement
+from bursar.core.nodes.node_claim import NodeClaim
 from bursar.core.quota.quota import Counter
 from bursar.core.quota.tenant_tree import Row
 from bursar.store.db.columns import documents, numbers, texts
@@ -23,19 +23,19 @@ SQL = statements("nodes/node")
 _encode = msgspec.json.Encoder().encode
 _decode_amounts = msgspec.json.Decoder(dict[str, int]).decode
 _decode_labels = msgspec.json.Decoder(dict[str, str]).decode
-_decode_claim = msgspec.json.Decoder(Claim).decode
-_decode_gate = msgspec.json.Decoder(Gate).decode
+_decode_claim = msgspec.json.Decoder(NodeClaim).decode
+_decode_gate = msgspec.json.Decoder(NodeGate).decode
 _decode_devices = msgspec.json.Decoder(dict[str, tuple[int, ...]]).decode
 
 
 # Many nodes have the same taints.
 @lru_cache(4096)
-def _gate(raw: bytes) -> Gate:
+def _gate(raw: bytes) -> NodeGate:
     return _decode_gate(raw)
 
 
-def _room(row: Any) -> NodeRoom:
-    return NodeRoom(
+def _capacity(row: Any) -> NodeCapacity:
+    return NodeCapacity(
         row["name"],
         row["generation"],
         row["schedulable"],
@@ -65,31 +65,31 @@ def _placement(row: Any) -> Placement:
     )
 
 
-async def lock(db: Connection, names: Iterable[str]) -> dict[str, NodeRoom]:
+async def lock(db: Connection, names: Iterable[str]) -> dict[str, NodeCapacity]:
     """Lock the nodes that exist, in order; their room."""
-    return {row["name"]: _room(row) for row in await db.fetch(SQL.lock, texts(sorted(names)))}
+    return {row["name"]: _capacity(row) for row in await db.fetch(SQL.lock, texts(sorted(names)))}
 
 
 async def lock_after_counters(
     db: Connection, rows: Iterable[Row], names: Iterable[str]
-) -> tuple[dict[Row, Counter], dict[str, NodeRoom]]:
+) -> tuple[dict[Row, Counter], dict[str, NodeCapacity]]:
     """Lock the counters that exist, then the nodes, each in order; what they count, and the nodes' room."""
     found = await db.fetch(SQL.lock_after_counters, *quota.text_columns(rows), texts(sorted(names)))
     first = next((place for place, row in enumerate(found) if row["name"] is not None), len(found))
-    return quota.counters_of(found[:first]), {row["name"]: _room(row) for row in found[first:]}
+    return quota.counters_of(found[:first]), {row["name"]: _capacity(row) for row in found[first:]}
 
 
-async def load(db: Connection, names: Iterable[str]) -> dict[str, NodeRoom]:
-    return {row["name"]: _room(row) for row in await db.fetch(SQL.read, sorted(names))}
+async def load(db: Connection, names: Iterable[str]) -> dict[str, NodeCapacity]:
+    return {row["name"]: _capacity(row) for row in await db.fetch(SQL.read, sorted(names))}
 
 
-async def load_all(db: Connection) -> dict[str, NodeRoom]:
-    return {row["name"]: _room(row) for row in await db.fetch(SQL.read_all)}
+async def load_all(db: Connection) -> dict[str, NodeCapacity]:
+    return {row["name"]: _capacity(row) for row in await db.fetch(SQL.read_all)}
 
 
-async def load_claimed(db: Connection) -> dict[str, NodeRoom]:
+async def load_claimed(db: Connection) -> dict[str, NodeCapacity]:
     """The nodes that are claimed, and those that are not wiped yet."""
-    return {row["name"]: _room(row) for row in await db.fetch(SQL.read_claimed)}
+    return {row["name"]: _capacity(row) for row in await db.fetch(SQL.read_claimed)}
 
 
 async def count_claimed(db: Connection) -> int:
@@ -111,37 +111,37 @@ async def list_kept_for(db: Connection, tenant: str) -> list[str]:
     return [row["name"] for row in await db.fetch(SQL.kept_for, tenant)]
 
 
-async def put(db: Connection, rooms: Sequence[NodeRoom], uids: Mapping[str, str]) -> None:
-    ordered = sorted(rooms, key=lambda room: room.name)
+async def put(db: Connection, capacities: Sequence[NodeCapacity], uids: Mapping[str, str]) -> None:
+    ordered = sorted(capacities, key=lambda capacity: capacity.name)
     await db.execute(
         SQL.put,
-        [room.name for room in ordered],
-        [uids.get(room.name, "") for room in ordered],
-        [room.generation for room in ordered],
-        [room.schedulable for room in ordered],
-        [_encode(room.allocatable) for room in ordered],
-        [_encode(room.allocated) for room in ordered],
-        [_encode(room.devices) for room in ordered],
-        [_encode(room.claim) if room.claim is not None else None for room in ordered],
-        [_encode(room.gate) if room.gate is not None else None for room in ordered],
-        [room.soiled for room in ordered],
+        [capacity.name for capacity in ordered],
+        [uids.get(capacity.name, "") for capacity in ordered],
+        [capacity.generation for capacity in ordered],
+        [capacity.schedulable for capacity in ordered],
+        [_encode(capacity.allocatable) for capacity in ordered],
+        [_encode(capacity.allocated) for capacity in ordered],
+        [_encode(capacity.devices) for capacity in ordered],
+        [_encode(capacity.claim) if capacity.claim is not None else None for capacity in ordered],
+        [_encode(capacity.gate) if capacity.gate is not None else None for capacity in ordered],
+        [capacity.soiled for capacity in ordered],
     )
 
 
-async def use(db: Connection, rooms: Sequence[NodeRoom]) -> None:
+async def use(db: Connection, capacities: Sequence[NodeCapacity]) -> None:
     """Save the room of nodes that are locked and otherwise as they were."""
-    tag = await db.execute(SQL.use, *room_columns(rooms))
-    if tag != f"UPDATE {len(rooms)}":
-        raise Stale(f"{len(rooms)} nodes to save, but: {tag}")
+    tag = await db.execute(SQL.use, *room_columns(capacities))
+    if tag != f"UPDATE {len(capacities)}":
+        raise Stale(f"{len(capacities)} nodes to save, but: {tag}")
 
 
-def room_columns(rooms: Sequence[NodeRoom]) -> tuple[str, ...]:
+def room_columns(capacities: Sequence[NodeCapacity]) -> tuple[str, ...]:
     """What is left of nodes' room, as columns."""
     return (
-        texts([room.name for room in rooms]),
-        documents([_encode(room.allocated) for room in rooms]),
-        documents([_encode(room.devices) for room in rooms]),
-        numbers([room.soiled for room in rooms]),
+        texts([capacity.name for capacity in capacities]),
+        documents([_encode(capacity.allocated) for capacity in capacities]),
+        documents([_encode(capacity.devices) for capacity in capacities]),
+        numbers([capacity.soiled for capacity in capacities]),
     )
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from bursar.core.nodes.node import NodeRoom, Placement
+from bursar.core.nodes.node import NodeCapacity, Placement
 from bursar.core.objects.object import Key, Stored, Write
-from bursar.core.quota.quota import Pair
+from bursar.core.quota.quota import ScopePair
 from bursar.core.quota.tenant_tree import Row, Tree
 from bursar.store.db.columns import documents, numbers, texts
 from bursar.store.db.database import Connection, Stale
@@ -25,7 +25,7 @@ SAVE_PLACED = SQL.save.replace("-- placing\n", f"{SQL.placing}\n").replace("-- p
 encode = msgspec.json.Encoder().encode
 
 
-async def save(db: Connection, writes: Sequence[Write], tree: Tree, changes: Mapping[Row, Pair]) -> None:
+async def save(db: Connection, writes: Sequence[Write], tree: Tree, changes: Mapping[Row, ScopePair]) -> None:
     """Move the counters, take the revisions, write each object's last state and every change.
 
     The writes get their revisions. What is not as it was decided on is Stale.
@@ -40,8 +40,8 @@ async def save_placed(
     db: Connection,
     writes: Sequence[Write],
     tree: Tree,
-    changes: Mapping[Row, Pair],
-    used: Sequence[NodeRoom],
+    changes: Mapping[Row, ScopePair],
+    used: Sequence[NodeCapacity],
     placed: Sequence[Placement],
 ) -> None:
     """`save`, with the room of nodes that are locked, and what is placed. What is placed is written as well."""

@@ -38,7 +38,7 @@ class Change:
     at: datetime
 
 
-class Seen(NamedTuple):
+class SeenChange(NamedTuple):
     """A change as the scheduler reads it: of allocations it knows already, the document is left out."""
 
     revision: int
@@ -53,7 +53,7 @@ class Seen(NamedTuple):
     bare: bool = False  # neither labels nor fields nor status were read
 
 
-class Happening(NamedTuple):
+class AuditLine(NamedTuple):
     """A line of the audit log."""
 
     revision: int
@@ -68,7 +68,7 @@ class Happening(NamedTuple):
     status: str | None = None  # of an allocation that changed
 
 
-class Note(NamedTuple):
+class AuditNote(NamedTuple):
     """A line of the audit log about something that is no object. Its document holds no secret."""
 
     kind: str
@@ -81,7 +81,7 @@ class Note(NamedTuple):
     reason: str = ""
 
 
-class Position(NamedTuple):
+class FeedPosition(NamedTuple):
     revision: int
     floor: int
 
@@ -108,10 +108,10 @@ async def load_since(db: Connection, revision: int, limit: int) -> list[Change]:
     return [_change(row) for row in await db.fetch(SQL.since, revision, limit)]
 
 
-async def load_seen(db: Connection, revision: int, limit: int, binder: str) -> list[Seen]:
+async def load_seen(db: Connection, revision: int, limit: int, binder: str) -> list[SeenChange]:
     """What happened since; of the placements of `binder`, only that they did."""
     return [
-        Seen(
+        SeenChange(
             row[0], Key(row[1], row[2], row[3]), row[4], row[5], row[6], row[7].encode(), row[8].encode(), row[9],
             row[10] or b"{}", row[11],
         )
@@ -124,13 +124,13 @@ async def load_between(db: Connection, after: int, until: int, kind: str, namesp
     return [_change(row) for row in await db.fetch(SQL.of_kind_between, after, until, kind, namespace, limit)]
 
 
-async def load_position(db: Connection) -> Position:
+async def load_position(db: Connection) -> FeedPosition:
     row = await db.fetchrow(SQL.position)
-    return Position(row["value"], row["floor"])
+    return FeedPosition(row["value"], row["floor"])
 
 
-def _happening(row: Any) -> Happening:
-    return Happening(
+def _happening(row: Any) -> AuditLine:
+    return AuditLine(
         row["revision"],
         Key(row["kind"], row["namespace"], row["name"]),
         row["uid"],
@@ -149,17 +149,17 @@ async def was_placed(db: Connection, key: Key, uid: str, node: str, epoch: int) 
     return bool(await db.fetchval(SQL.was_placed, key.namespace, key.name, uid, node, epoch))
 
 
-async def load_happenings_of(db: Connection, namespace: str, name: str, kind: str, limit: int) -> list[Happening]:
+async def load_happenings_of(db: Connection, namespace: str, name: str, kind: str, limit: int) -> list[AuditLine]:
     return [_happening(row) for row in await db.fetch(SQL.events_of_object, name, namespace, kind, limit)]
 
 
 async def load_happenings(
     db: Connection, since: int, namespace: str, tenants: Sequence[str] | None, limit: int
-) -> list[Happening]:
+) -> list[AuditLine]:
     return [_happening(row) for row in await db.fetch(SQL.events, since, namespace, tenants, limit)]
 
 
-async def save_notes(db: Connection, notes: Sequence[Note]) -> None:
+async def save_notes(db: Connection, notes: Sequence[AuditNote]) -> None:
     """Write lines of the audit log, last of all in a transaction: the revision is held from here on."""
     if notes:
         await db.execute(SQL.note, *([*column] for column in zip(*notes, strict=True)))

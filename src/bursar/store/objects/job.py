@@ -13,7 +13,7 @@ from bursar.store.db.sql_loader import statements
 SQL = statements("objects/job")
 
 
-class Boosted(msgspec.Struct, frozen=True):
+class BoostedJob(msgspec.Struct, frozen=True):
     """A priority that stands in for that of a job's allocations until it expires."""
 
     priority: int
@@ -22,7 +22,7 @@ class Boosted(msgspec.Struct, frozen=True):
 
 _encode = msgspec.json.Encoder().encode
 _decode_map = msgspec.json.Decoder(dict[str, str]).decode
-_decode_boost = msgspec.json.Decoder(Boosted).decode
+_decode_boost = msgspec.json.Decoder(BoostedJob).decode
 
 
 class Found(NamedTuple):
@@ -48,7 +48,7 @@ async def list_shown(
     return {row["name"]: _decode_map(row["fields"]) for row in rows}
 
 
-async def load_boosts(db: Connection, jobs: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], Boosted]:
+async def load_boosts(db: Connection, jobs: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], BoostedJob]:
     """The boosts of those of these jobs that have one, by (namespace, name, uid)."""
     if not jobs:
         return {}

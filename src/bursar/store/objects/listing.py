@@ -13,7 +13,7 @@ from typing import Any
 from bursar.core.objects.object import Key
 from bursar.core.values.selector import EVERYTHING, Op, Selector
 from bursar.store.db.database import Connection
-from bursar.store.objects.change import Seen
+from bursar.store.objects.change import SeenChange
 
 # How long whoever reads everything may take between two pages; the transaction is open meanwhile.
 PAUSE_SECONDS_MAX = 10
@@ -34,7 +34,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ListedObject:
     namespace: str
     name: str
     tenant: str
@@ -44,9 +44,9 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     revision: int
-    items: tuple[Item, ...]
+    items: tuple[ListedObject, ...]
     more: bool
 
 
@@ -69,7 +69,7 @@ class _Where:
         return " AND ".join(self.conditions)
 
 
-async def load_page(db: Connection, query: Query) -> Page:
+async def load_page(db: Connection, query: Query) -> ListPage:
     """Items and the revision of the one snapshot they were read in."""
     where = _where(query)
     limit = f"LIMIT {where.parameter(query.limit + 1)}" if query.limit else ""
@@ -81,10 +81,10 @@ async def load_page(db: Connection, query: Query) -> Page:
     )
     items = [_item(row) for row in rows if row["name"] is not None]
     more = bool(query.limit) and len(items) > query.limit
-    return Page(rows[0]["at"], tuple(items[: query.limit] if more else items), more)
+    return ListPage(rows[0]["at"], tuple(items[: query.limit] if more else items), more)
 
 
-async def load_all(db: Connection, query: Query, page: int = 500) -> AsyncGenerator[Page, None]:
+async def load_all(db: Connection, query: Query, page: int = 500) -> AsyncGenerator[ListPage, None]:
     """Everything up to the limit, a page at a time, all of it from one snapshot: every page has the same revision.
 
     A page is as long as its bytes allow, by the length of those before it. What fits into the first one is read by a
@@ -115,7 +115,7 @@ def _first(limit: int, page: int) -> int:
     return min(limit, page) if limit else page
 
 
-async def _following(db: Connection, query: Query, found: Page, page: int, seen: int) -> Page:
+async def _following(db: Connection, query: Query, found: ListPage, page: int, seen: int) -> ListPage:
     """The page after one that has more behind it."""
     if not found.more or seen == query.limit:
         return found
@@ -126,7 +126,7 @@ async def _following(db: Connection, query: Query, found: Page, page: int, seen:
     return await load_page(db, replace(query, after=(last.namespace, last.name), limit=limit))
 
 
-async def load_live(db: Connection, query: Query) -> list[Seen]:
+async def load_live(db: Connection, query: Query) -> list[SeenChange]:
     """Objects as the scheduler reads them, all at once."""
     where = _where(query)
     rows = await db.fetch(
@@ -135,7 +135,9 @@ async def load_live(db: Connection, query: Query) -> list[Seen]:
         *where.parameters,
     )
     return [
-        Seen(row[0], Key(row[1], row[2], row[3]), row[4], row[5], "ADDED", row[6], row[7], row[8], row[9] or b"{}")
+        SeenChange(
+            row[0], Key(row[1], row[2], row[3]), row[4], row[5], "ADDED", row[6], row[7], row[8], row[9] or b"{}"
+        )
         for row in rows
     ]
 
@@ -146,8 +148,10 @@ async def count(db: Connection, query: Query) -> int:
     return total
 
 
-def _item(row: Any) -> Item:
-    return Item(row["namespace"], row["name"], row["tenant"], row["revision"], row["doc"], row["status"] or b"{}")
+def _item(row: Any) -> ListedObject:
+    return ListedObject(
+        row["namespace"], row["name"], row["tenant"], row["revision"], row["doc"], row["status"] or b"{}"
+    )
 
 
 def _where(query: Query) -> _Where:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from bursar.core.objects.notification import Tiding
+from bursar.core.objects.notification import Notification
 from bursar.store.db.database import Connection
 from bursar.store.db.sql_loader import statements
 
@@ -65,7 +65,7 @@ class Pending(Struct, frozen=True):
     next_at: datetime | None
 
 
-class Payer(Struct, frozen=True):
+class WebhookPayer(Struct, frozen=True):
     """Whose payments are believed; an empty tenant: for anybody's account."""
 
     name: str
@@ -76,14 +76,14 @@ class Payer(Struct, frozen=True):
         return f"Payer({self.name!r})"
 
 
-async def save(db: Connection, tidings: Sequence[Tiding]) -> None:
+async def save(db: Connection, notifications: Sequence[Notification]) -> None:
     """For whoever wants them; in the transaction that they tell of."""
     await db.execute(
         SQL.save,
-        [one.type for one in tidings],
-        [one.tenant for one in tidings],
-        [one.subject for one in tidings],
-        [one.data for one in tidings],
+        [one.type for one in notifications],
+        [one.tenant for one in notifications],
+        [one.subject for one in notifications],
+        [one.data for one in notifications],
     )
 
 
@@ -97,9 +97,9 @@ async def load_receivers(db: Connection) -> list[str]:
     return [row["name"] for row in await db.fetch(SQL.receivers)]
 
 
-async def claim(db: Connection, room: Mapping[str, int], seconds: float) -> list[Delivery]:
+async def claim(db: Connection, capacity: Mapping[str, int], seconds: float) -> list[Delivery]:
     """Take what is due, of each receiver at most so many; ours for so many seconds."""
-    rows = await db.fetch(SQL.claim, list(room), list(room.values()), seconds)
+    rows = await db.fetch(SQL.claim, list(capacity), list(capacity.values()), seconds)
     return [Delivery(*row) for row in rows]
 
 
@@ -161,8 +161,8 @@ async def load_pending(db: Connection, webhook: str, after: int, limit: int) -> 
     return [Pending(*row) for row in await db.fetch(SQL.deliveries, webhook, after, limit)]
 
 
-async def load_payers(db: Connection) -> Sequence[Payer]:
-    return [Payer(*row) for row in await db.fetch(SQL.payers)]
+async def load_payers(db: Connection) -> Sequence[WebhookPayer]:
+    return [WebhookPayer(*row) for row in await db.fetch(SQL.payers)]
 
 
 async def forget(db: Connection, before: datetime, limit: int = 10_000) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from bursar.core.quota.quota import Counter, Pair
+from bursar.core.quota.quota import Counter, ScopePair
 from bursar.core.quota.tenant_tree import Enforcement, Row, Tree, enforcement_of, hard_of
 from bursar.core.values.quantity import UNLIMITED
 from bursar.store.db.columns import texts
@@ -61,7 +61,7 @@ async def load_all(db: Connection) -> dict[Row, Counter]:
     return counters_of(await db.fetch(SQL.read_all))
 
 
-def delta_columns(tree: Tree, changes: Mapping[Row, Pair]) -> tuple[list[Any], ...]:
+def delta_columns(tree: Tree, changes: Mapping[Row, ScopePair]) -> tuple[list[Any], ...]:
     """What a batch moves, as the columns of the statement that saves it."""
     ordered = sorted(changes)
     return (

@@ -20,7 +20,7 @@ class TreeChange(NamedTuple):
     revision: int = 0  # of the change, where it is one of the feed
 
 
-class Position(NamedTuple):
+class TreePosition(NamedTuple):
     version: int
     revision: int
     floor: int
@@ -54,9 +54,9 @@ async def bump(db: Connection) -> None:
     await db.fetchval(SQL.bump)
 
 
-async def load_position(db: Connection) -> Position:
+async def load_position(db: Connection) -> TreePosition:
     row = await db.fetchrow(SQL.version)
-    return Position(row["version"], row["revision"], row["floor"])
+    return TreePosition(row["version"], row["revision"], row["floor"])
 
 
 async def load_all(db: Connection) -> list[TreeChange]:

@@ -14,7 +14,7 @@ ASKED = "bursar_inquiry"  # told to the leader
 ANSWERED = "bursar_answer"  # told to those who asked, with the ids
 
 
-class Asked(NamedTuple):
+class StoredQuestion(NamedTuple):
     id: int
     question: bytes
 
@@ -24,9 +24,9 @@ async def ask(db: Connection, questions: Sequence[bytes]) -> list[int]:
     return [row["id"] for row in await db.fetch(SQL.ask, list(questions))]
 
 
-async def load_unanswered(db: Connection, limit: int, seconds_max: float) -> list[Asked]:
+async def load_unanswered(db: Connection, limit: int, seconds_max: float) -> list[StoredQuestion]:
     """The oldest questions that somebody still waits for."""
-    return [Asked(*row) for row in await db.fetch(SQL.unanswered, limit, seconds_max)]
+    return [StoredQuestion(*row) for row in await db.fetch(SQL.unanswered, limit, seconds_max)]
 
 
 async def answer(db: Connection, answers: Sequence[tuple[int, bytes]], fence: int | None = None) -> None:

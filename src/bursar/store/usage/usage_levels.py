@@ -16,13 +16,13 @@ from bursar.core.usage.usage_levels import (
     DAY,
     EVERYBODY,
     HOUR,
-    Began,
     Bucket,
-    Ended,
     Level,
+    LevelStep,
     Meter,
-    Step,
     Tariff,
+    UsageBegan,
+    UsageEnded,
     Used,
     fold,
 )
@@ -34,7 +34,7 @@ from bursar.store.db.sql_loader import statements
 
 SQL = statements("usage/usage_levels")
 
-Metered = tuple[str, str]  # (resource, class)
+MeteredHours = tuple[str, str]  # (resource, class)
 Grain = Literal["hour", "day"]
 FORGOTTEN_AT_ONCE = 50_000
 
@@ -45,7 +45,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def save(
-    db: Connection, begun: Sequence[Began], ended: Sequence[Ended], spent: Sequence[tuple[Began, Ended]] = ()
+    db: Connection,
+    begun: Sequence[UsageBegan],
+    ended: Sequence[UsageEnded],
+    spent: Sequence[tuple[UsageBegan, UsageEnded]] = (),
 ) -> None:
     """Note what ends, then what begins. `spent` is what did both, in this order."""
     if ended:
@@ -57,9 +60,9 @@ async def save(
         await _begin(db, begun)
 
 
-def _apart(spent: Iterable[tuple[Began, Ended]]) -> list[list[tuple[Began, Ended]]]:
+def _apart(spent: Iterable[tuple[UsageBegan, UsageEnded]]) -> list[list[tuple[UsageBegan, UsageEnded]]]:
     """What ran twice on a node within one batch is noted once after the other."""
-    rounds: list[list[tuple[Began, Ended]]] = []
+    rounds: list[list[tuple[UsageBegan, UsageEnded]]] = []
     seen: dict[tuple[str, str], int] = defaultdict(int)
     for began, ended in spent:
         turn = seen[began.node, began.uid]
@@ -70,7 +73,7 @@ def _apart(spent: Iterable[tuple[Began, Ended]]) -> list[list[tuple[Began, Ended
     return rounds
 
 
-async def _begin(db: Connection, begun: Sequence[Began]) -> None:
+async def _begin(db: Connection, begun: Sequence[UsageBegan]) -> None:
     await db.execute(
         SQL.begin,
         texts([one.uid for one in begun]),
@@ -87,7 +90,7 @@ async def _begin(db: Connection, begun: Sequence[Began]) -> None:
     )
 
 
-async def _end(db: Connection, ended: Sequence[Ended]) -> None:
+async def _end(db: Connection, ended: Sequence[UsageEnded]) -> None:
     await db.execute(
         SQL.end,
         texts([one.uid for one in ended]),
@@ -128,13 +131,13 @@ async def load_lag(db: Connection) -> float:
     return seconds
 
 
-async def take_steps(db: Connection, until: datetime, limit: int) -> tuple[dict[Meter, list[Step]], int]:
+async def take_steps(db: Connection, until: datetime, limit: int) -> tuple[dict[Meter, list[LevelStep]], int]:
     """Steps that are in no bucket yet, and how many there were: from now on they must be."""
-    found: dict[Meter, list[Step]] = defaultdict(list)
+    found: dict[Meter, list[LevelStep]] = defaultdict(list)
     count = 0
     for row in await db.fetch(SQL.take_steps, until, limit):
         meter = Meter(row["tenant"], row["username"], row["resource"], row["class"])
-        found[meter].append(Step(meter, row["at"], row["delta"]))
+        found[meter].append(LevelStep(meter, row["at"], row["delta"]))
         count += row["count"]
     return found, count
 
@@ -219,7 +222,7 @@ class Tariffs:
 
     def __init__(self, prices: PriceList) -> None:
         self._prices = prices
-        self._known: dict[Metered, Tariff] = {}
+        self._known: dict[MeteredHours, Tariff] = {}
         self.begins: tuple[int, ...] = prices.all_begins()
 
     def of(self, resource: str, klass: str) -> Tariff:
@@ -228,7 +231,7 @@ class Tariffs:
             found = self._known[resource, klass] = _tariff_of(self._prices, resource, klass)
         return found
 
-    def cost(self, metered: Metered, segment: int, weight: int, moment: int) -> int:
+    def cost(self, metered: MeteredHours, segment: int, weight: int, moment: int) -> int:
         """Of moments that lie between two beginnings of prices."""
         if not segment:
             return 0
@@ -250,10 +253,10 @@ class _Sum(Struct):
         return Used(self.total, self.cost, max(self.peak, self.current), self.current)
 
 
-Windows = dict[str, dict[Metered, Used]]  # by tenant
-Totals = dict[str, dict[str, int]]  # by tenant and resource, whatever its class
+Windows = dict[str, dict[MeteredHours, Used]]  # by tenant
+HourTotals = dict[str, dict[str, int]]  # by tenant and resource, whatever its class
 Steps = dict[str, dict[str, list[tuple[int, int]]]]  # the same, each as (at, delta)
-UserWindows = dict[tuple[str, str], dict[Metered, Used]]  # by (tenant, user)
+UserWindows = dict[tuple[str, str], dict[MeteredHours, Used]]  # by (tenant, user)
 
 
 async def load_window(
@@ -276,10 +279,10 @@ async def load_window(
     return {tenant: found.get((tenant, EVERYBODY), {}) for tenant, _ in wanted}
 
 
-async def load_days_window(db: Connection, tenants: Sequence[str], day: datetime, now: datetime) -> Totals:
+async def load_days_window(db: Connection, tenants: Sequence[str], day: datetime, now: datetime) -> HourTotals:
     """What tenants used since the beginning of a day, of nodes and devices, whoever had their names before: that and
     no more, at a small part of what a window costs."""
-    found: Totals = {tenant: {} for tenant in tenants}
+    found: HourTotals = {tenant: {} for tenant in tenants}
     for row in await db.fetch(SQL.window_of_days, tenants, day, _whole(now)):
         found[row["tenant"]][row["resource"]] = int(row["total"])
     return found
@@ -339,7 +342,7 @@ async def _load(
         _instants(tariffs),
         [since == created.get(tenant) for (tenant, _), since, _ in asked],
     )
-    sums: dict[tuple[str, str], dict[Metered, _Sum]] = defaultdict(lambda: defaultdict(_Sum))
+    sums: dict[tuple[str, str], dict[MeteredHours, _Sum]] = defaultdict(lambda: defaultdict(_Sum))
     for row in rows:
         whose, _, sign = asked[row["place"] - 1]
         metered = (row["resource"], row["class"])
@@ -458,16 +461,16 @@ def _series(rows: Sequence[Any], first: int, end: float, now: int, size: int, ta
     ]
 
 
-def _ahead(rows: Iterable[Any], until: int, size: int, tariffs: Tariffs) -> Iterator[tuple[Metered, int, Bucket]]:
+def _ahead(rows: Iterable[Any], until: int, size: int, tariffs: Tariffs) -> Iterator[tuple[MeteredHours, int, Bucket]]:
     """What is in no bucket yet, as it will be entered."""
-    levels: dict[Metered, Level] = defaultdict(Level)
-    steps: dict[Metered, list[Step]] = defaultdict(list)
+    levels: dict[MeteredHours, Level] = defaultdict(Level)
+    steps: dict[MeteredHours, list[LevelStep]] = defaultdict(list)
     for row in rows:
         metered = (row["resource"], row["class"])
         if row["what"] == "level":
             levels[metered] = Level(int(row["total"]), row["at"])
         elif row["what"] == "step":
-            steps[metered].append(Step(Meter("", "", *metered), row["at"], int(row["total"])))
+            steps[metered].append(LevelStep(Meter("", "", *metered), row["at"], int(row["total"])))
     for metered in dict.fromkeys(chain(levels, steps)):
         _, buckets = fold(levels[metered], steps[metered], until, size, tariffs.of(*metered))
         yield from ((metered, at, bucket) for at, bucket in buckets.items())
@@ -481,10 +484,10 @@ async def recompute(
     *,
     user: str = EVERYBODY,
     tariffs: Tariffs | None = None,
-) -> dict[Metered, Used]:
+) -> dict[MeteredHours, Used]:
     """The same as a window, added up from every record there is: what buckets must agree with. It has no peaks."""
     tariffs = tariffs or await load_tariffs(db)
-    sums: dict[Metered, _Sum] = defaultdict(_Sum)
+    sums: dict[MeteredHours, _Sum] = defaultdict(_Sum)
     for row in await db.fetch(SQL.recompute, tenant, _whole(begin), _whole(end), user, _instants(tariffs)):
         metered, moment = (row["resource"], row["class"]), int(row["moment"])
         sums[metered].total += moment

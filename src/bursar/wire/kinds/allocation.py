@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from bursar.core.nodes.node import WHOLE, is_device
-from bursar.core.objects.allocation import Gang, Phase, Request
+from bursar.core.objects.allocation import Gang, Phase, ResourceRequest
 from bursar.core.objects.charge import NOTHING, Charge, Facts
 from bursar.core.quota.permit import NOTHING_ASKED, Asking
 from bursar.core.values.duration import parse_seconds
@@ -285,9 +285,9 @@ def _charge(spec: AllocationSpec) -> Charge:
     return Charge(facts_of(spec), accepted)
 
 
-def request_of(allocation: Allocation) -> Request:
+def request_of(allocation: Allocation) -> ResourceRequest:
     spec = allocation.spec
-    return Request(
+    return ResourceRequest(
         requests=requests_of(spec),
         nodes=spec.nodes if isinstance(spec.nodes, int) else 1,
         exclusive=spec.exclusive is True,

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from bursar.core.objects.allocation import Gang
-from bursar.core.objects.job import BACKOFF_SECONDS_MAX, JobPhase, Plan
+from bursar.core.objects.job import BACKOFF_SECONDS_MAX, JobPhase, JobPlan
 from bursar.core.quota.permit import Asking
 from bursar.core.values.duration import SECONDS_MAX
 from bursar.core.values.names import annotations as annotation_faults
@@ -114,11 +114,11 @@ class Job(Wire, kw_only=True):
 # What the rules need of it.
 
 
-def plan_of(spec: JobSpec) -> Plan:
+def plan_of(spec: JobSpec) -> JobPlan:
     parallelism = spec.parallelism if isinstance(spec.parallelism, int) else 1
     completions = spec.completions if isinstance(spec.completions, int) else parallelism
     deadline = spec.active_deadline_seconds
-    return Plan(
+    return JobPlan(
         parallelism=parallelism,
         completions=completions,
         backoff_limit=spec.backoff_limit if isinstance(spec.backoff_limit, int) else BACKOFF_LIMIT_DEFAULT,

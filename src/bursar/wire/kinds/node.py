@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bursar.core.nodes.liveness import Standing
-from bursar.core.nodes.node import Gate
+from bursar.core.nodes.liveness import Liveness
+from bursar.core.nodes.node import NodeGate
 from bursar.core.objects.ask import Effect
 from bursar.core.quota.visibility import HIDDEN
 from bursar.core.values.names import label_key, label_value
@@ -35,7 +35,7 @@ NOT_ISOLATED = "none"
 TRACELESS = "traceless"  # everything a placement writes is removed with it
 WIPES = "wipe"  # it has a wipe hook
 
-OPEN = Gate()
+OPEN = NodeGate()
 
 # What is kept beside a node that is said to be silent: as what it stands, and when it was last heard.
 SILENT = "status.silent"
@@ -163,12 +163,12 @@ def isolation_condition(isolation: str, why: str = "") -> tuple[str, str, str, s
     return "Isolated", "True", "Sandboxed", ""
 
 
-def gate_of(node: Node) -> Gate | None:
+def gate_of(node: Node) -> NodeGate | None:
     """What keeps work off the node, and how its agent keeps tenants apart; None where there is nothing of that."""
     spec = node.spec if isinstance(node.spec, NodeSpec) else NodeSpec()
     status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
     features = status.features or ()
-    gate = Gate(
+    gate = NodeGate(
         tuple((one.key, one.value or "", one.effect or Effect.NO_SCHEDULE) for one in spec.taints or ()),
         tuple(sorted(set(spec.tenants or ()))),
         spec.gpu_fractions == REFUSED,
@@ -302,7 +302,7 @@ def _fields(node: Node) -> dict[str, str]:
     }
     if status.silent_since:
         fenced = isinstance(status.fence, NodeFence)
-        fields |= {SILENT: Standing.FENCED if fenced else phase, SILENT_SINCE: status.silent_since}
+        fields |= {SILENT: Liveness.FENCED if fenced else phase, SILENT_SINCE: status.silent_since}
     return fields
 
 

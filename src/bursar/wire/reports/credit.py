@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from bursar.core.credit.account import Account, Status, day_of, posted_on
+from bursar.core.credit.account import Account, AccountStatus, day_of, posted_on
 from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.credit.drift import Drift
 from bursar.core.credit.lease import Lease, LeaseState
@@ -423,7 +423,7 @@ def name_faults(field: str, given: str, chars_max: int = JOB_CHARS_MAX) -> list[
 
 
 def status_faults(field: str, given: str) -> list[Cause]:
-    known = tuple(Status)
+    known = tuple(AccountStatus)
     return [] if given in known else [field_fault(field, f"must be one of {', '.join(known)}")]
 
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from bursar.core.credit.cost import OTHER, bill, breakdown, fraction, money, nano_of
-from bursar.core.usage.report import Sum, Uses, add_up, unit_hours
+from bursar.core.usage.report import ReportSum, Uses, add_up, unit_hours
 from bursar.core.values.money import credits_of
 
 
@@ -151,12 +151,12 @@ def days_of(uses: Mapping[str, Uses]) -> list[DayUse]:
     return [DayUse(day, *_figures(add_up(one.items()))) for day, one in sorted(uses.items())]
 
 
-def _most_first(uses: Mapping[str, Uses]) -> list[tuple[str, Sum]]:
+def _most_first(uses: Mapping[str, Uses]) -> list[tuple[str, ReportSum]]:
     sums = ((name, add_up(one.items())) for name, one in uses.items())
     return sorted(sums, key=lambda one: (-one[1].gpu_hours, -one[1].node_hours, -one[1].nano, one[0]))
 
 
-def _figures(one: Sum) -> tuple[float, float, str]:
+def _figures(one: ReportSum) -> tuple[float, float, str]:
     return one.node_hours, one.gpu_hours, credits_of(one.nano)
 
 

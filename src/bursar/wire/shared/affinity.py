@@ -11,9 +11,9 @@ from msgspec import UnsetType
 
 from bursar.core.nodes.node_affinity import contradiction
 from bursar.core.objects import ask
-from bursar.core.objects.ask import ANYWHERE, Company, Operator, Requirement, Requirements, Spread, Where
+from bursar.core.objects.ask import ANYWHERE, InterPodTerm, Operator, Requirement, Requirements, Spread, Where
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.core.values.selector import EVERYTHING, Op, Selector, Term
+from bursar.core.values.selector import EVERYTHING, Op, Selector, SelectorTerm
 from bursar.wire.shared.meta import LabelSelector
 from bursar.wire.shared.scheduling import (
     Affinity,
@@ -61,8 +61,10 @@ def contradiction_faults(
 
 def selector_of(selector: LabelSelector) -> Selector:
     """Values are sorted and distinct, so that equal conditions are equal."""
-    terms = [Term(key, Op.IN, (value,)) for key, value in sorted((selector.match_labels or {}).items())]
-    terms += [Term(one.key, Op(one.operator), _distinct(one.values)) for one in selector.match_expressions or ()]
+    terms = [SelectorTerm(key, Op.IN, (value,)) for key, value in sorted((selector.match_labels or {}).items())]
+    terms += [
+        SelectorTerm(one.key, Op(one.operator), _distinct(one.values)) for one in selector.match_expressions or ()
+    ]
     return Selector(tuple(terms))
 
 
@@ -99,19 +101,19 @@ def toleration_of(one: Toleration) -> ask.Toleration:
     return ask.Toleration(one.key or "", one.operator == "Exists", one.value or "", one.effect or "")
 
 
-def _companies(pods: PodAffinity) -> tuple[Company, ...]:
+def _companies(pods: PodAffinity) -> tuple[InterPodTerm, ...]:
     both = pods.required_during_scheduling or pods.required_during_scheduling_ignored_during_execution
-    return tuple(_company(one) for one in both or ())
+    return tuple(_inter_pod(one) for one in both or ())
 
 
-def _rather(pods: PodAffinity) -> tuple[tuple[int, Company], ...]:
+def _rather(pods: PodAffinity) -> tuple[tuple[int, InterPodTerm], ...]:
     both = pods.preferred_during_scheduling or pods.preferred_during_scheduling_ignored_during_execution
-    return tuple((one.weight, _company(one.pod_affinity_term)) for one in both or ())
+    return tuple((one.weight, _inter_pod(one.pod_affinity_term)) for one in both or ())
 
 
-def _company(term: PodAffinityTerm) -> Company:
+def _inter_pod(term: PodAffinityTerm) -> InterPodTerm:
     selector = selector_of(term.label_selector) if isinstance(term.label_selector, LabelSelector) else EVERYTHING
-    return Company(term.topology_key, selector, _distinct(term.namespaces))
+    return InterPodTerm(term.topology_key, selector, _distinct(term.namespaces))
 
 
 def _spread(one: TopologySpread) -> Spread:

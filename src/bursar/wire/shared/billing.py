@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import UNSET, UnsetType
 
-from bursar.core.credit.billing_terms import NOTHING_SAID, SaidTerms
+from bursar.core.credit.billing_terms import NOTHING_SAID, StatedTerms
 from bursar.core.credit.billing_terms import Billing as Pays
 from bursar.core.credit.lease import Mode
 from bursar.core.values.refusal import Cause, field_fault
@@ -28,10 +28,10 @@ class Billing(Wire):
     discount_percent: int | float | UnsetType = UNSET
 
 
-def said_in(billing: Billing | UnsetType) -> SaidTerms:
+def said_in(billing: Billing | UnsetType) -> StatedTerms:
     if isinstance(billing, UnsetType):
         return NOTHING_SAID
-    return SaidTerms(
+    return StatedTerms(
         billing=Pays(billing.mode) if isinstance(billing.mode, str) else None,
         mode=Mode(billing.lease_mode) if isinstance(billing.lease_mode, str) else None,
         window_seconds=billing.lease_seconds if isinstance(billing.lease_seconds, int) else None,

@@ -13,24 +13,24 @@ from itertools import groupby
 import numpy as np
 
 from bursar.core.objects.ask import Ask
-from bursar.core.scheduling.cycle.node_reservation import Holds, free_devices
+from bursar.core.scheduling.cycle.node_reservation import NodeReservations, free_devices
 from bursar.core.scheduling.cycle.placer import room_for
-from bursar.core.scheduling.state.cluster_state import Reservation, World
-from bursar.core.scheduling.state.fleet import Columns
+from bursar.core.scheduling.state.cluster_state import ClusterState, Reservation
+from bursar.core.scheduling.state.fleet import NodeColumns
 
 
-def earliest(world: World, asks: Sequence[Ask], holds: Holds, now: float) -> Reservation | None:
+def earliest(cluster: ClusterState, asks: Sequence[Ask], holds: NodeReservations, now: float) -> Reservation | None:
     """The earliest time at which all of these have room together, beside what is held for others."""
-    ends = np.maximum(world.running.ends(), now)
+    ends = np.maximum(cluster.running.ends(), now)
     if not ends.size:
         return None
     first, last = 0, len(ends) - 1
-    found = room_at(world, asks, holds, float(ends[last]))
+    found = room_at(cluster, asks, holds, float(ends[last]))
     if found is None:
         return None
     while first < last:
         middle = (first + last) // 2
-        earlier = room_at(world, asks, holds, float(ends[middle]))
+        earlier = room_at(cluster, asks, holds, float(ends[middle]))
         if earlier is None:
             first = middle + 1
         else:
@@ -38,23 +38,25 @@ def earliest(world: World, asks: Sequence[Ask], holds: Holds, now: float) -> Res
     return Reservation(float(ends[last]), found)
 
 
-def room_at(world: World, asks: Sequence[Ask], holds: Holds, at: float) -> tuple[tuple[Ask, int], ...] | None:
+def room_at(
+    cluster: ClusterState, asks: Sequence[Ask], holds: NodeReservations, at: float
+) -> tuple[tuple[Ask, int], ...] | None:
     """Where all of these have room at that time; nothing when they have none."""
-    fleet = world.fleet
-    later = world.running.released_by(fleet.now, at)
+    fleet = cluster.fleet
+    later = cluster.running.released_by(fleet.now, at)
     for ask, row in holds.owners:
-        _take(world, later, ask, row)
+        _take(cluster, later, ask, row)
     slots: list[tuple[Ask, int]] = []
     for ask, times in _alike(asks):
         need = fleet.need(ask.shape)
-        counts = np.where(world.terrains.of(ask.shape.where).allowed, room_for(fleet, later, need), 0)
+        counts = np.where(cluster.terrains.of(ask.shape.where).allowed, room_for(fleet, later, need), 0)
         if ask.shape.nodes > 1:
             counts = np.minimum(counts, len(times))
         rows = _rows(counts, ask.shape.nodes, times)
         if rows is None:
             return None
         for one, row in rows:
-            _take(world, later, one, row)
+            _take(cluster, later, one, row)
         slots.extend(rows)
     return tuple(slots)
 
@@ -87,6 +89,6 @@ def _rows(
     return rows
 
 
-def _take(world: World, later: Columns, ask: Ask, row: int) -> None:
-    need = world.fleet.need(ask.shape)
+def _take(cluster: ClusterState, later: NodeColumns, ask: Ask, row: int) -> None:
+    need = cluster.fleet.need(ask.shape)
     later.take(row, need, free_devices(later, row, need))

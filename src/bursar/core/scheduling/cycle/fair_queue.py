@@ -175,7 +175,7 @@ class _Stop(Generic[T]):
 _Entry = tuple[int, float, str, _Stop[T]]  # (−standing, −score of its best, name, stop); names differ at each level
 
 
-class Line(Generic[T]):
+class FairQueue(Generic[T]):
     """Everything that waits, taken one by one in the order that the shares of the moment ask for.
 
     The walk goes down the tenant tree, at each level to whoever has the larger standing; among equals to whose next

@@ -12,56 +12,61 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bursar.core.objects.ask import Ask, Spread
-from bursar.core.objects.pending_reason import Why
+from bursar.core.objects.pending_reason import ReasonCode
 from bursar.core.scheduling.state.fleet import NOWHERE, Bools, Fleet, LabelColumn
-from bursar.core.scheduling.state.node_filter import Floats, Terrain
-from bursar.core.scheduling.state.topology_counts import Crowd, Kin, Tallies, crowd_of, kin_of, own_crowd
+from bursar.core.scheduling.state.node_filter import Floats, NodeFilter
+from bursar.core.scheduling.state.topology_counts import CountedGroup, Kin, TopologyCounts, crowd_of, kin_of, own_crowd
 
 FEW_DOMAINS = 64
 HANDED_OUT_MAX = 256  # answers of one topology that are kept
 SOFT_WEIGHT = 1.0  # wishes about company count as much as how well things pack
 
 
-def is_free(ask: Ask, tallies: Tallies) -> bool:
+def is_free(ask: Ask, topology_counts: TopologyCounts) -> bool:
     """Whether nobody's company matters, neither to it nor to those who are there."""
     where = ask.shape.where
     if where.near or where.apart or where.spreads or where.rather_near or where.rather_apart:
         return False
-    return not tallies.shunning or not tallies.shunned(kin_of(ask))
+    return not topology_counts.shunning or not topology_counts.shunned(kin_of(ask))
 
 
-def masks(ask: Ask, kin: Kin, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Iterator[tuple[Why, Bools]]:
+def masks(
+    ask: Ask, kin: Kin, node_filter: NodeFilter, fleet: Fleet, topology_counts: TopologyCounts
+) -> Iterator[tuple[ReasonCode, Bools]]:
     """The nodes that each hard rule allows."""
     where = ask.shape.where
-    for company in where.near:
-        tally = tallies.of(company.topology_key, crowd_of(company, ask))
+    for inter_pod in where.near:
+        topology_count = topology_counts.of(inter_pod.topology_key, crowd_of(inter_pod, ask))
         # The first of those who want to be near each other may go anywhere that has the topology.
-        alone = not tally.total and tally.includes(kin)
-        yield Why.AFFINITY, _hand_out(fleet, company.topology_key, (tally.counts > 0) | alone, elsewhere=False)
-    for company in where.apart:
-        counts = tallies.counts(company.topology_key, crowd_of(company, ask))
-        yield Why.ANTI_AFFINITY, _hand_out(fleet, company.topology_key, counts == 0, elsewhere=True)
-    for key, rows in tallies.shunned(kin):
+        alone = not topology_count.total and topology_count.includes(kin)
+        yield (
+            ReasonCode.AFFINITY,
+            _hand_out(fleet, inter_pod.topology_key, (topology_count.counts > 0) | alone, elsewhere=False),
+        )
+    for inter_pod in where.apart:
+        counts = topology_counts.counts(inter_pod.topology_key, crowd_of(inter_pod, ask))
+        yield ReasonCode.ANTI_AFFINITY, _hand_out(fleet, inter_pod.topology_key, counts == 0, elsewhere=True)
+    for key, rows in topology_counts.shunned(kin):
         column = fleet.label(key)
         welcome = np.ones(len(column.values) + 1, np.bool_)
         welcome[column.codes[list(rows)]] = False
         welcome[NOWHERE] = True
-        yield Why.ANTI_AFFINITY, welcome[column.codes]
+        yield ReasonCode.ANTI_AFFINITY, welcome[column.codes]
     for spread in where.spreads:
         if spread.hard and (found := _crowd(ask, spread)) is not None:
-            yield Why.SPREAD, _even(spread, found, kin, terrain, fleet, tallies)
+            yield ReasonCode.SPREAD, _even(spread, found, kin, node_filter, fleet, topology_counts)
 
 
-def absent(ask: Ask, kin: Kin, tallies: Tallies) -> str:
+def absent(ask: Ask, kin: Kin, topology_counts: TopologyCounts) -> str:
     """The topology in which nobody is that it must be near; empty where somebody is for each of its rules."""
-    for company in ask.shape.where.near:
-        tally = tallies.of(company.topology_key, crowd_of(company, ask))
-        if not tally.total and not tally.includes(kin):
-            return company.topology_key
+    for inter_pod in ask.shape.where.near:
+        topology_count = topology_counts.of(inter_pod.topology_key, crowd_of(inter_pod, ask))
+        if not topology_count.total and not topology_count.includes(kin):
+            return inter_pod.topology_key
     return ""
 
 
-def wishes(ask: Ask, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Floats | None:
+def wishes(ask: Ask, node_filter: NodeFilter, fleet: Fleet, topology_counts: TopologyCounts) -> Floats | None:
     """By how much each node is better or worse for the company it would give; none when nothing is wished."""
     where = ask.shape.where
     soft = [spread for spread in where.spreads if not spread.hard]
@@ -69,17 +74,17 @@ def wishes(ask: Ask, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Floats
         return None
     bonus: Floats | None = None
     for sign, wished in ((1.0, where.rather_near), (-1.0, where.rather_apart)):
-        for weight, company in wished:
-            tally = tallies.of(company.topology_key, crowd_of(company, ask))
-            if not tally.total:  # nobody is anywhere: no node is better for it than another
+        for weight, inter_pod in wished:
+            topology_count = topology_counts.of(inter_pod.topology_key, crowd_of(inter_pod, ask))
+            if not topology_count.total:  # nobody is anywhere: no node is better for it than another
                 continue
-            there = _hand_out(fleet, company.topology_key, tally.counts > 0, elsewhere=False)
+            there = _hand_out(fleet, inter_pod.topology_key, topology_count.counts > 0, elsewhere=False)
             bonus = _more(bonus, (sign * SOFT_WEIGHT * weight / 100 * there).astype(np.float64, copy=False))
     for spread in soft:
         crowd = _crowd(ask, spread)
         if crowd is not None:
-            counts = tallies.counts(spread.topology_key, crowd)
-            above = counts - _least(counts, spread.topology_key, terrain, fleet)
+            counts = topology_counts.counts(spread.topology_key, crowd)
+            above = counts - _least(counts, spread.topology_key, node_filter, fleet)
             column = fleet.label(spread.topology_key)
             # Each one more than in the emptiest domain costs as much again; no domain at all is as bad as the worst.
             table = np.append(above, max(1, above.max(initial=0)))
@@ -91,21 +96,28 @@ def _more(bonus: Floats | None, more: Floats) -> Floats:
     return more if bonus is None else bonus + more
 
 
-def _crowd(ask: Ask, spread: Spread) -> Crowd | None:
+def _crowd(ask: Ask, spread: Spread) -> CountedGroup | None:
     return own_crowd(ask) if spread.selector is None else (spread.selector, (ask.namespace,), ask.tenant)
 
 
-def _even(spread: Spread, crowd: Crowd, kin: Kin, terrain: Terrain, fleet: Fleet, tallies: Tallies) -> Bools:
+def _even(
+    spread: Spread,
+    crowd: CountedGroup,
+    kin: Kin,
+    node_filter: NodeFilter,
+    fleet: Fleet,
+    topology_counts: TopologyCounts,
+) -> Bools:
     """The nodes in domains that one more would not make too full, against the emptiest domain it could go to."""
-    tally = tallies.of(spread.topology_key, crowd)
-    more = 1 if tally.includes(kin) else 0
-    most = _least(tally.counts, spread.topology_key, terrain, fleet) + spread.skew_max - more
-    return _hand_out(fleet, spread.topology_key, tally.counts <= most, elsewhere=False)
+    topology_count = topology_counts.of(spread.topology_key, crowd)
+    more = 1 if topology_count.includes(kin) else 0
+    most = _least(topology_count.counts, spread.topology_key, node_filter, fleet) + spread.skew_max - more
+    return _hand_out(fleet, spread.topology_key, topology_count.counts <= most, elsewhere=False)
 
 
-def _least(counts: NDArray[np.int64], key: str, terrain: Terrain, fleet: Fleet) -> int:
+def _least(counts: NDArray[np.int64], key: str, node_filter: NodeFilter, fleet: Fleet) -> int:
     """The fewest in any domain that has a node of the right kind."""
-    domains = terrain.domains_of(fleet, key)
+    domains = node_filter.domains_of(fleet, key)
     return int(counts[domains].min()) if domains.size else 0
 
 

@@ -15,16 +15,16 @@ import numpy as np
 from bursar.core.nodes import node
 from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.ask import Ask
-from bursar.core.scheduling.state.fleet import Bools, Columns, Fleet, Need, Rows
-from bursar.core.scheduling.state.placed_columns import NEVER, Placed, Running, Spot
+from bursar.core.scheduling.state.fleet import Bools, Fleet, Need, NodeColumns, Rows
+from bursar.core.scheduling.state.placed_columns import NEVER, Placed, PlacedColumns, Spot
 
 
 @dataclass(slots=True)
-class Holds:
+class NodeReservations:
     fleet: Fleet
     placed: Mapping[str, Placed]
-    running: Running
-    later: Columns | None = None  # the rows that are held, as they will be
+    running: PlacedColumns
+    later: NodeColumns | None = None  # the rows that are held, as they will be
     starts: dict[int, float] = field(default_factory=dict)  # when the first owner on a row starts
     _owners_on: dict[int, list[Ask]] = field(default_factory=dict)
 
@@ -59,7 +59,7 @@ class Holds:
         """Whether nodes still have the same columns: a new kind of resource or more nodes make others of them."""
         return self.later is None or self.later.has_shape_of(self.fleet.now)
 
-    def _settle(self, later: Columns, ask: Ask, row: int) -> None:
+    def _settle(self, later: NodeColumns, ask: Ask, row: int) -> None:
         need = self.fleet.need(ask.shape)
         later.take(row, need, free_devices(later, row, need))
 
@@ -93,7 +93,7 @@ class Holds:
             move = self.later.take if sign > 0 else self.later.give_back
             move(spot.row, need, spot.devices)
 
-    def _look_ahead(self, later: Columns, row: int, start: float) -> None:
+    def _look_ahead(self, later: NodeColumns, row: int, start: float) -> None:
         """The row as it is now, without what ends until then."""
         now = self.fleet.now
         for name in ("free", "whole", "widest"):
@@ -128,7 +128,7 @@ class Holds:
 
 
 def free_devices(
-    columns: Columns, row: int, need: Need, both: Columns | None = None
+    columns: NodeColumns, row: int, need: Need, both: NodeColumns | None = None
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Devices that are free in these columns, and in the other ones if they are given."""
     if need.exclusive:

@@ -19,9 +19,9 @@ from msgspec import Struct
 from bursar.core.nodes.node import is_device
 from bursar.core.objects.ask import Ask, Shape
 from bursar.core.scheduling.cycle import inter_pod
-from bursar.core.scheduling.cycle.node_reservation import Holds
-from bursar.core.scheduling.state.cluster_state import World
-from bursar.core.scheduling.state.fleet import NOWHERE, Bools, Columns, Fleet, Ints, LabelColumn, Need
+from bursar.core.scheduling.cycle.node_reservation import NodeReservations
+from bursar.core.scheduling.state.cluster_state import ClusterState
+from bursar.core.scheduling.state.fleet import NOWHERE, Bools, Fleet, Ints, LabelColumn, Need, NodeColumns
 from bursar.core.scheduling.state.node_filter import Floats
 from bursar.core.scheduling.state.node_scores import NO
 from bursar.core.scheduling.state.packing import choose_devices
@@ -48,11 +48,11 @@ class Slot(Struct, frozen=True):
 Choice = list[tuple[Ask, tuple[Spot, ...]]]
 
 
-class Chooser:
+class Placer:
     """Finds room in a world, beside what is held for others."""
 
-    def __init__(self, world: World, holds: Holds, now: float) -> None:
-        self._world = world
+    def __init__(self, cluster: ClusterState, holds: NodeReservations, now: float) -> None:
+        self._cluster = cluster
         self._holds = holds
         self._now = now
 
@@ -74,13 +74,13 @@ class Chooser:
         slots = self.slots(asks)
         if not self._plain(slots):
             return len(self._in_turn(slots, None, to_the_end=True))
-        fleet, first = self._world.fleet, slots[0]
+        fleet, first = self._cluster.fleet, slots[0]
         counts = np.where(self.scores(first) > NO, room_for(fleet, fleet.now, first.need), 0)
         return min(int(np.minimum(counts, len(asks)).sum()), len(slots))
 
     def slot(self, ask: Ask) -> Slot:
         ends_at = self._now + ask.ttl_seconds if ask.ttl_seconds else NEVER
-        return Slot(ask, self._world.fleet.need(ask.shape), kin_of(ask), ends_at)
+        return Slot(ask, self._cluster.fleet.need(ask.shape), kin_of(ask), ends_at)
 
     def slots(self, asks: Sequence[Ask]) -> list[Slot]:
         """The largest first: what is hard to place is placed while there is most room."""
@@ -89,10 +89,10 @@ class Chooser:
 
     def scores(self, slot: Slot) -> Floats:
         """How good each node is for a slot; minus infinity where it may not or cannot go. Not to be written to."""
-        world, ask = self._world, slot.ask
-        view = world.views.of(ask.shape)
+        cluster, ask = self._cluster, slot.ask
+        view = cluster.views.of(ask.shape)
         score = view.score
-        free = inter_pod.is_free(ask, world.tallies)
+        free = inter_pod.is_free(ask, cluster.topology_counts)
         if (free and not self._holds.starts) or score[score.argmax()] == NO:
             return score
         held = self._holds.mask(slot.need, slot.ends_at)
@@ -100,21 +100,21 @@ class Chooser:
             score = np.where(held, score, NO)
         if free:
             return score
-        for _, mask in inter_pod.masks(ask, slot.kin, view.terrain, world.fleet, world.tallies):
+        for _, mask in inter_pod.masks(ask, slot.kin, view.node_filter, cluster.fleet, cluster.topology_counts):
             score = np.where(mask, score, NO)
-        bonus = inter_pod.wishes(ask, view.terrain, world.fleet, world.tallies)
+        bonus = inter_pod.wishes(ask, view.node_filter, cluster.fleet, cluster.topology_counts)
         return score if bonus is None else score + bonus
 
     def run_length(self, shape: Shape, row: int) -> int:
         """How many more of this a node takes while it gets no worse; none of what shares devices, or takes it whole."""
-        view = self._world.views.of(shape)
+        view = self._cluster.views.of(shape)
         if view.need.shared or view.need.exclusive:
             return 0
-        return self._world.views.run_length(view, row)
+        return self._cluster.views.run_length(view, row)
 
     def devices_for(self, shape: Shape, row: int, count: int) -> list[DeviceSets]:
         """Whole devices for so many, from the left, as they would be chosen one by one."""
-        fleet = self._world.fleet
+        fleet = self._cluster.fleet
         whole = fleet.need(shape).whole
         free = {column: fleet.now.whole_devices(column, row) for column, _ in whole}
         return [
@@ -130,17 +130,20 @@ class Chooser:
 
     def right_rows(self, slot: Slot) -> Bools:
         """The nodes that are the right ones by labels and taints."""
-        return self._world.terrains.of(slot.ask.shape.where).allowed
+        return self._cluster.terrains.of(slot.ask.shape.where).allowed
 
     def welcome(self, slot: Slot, row: int) -> bool:
         """Whether the company on a node is right, and nobody for whom it is kept would be delayed."""
-        world = self._world
+        cluster = self._cluster
         if not self._holds.allows(row, slot.need, slot.ends_at):
             return False
-        if inter_pod.is_free(slot.ask, world.tallies):
+        if inter_pod.is_free(slot.ask, cluster.topology_counts):
             return True
-        terrain = world.terrains.of(slot.ask.shape.where)
-        return all(mask[row] for _, mask in inter_pod.masks(slot.ask, slot.kin, terrain, world.fleet, world.tallies))
+        node_filter = cluster.terrains.of(slot.ask.shape.where)
+        return all(
+            mask[row]
+            for _, mask in inter_pod.masks(slot.ask, slot.kin, node_filter, cluster.fleet, cluster.topology_counts)
+        )
 
     # One slot.
 
@@ -156,13 +159,13 @@ class Chooser:
         if avoid:
             score = score.copy()
             score[list(avoid)] = NO
-        return score[: max(1, self._world.fleet.size)]
+        return score[: max(1, self._cluster.fleet.size)]
 
     def at(self, slot: Slot, row: int) -> Spot:
-        fleet = self._world.fleet
+        fleet = self._cluster.fleet
         devices = self._holds.devices(row, slot.need, slot.ends_at)
         if devices is None and not slot.need.exclusive and (slot.need.whole or slot.need.shared):
-            devices = tuple(choose_devices(fleet, fleet.now, row, slot.ask.shape, self._world.habits))
+            devices = tuple(choose_devices(fleet, fleet.now, row, slot.ask.shape, self._cluster.arrival_mix))
         return Spot(row, devices or ())
 
     # All slots.
@@ -189,7 +192,7 @@ class Chooser:
     def _in_runs(self, slots: Sequence[Slot], only: Bools | None) -> list[tuple[Slot, Spot]]:
         """What `_in_turn` finds, for plain slots: the best node takes at once as many as it takes without getting
         worse. Since their company does not matter, nobody is told that they come."""
-        now, shape, need = self._world.fleet.now, slots[0].ask.shape, slots[0].need
+        now, shape, need = self._cluster.fleet.now, slots[0].ask.shape, slots[0].need
         taken: list[tuple[Slot, Spot]] = []
         runs: list[tuple[int, Need, DeviceSets, int]] = []
         try:
@@ -229,14 +232,14 @@ class Chooser:
 
     def _roomiest(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
         """Several that want different nodes each: who takes those with the most room leaves the most to the next."""
-        fleet = self._world.fleet
+        fleet = self._cluster.fleet
         taken: list[tuple[Slot, Spot]] = []
         try:
             for slot in slots:
                 score = self._restricted(slot, _rows_of(slot, taken), only)
-                room = np.where(score > NO, room_for(fleet, fleet.now, slot.need)[: score.shape[0]], 0)
-                row = int(room.argmax())
-                if not room[row]:
+                capacity = np.where(score > NO, room_for(fleet, fleet.now, slot.need)[: score.shape[0]], 0)
+                row = int(capacity.argmax())
+                if not capacity[row]:
                     return None
                 spot = self.at(slot, row)
                 self.take(slot, spot)
@@ -291,7 +294,7 @@ class Chooser:
 
     def _options(self, slot: Slot, taken: Sequence[tuple[Slot, Spot]], only: Bools | None) -> Iterator[Spot]:
         score = self._restricted(slot, _rows_of(slot, taken), only).copy()
-        if taken and self._is_twin(taken[-1][0], slot):
+        if taken and self._is_copy(taken[-1][0], slot):
             # Slots that are alike may be given their nodes in any order: one order is enough.
             score[: taken[-1][1].row] = NO
         for row in np.argsort(-score, kind="stable"):
@@ -309,7 +312,7 @@ class Chooser:
         options = []
         for column, indices in best.devices:
             if column in shared:
-                free = self._world.fleet.now.devices[column][best.row].tolist()
+                free = self._cluster.fleet.now.devices[column][best.row].tolist()
                 by_left: dict[int, tuple[int, ...]] = {
                     left: (index,) for index, left in enumerate(free) if left >= shared[column]
                 }
@@ -322,20 +325,20 @@ class Chooser:
                 yield Spot(best.row, devices)
 
     def take(self, slot: Slot, spot: Spot) -> None:
-        self._world.fleet.now.take(spot.row, slot.need, spot.devices)
-        self._world.tallies.come(slot.ask, slot.kin, spot.row)
+        self._cluster.fleet.now.take(spot.row, slot.need, spot.devices)
+        self._cluster.topology_counts.come(slot.ask, slot.kin, spot.row)
         self._holds.take(spot, slot.need, slot.ends_at)
 
     def give_back(self, slot: Slot, spot: Spot) -> None:
         self._holds.take(spot, slot.need, slot.ends_at, -1)
-        self._world.tallies.come(slot.ask, slot.kin, spot.row, -1)
-        self._world.fleet.now.give_back(spot.row, slot.need, spot.devices)
+        self._cluster.topology_counts.come(slot.ask, slot.kin, spot.row, -1)
+        self._cluster.fleet.now.give_back(spot.row, slot.need, spot.devices)
 
     def _undo(self, taken: Sequence[tuple[Slot, Spot]]) -> None:
         for slot, spot in reversed(taken):
             self.give_back(slot, spot)
 
-    def _is_twin(self, one: Slot, other: Slot) -> bool:
+    def _is_copy(self, one: Slot, other: Slot) -> bool:
         """Whether two slots may change places and nobody would see a difference."""
         return (
             one.ask.shape == other.ask.shape
@@ -345,7 +348,7 @@ class Chooser:
         )
 
     def _alone(self, slots: Sequence[Slot]) -> bool:
-        return all(inter_pod.is_free(slot.ask, self._world.tallies) for slot in slots)
+        return all(inter_pod.is_free(slot.ask, self._cluster.topology_counts) for slot in slots)
 
     # Close together.
 
@@ -353,8 +356,8 @@ class Chooser:
         """Where to try: in one rack, in one zone, anywhere. Of those with enough room, the tightest come first."""
         if plain:
             shape, need = slots[0].ask.shape, slots[0].need
-            counts = room_for(self._world.fleet, self._world.fleet.now, need)
-            counts = np.where(self._world.views.terrains.of(shape.where).allowed, counts, 0)
+            counts = room_for(self._cluster.fleet, self._cluster.fleet.now, need)
+            counts = np.where(self._cluster.views.terrains.of(shape.where).allowed, counts, 0)
             if shape.nodes > 1:
                 counts = np.minimum(counts, len(slots) // shape.nodes)  # the slots of one lie on different nodes
             if only is not None:
@@ -366,41 +369,41 @@ class Chooser:
         yield only
 
     def _tightest(self, key: str, counts: Ints, wanted: int, only: Bools | None) -> Iterator[Bools]:
-        column = self._world.fleet.label(key)
+        column = self._cluster.fleet.label(key)
         if not column.values:
             return
-        sums = room_by_domain(column, counts)
+        sums = capacity_by_domain(column, counts)
         enough = np.flatnonzero(sums >= wanted)
         for domain in enough[np.argsort(sums[enough], kind="stable")][:DOMAINS_TRIED]:
             inside: Bools = column.codes == domain
             yield inside if only is None else inside & only
 
 
-def room_for(fleet: Fleet, columns: Columns, need: Need) -> Ints:
+def room_for(fleet: Fleet, columns: NodeColumns, need: Need) -> Ints:
     """How many of these fit on each node, if nothing else comes."""
     if need.exclusive or need.unknown:
         return columns.fits(need, fleet.allocatable).astype(np.int64)
-    room = np.where(columns.open & ~columns.exclusive, ROOM_MAX, 0)
+    capacity = np.where(columns.open & ~columns.exclusive, ROOM_MAX, 0)
     for column, amount in need.plain:
         if amount:
-            np.minimum(room, columns.free[column] // amount, out=room)
+            np.minimum(capacity, columns.free[column] // amount, out=capacity)
     for column, count in need.whole:
-        np.minimum(room, columns.whole[column] // count, out=room)
+        np.minimum(capacity, columns.whole[column] // count, out=capacity)
     for column, part in need.shared:
-        np.minimum(room, (np.maximum(columns.devices[column], 0) // part).sum(axis=1), out=room)
-    return np.maximum(room, 0)  # a node that lost some of what it offered may have given more than it has
+        np.minimum(capacity, (np.maximum(columns.devices[column], 0) // part).sum(axis=1), out=capacity)
+    return np.maximum(capacity, 0)  # a node that lost some of what it offered may have given more than it has
 
 
 def capacity_for(fleet: Fleet, need: Need) -> Ints:
     """How many of these each node would hold that takes work, were it empty."""
-    room = np.where(fleet.now.open & (not need.unknown), 1 if need.exclusive else ROOM_MAX, 0)
+    capacity = np.where(fleet.now.open & (not need.unknown), 1 if need.exclusive else ROOM_MAX, 0)
     for column, amount in need.plain:
         if amount:
-            np.minimum(room, fleet.allocatable[column] // amount, out=room)
-    return room
+            np.minimum(capacity, fleet.allocatable[column] // amount, out=capacity)
+    return capacity
 
 
-def room_by_domain(column: LabelColumn, counts: Ints) -> Ints:
+def capacity_by_domain(column: LabelColumn, counts: Ints) -> Ints:
     """The counts of all nodes in each domain."""
     sums = np.bincount(column.codes - NOWHERE, weights=counts, minlength=len(column.values) + 1)
     return sums[1:].astype(np.int64)  # without the nodes in none

@@ -8,15 +8,15 @@ from msgspec import Struct
 
 from bursar.core.objects.allocation import GangKey
 from bursar.core.objects.ask import Ask
-from bursar.core.objects.pending_reason import Reason
+from bursar.core.objects.pending_reason import PendingReason
 from bursar.core.scheduling.cycle.preemption import Victim
 from bursar.core.scheduling.state.cluster_state import Nomination
-from bursar.core.scheduling.state.equivalence import Group, GroupKey
+from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey
 from bursar.core.scheduling.state.placed_columns import Spot
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SchedulingPolicy:
     min_runtime_seconds: float = 300.0
     grace_seconds: float = 30.0
     nomination_seconds: float = 60.0  # how long cleared room is kept after the last victim should have gone
@@ -49,15 +49,15 @@ class Preempting:
     priority: int
 
 
-UnitKey = GroupKey | GangKey
+UnitKey = EquivalenceKey | GangKey
 
 
 @dataclass(slots=True)
 class Plan:
     bindings: list[Binding] = field(default_factory=list)
     preemptions: list[Preempting] = field(default_factory=list)
-    reasons: dict[UnitKey, Reason] = field(default_factory=dict)
-    failed: list[tuple[Ask, Reason]] = field(default_factory=list)  # gangs that were not complete in time
+    reasons: dict[UnitKey, PendingReason] = field(default_factory=dict)
+    failed: list[tuple[Ask, PendingReason]] = field(default_factory=list)  # gangs that were not complete in time
     tried: int = 0
     more: bool = False  # there is more to decide than one plan holds
 
@@ -67,7 +67,7 @@ class Unit(Struct):
 
     key: UnitKey
     asks: tuple[Ask, ...]
-    group: Group | None = None  # where the next one like it waits
+    group: EquivalenceClass | None = None  # where the next one like it waits
 
     @property
     def tenant(self) -> str:

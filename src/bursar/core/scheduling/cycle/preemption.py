@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bursar.core.nodes.eviction import Rule
+from bursar.core.nodes.eviction import EvictionRule
 from bursar.core.objects.ask import Ask, Shape
 from bursar.core.scheduling.cycle import inter_pod
-from bursar.core.scheduling.cycle.node_reservation import Holds
-from bursar.core.scheduling.cycle.placer import Chooser, Slot
-from bursar.core.scheduling.cycle.preemption_candidates import Prospects
-from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.cycle.node_reservation import NodeReservations
+from bursar.core.scheduling.cycle.placer import Placer, Slot
+from bursar.core.scheduling.cycle.preemption_candidates import PreemptionCandidates
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.fair_share import Shares, burst_marks
 from bursar.core.scheduling.state.placed_columns import NEVER, Placed
 from bursar.core.scheduling.state.topology_counts import Kin, kin_of
@@ -32,7 +32,7 @@ WAYS_MAX = 8  # of clearing room that are compared
 @dataclass(frozen=True, slots=True)
 class Victim:
     uid: str
-    rule: Rule
+    rule: EvictionRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +68,22 @@ class _Party:
     """Who goes together: one, or a gang; named after its first."""
 
     name: str
-    members: list[tuple[Placed, Rule]]
+    members: list[tuple[Placed, EvictionRule]]
     worst: int
     cost: float
 
 
 @dataclass(slots=True)
-class Preemption:
-    world: World
+class Preemptor:
+    cluster: ClusterState
     shares: Shares
-    chooser: Chooser
-    holds: Holds
+    chooser: Placer
+    holds: NodeReservations
     now: float
     min_runtime_seconds: float
     _burst: frozenset[str] | None = None
     _tried: dict[tuple[Shape, Kin, float, Asker], dict[int, _Found | None]] = field(default_factory=dict)
-    _prospects: dict[tuple[int, bool, str | None], Prospects] = field(default_factory=dict)
+    _prospects: dict[tuple[int, bool, str | None], PreemptionCandidates] = field(default_factory=dict)
     _seen: int | None = None  # how much of the log of touched rows is in what is known; nothing is known at first
     _gone: set[str] = field(default_factory=set)  # who goes for the slots before this one
 
@@ -107,7 +107,7 @@ class Preemption:
                 for victim in on_row.victims:
                     victims[victim.uid] = victim
                     self._gone.add(victim.uid)
-                    self._lift(self.world.placed[victim.uid], undo)
+                    self._lift(self.cluster.placed[victim.uid], undo)
                 self._settle(slot, row, undo)
                 slots.append((slot.ask, row))
                 cost += on_row.cost
@@ -127,9 +127,9 @@ class Preemption:
     def _amounts_at_most(self, ask: Ask) -> Sequence[tuple[str, int]]:
         """What it will hold; of whole nodes, whichever they will be, no more than the largest of the right ones."""
         if not ask.shape.exclusive:
-            return self.world.amounts(ask, [0] * ask.shape.nodes)
-        fleet = self.world.fleet
-        right = np.flatnonzero(self.world.terrains.of(ask.shape.where).allowed & fleet.now.open)
+            return self.cluster.amounts(ask, [0] * ask.shape.nodes)
+        fleet = self.cluster.fleet
+        right = np.flatnonzero(self.cluster.terrains.of(ask.shape.where).allowed & fleet.now.open)
         return [
             (name, int(fleet.allocatable[column, right].max(initial=0)) * ask.shape.nodes)
             for name, column in fleet.column_of.items()
@@ -145,10 +145,10 @@ class Preemption:
         units: dict[tuple[str, str], list[tuple[str, int]]] = {}
         gone: list[tuple[str, Sequence[tuple[str, int]]]] = []
         for victim in victims:
-            one = self.world.placed[victim.uid]
-            held = self.world.amounts(one.ask, [spot.row for spot in one.spots])
+            one = self.cluster.placed[victim.uid]
+            held = self.cluster.amounts(one.ask, [spot.row for spot in one.spots])
             gone.append((one.ask.tenant, held))
-            if one.ask.tenant != asker.tenant and (asker.burst or victim.rule is Rule.BURST):
+            if one.ask.tenant != asker.tenant and (asker.burst or victim.rule is EvictionRule.BURST):
                 gang = f"{one.ask.namespace}/{one.ask.gang.group_id}" if one.ask.gang is not None else victim.uid
                 units.setdefault((one.ask.tenant, gang), []).extend(held)
         if not units:
@@ -166,10 +166,10 @@ class Preemption:
     def evict(self, clearing: Clearing, by: float) -> None:
         """Tell the victims to stop by then, and keep the room for whom it is cleared."""
         for victim in clearing.victims:
-            one = self.world.placed[victim.uid]
+            one = self.cluster.placed[victim.uid]
             for spot in one.spots:
                 self.holds.take(spot, one.need, one.ends_at, -1)
-            self.world.end_soon(victim.uid, by)
+            self.cluster.end_soon(victim.uid, by)
         self.holds.add(clearing.slots, by)
 
     def is_burst(self, uid: str) -> bool:
@@ -178,19 +178,19 @@ class Preemption:
     def _burst_marks(self) -> frozenset[str]:
         """What runs beyond its tenant's target; looked for only where somebody holds more than that."""
         if self._burst is None:
-            over = {tenant: self._targets(tenant) for tenant in self.world.used if self._is_over(tenant)}
+            over = {tenant: self._targets(tenant) for tenant in self.cluster.used if self._is_over(tenant)}
             # Nothing came or went since, and the targets are the same: so are the marks.
-            key = (self.world.moved, frozenset(over.items()))
-            if self.world.burst is None or self.world.burst[0] != key:
-                self.world.burst = (key, self._mark(over) if over else frozenset())
-            self._burst = self.world.burst[1]
+            key = (self.cluster.moved, frozenset(over.items()))
+            if self.cluster.burst is None or self.cluster.burst[0] != key:
+                self.cluster.burst = (key, self._mark(over) if over else frozenset())
+            self._burst = self.cluster.burst[1]
         return self._burst
 
     def _mark(self, over: Container[str]) -> frozenset[str]:
         by_tenant: dict[str, list[tuple[float, str, Sequence[tuple[str, int]]]]] = {}
-        for one in self.world.placed.values():
+        for one in self.cluster.placed.values():
             if one.ask.tenant in over:
-                amounts = self.world.amounts(one.ask, [spot.row for spot in one.spots])
+                amounts = self.cluster.amounts(one.ask, [spot.row for spot in one.spots])
                 by_tenant.setdefault(one.ask.tenant, []).append((one.since, one.ask.uid, amounts))
         return burst_marks(self.shares, by_tenant)
 
@@ -200,25 +200,25 @@ class Preemption:
     def _is_over(self, tenant: str) -> bool:
         return any(seat.actual > seat.base for seat in self.shares.seat(tenant).path)
 
-    def rule(self, one: Placed, asker: Asker) -> Rule | None:
+    def rule(self, one: Placed, asker: Asker) -> EvictionRule | None:
         """Under which rule this may be evicted for the asker; none when it may not."""
         if one.ending or one.since >= self.now or one.since + self.min_runtime_seconds > self.now:
             return None
         if one.ask.shape.where.sensitive:
             return None
-        lower = self.world.priority(one.ask, self.now) < asker.priority
+        lower = self.cluster.priority(one.ask, self.now) < asker.priority
         if one.ask.tenant == asker.tenant:
-            return Rule.LOWER_PRIORITY if lower else None
+            return EvictionRule.LOWER_PRIORITY if lower else None
         if lower and asker.crosses:
-            return Rule.LOWER_PRIORITY if not asker.burst or self.is_burst(one.ask.uid) else None
-        return Rule.BURST if not asker.burst and self.is_burst(one.ask.uid) else None
+            return EvictionRule.LOWER_PRIORITY if not asker.burst or self.is_burst(one.ask.uid) else None
+        return EvictionRule.BURST if not asker.burst and self.is_burst(one.ask.uid) else None
 
     def price(self, one: Placed) -> float:
         """What evicting it costs: the work that is lost, more when it is nearly done, half for burst."""
         ran = max(0.0, self.now - one.since)
         lost = min(ran, one.ask.checkpoint_seconds) if one.ask.checkpoint_seconds else ran
         done = ran / (one.ends_at - one.since) if NEVER > one.ends_at > one.since else 0.0
-        size = sum(self.world.fleet.node_part(spot.row, one.ask.shape) for spot in one.spots)
+        size = sum(self.cluster.fleet.node_part(spot.row, one.ask.shape) for spot in one.spots)
         return (1.0 + lost) * size * (1.0 + min(1.0, done)) * (0.5 if self.is_burst(one.ask.uid) else 1.0)
 
     # One slot.
@@ -242,7 +242,7 @@ class Preemption:
 
     def _known(self, slot: Slot, asker: Asker) -> dict[int, _Found | None]:
         """What was found on rows that have not changed since. Company on one row depends on others as well."""
-        touched = self.world.fleet.now.touched
+        touched = self.cluster.fleet.now.touched
         rows = set(touched[self._seen :]) if self._seen is not None else set[int]()
         for found in self._tried.values():
             for row in rows & found.keys():
@@ -250,7 +250,7 @@ class Preemption:
         for prospects in self._prospects.values():
             prospects.look_again(rows, self._gone)
         self._seen = len(touched)
-        if not inter_pod.is_free(slot.ask, self.world.tallies):
+        if not inter_pod.is_free(slot.ask, self.cluster.topology_counts):
             return {}
         return self._tried.setdefault((slot.ask.shape, slot.kin, slot.ends_at, asker), {})
 
@@ -262,7 +262,9 @@ class Preemption:
         key = (asker.priority, asker.burst, tenant)
         prospects = self._prospects.get(key)
         if prospects is None:
-            prospects = Prospects(self.world, self.now, self.min_runtime_seconds, asker.priority, also, tenant)
+            prospects = PreemptionCandidates(
+                self.cluster, self.now, self.min_runtime_seconds, asker.priority, also, tenant
+            )
             self._prospects[key] = prospects
         return prospects.rows(slot.need, self.chooser.right_rows(slot), avoid, ROWS_TRIED)
 
@@ -289,29 +291,29 @@ class Preemption:
             for steps in undo.values():
                 _undo(steps)
             # Everything is as it was: what is known of the row stays true.
-            self._seen = len(self.world.fleet.now.touched)
+            self._seen = len(self.cluster.fleet.now.touched)
         victims = tuple(Victim(one.ask.uid, rule) for party in gone for one, rule in party.members)
         return _Found(victims, max(party.worst for party in gone), sum(party.cost for party in gone))
 
     def _parties(self, row: int, asker: Asker) -> list[_Party]:
         """Those on a row who may go, each with everybody who then has to; the least urgent first, then the cheapest."""
         found: dict[str, _Party] = {}
-        for uid in sorted(self.world.running.on_row.get(row, ())):
-            members = self._party(self.world.placed[uid], asker) if uid not in self._gone else None
+        for uid in sorted(self.cluster.running.on_row.get(row, ())):
+            members = self._party(self.cluster.placed[uid], asker) if uid not in self._gone else None
             if members:
                 name = members[0][0].ask.uid
-                worst = max(self.world.priority(one.ask, self.now) for one, _ in members)
+                worst = max(self.cluster.priority(one.ask, self.now) for one, _ in members)
                 found[name] = _Party(name, members, worst, sum(self.price(one) for one, _ in members))
         return sorted(found.values(), key=lambda party: (party.worst, party.cost, party.name))
 
-    def _party(self, one: Placed, asker: Asker) -> list[tuple[Placed, Rule]] | None:
+    def _party(self, one: Placed, asker: Asker) -> list[tuple[Placed, EvictionRule]] | None:
         """Everybody who has to go with it: its gang. None when one of them may not."""
         others: Iterable[str] = (one.ask.uid,)
         if one.ask.gang is not None:
-            others = sorted(self.world.bands[one.ask.namespace, one.ask.gang.group_id].placed)
+            others = sorted(self.cluster.bands[one.ask.namespace, one.ask.gang.group_id].placed)
         party = []
         for uid in others:
-            each = self.world.placed[uid]
+            each = self.cluster.placed[uid]
             rule = self.rule(each, asker)
             if rule is None:
                 return None
@@ -319,7 +321,7 @@ class Preemption:
         return party
 
     def _fits(self, slot: Slot, row: int) -> bool:
-        fleet = self.world.fleet
+        fleet = self.cluster.fleet
         return fleet.now.fits_at(slot.need, fleet.allocatable, row) and self.chooser.welcome(slot, row)
 
     # Trying.
@@ -331,14 +333,14 @@ class Preemption:
     def _lift(self, one: Placed, undo: list[Callable[[], None]]) -> None:
         kin = kin_of(one.ask)
         for spot in one.spots:
-            self.world.fleet.now.give_back(spot.row, one.need, spot.devices)
-            self.world.tallies.come(one.ask, kin, spot.row, -1)
+            self.cluster.fleet.now.give_back(spot.row, one.need, spot.devices)
+            self.cluster.topology_counts.come(one.ask, kin, spot.row, -1)
             self.holds.take(spot, one.need, one.ends_at, -1)
 
         def back() -> None:
             for spot in one.spots:
-                self.world.fleet.now.take(spot.row, one.need, spot.devices)
-                self.world.tallies.come(one.ask, kin, spot.row)
+                self.cluster.fleet.now.take(spot.row, one.need, spot.devices)
+                self.cluster.topology_counts.come(one.ask, kin, spot.row)
                 self.holds.take(spot, one.need, one.ends_at)
 
         undo.append(back)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.fleet import Bools, Need
 from bursar.core.scheduling.state.placed_columns import Placed
 
@@ -19,20 +19,20 @@ URGENCY_WEIGHT = 1e6  # one step of priority outweighs any age
 AGE_MAX = 999_999.0
 
 
-class Prospects:
+class PreemptionCandidates:
     """For askers of one kind: who might go has run for the minimum, and is less urgent than `below`, or is one of
     `also`, who may go whatever their urgency. With a tenant, only its own work may go for being less urgent."""
 
     def __init__(
         self,
-        world: World,
+        cluster: ClusterState,
         now: float,
         min_runtime_seconds: float,
         below: int,
         also: frozenset[str] = frozenset(),
         tenant: str | None = None,
     ) -> None:
-        self._world = world
+        self._cluster = cluster
         self._now = now
         self._latest = now - min_runtime_seconds
         self._below = below
@@ -42,26 +42,26 @@ class Prospects:
 
     def rows(self, need: Need, right: Bools, avoid: Sequence[int], most: int) -> list[int]:
         """The nodes that would have room, the least urgent first, then the youngest work; at most so many."""
-        now = self._world.fleet.now
-        room = right & now.open & (self.counts > 0)
+        now = self._cluster.fleet.now
+        capacity = right & now.open & (self.counts > 0)
         if need.exclusive:
-            room &= now.placed <= self.counts
+            capacity &= now.placed <= self.counts
         else:
-            room &= ~now.exclusive | self.whole
+            capacity &= ~now.exclusive | self.whole
             for column, amount in need.plain:
-                room &= now.free[column] + self.freed[column] >= amount
-        room[list(avoid)] = False
-        return _least(np.flatnonzero(room), self.rank, most)
+                capacity &= now.free[column] + self.freed[column] >= amount
+        capacity[list(avoid)] = False
+        return _least(np.flatnonzero(capacity), self.rank, most)
 
     def look_again(self, rows: Iterable[int], gone: Collection[str]) -> None:
         """Count these rows anew, without those who go already."""
-        world, lines = self._world, self._world.running.lines
+        cluster, lines = self._cluster, self._cluster.running.lines
         for row in rows:
             there = [
                 (line, one)
-                for uid in world.running.on_row.get(row, ())
+                for uid in cluster.running.on_row.get(row, ())
                 if uid not in gone
-                for one in (world.placed[uid],)
+                for one in (cluster.placed[uid],)
                 for line in one.lines
                 if lines.row[line] == row and self._may_go(one)
             ]
@@ -69,7 +69,7 @@ class Prospects:
             self.counts[row] = len(some)
             self.freed[:, row] = lines.amounts[:, some].sum(axis=1)
             self.whole[row] = bool(lines.exclusive[some].any())
-            urgency = sum(world.priority(one.ask, self._now) for _, one in there)
+            urgency = sum(cluster.priority(one.ask, self._now) for _, one in there)
             age = sum(self._now - one.since for _, one in there)
             self.rank[row] = _rank(urgency, age, max(1, len(some)))
 
@@ -79,22 +79,22 @@ class Prospects:
         if one.ask.uid in self._also:
             return True
         mine = self._tenant in (None, one.ask.tenant)
-        return mine and self._world.priority(one.ask, self._now) < self._below
+        return mine and self._cluster.priority(one.ask, self._now) < self._below
 
     def _count(self) -> None:
-        lines, size = self._world.running.lines, self._world.fleet.now.placed.shape[0]
+        lines, size = self._cluster.running.lines, self._cluster.fleet.now.placed.shape[0]
         priority = self._priorities()
         less = priority < self._below
         if self._tenant is not None:
-            less &= lines.tenant == self._world.running.tenants.get(self._tenant, -1)
+            less &= lines.tenant == self._cluster.running.tenants.get(self._tenant, -1)
         if self._also and not less[lines.row >= 0].all():
-            less[[line for uid in self._also for line in self._world.placed[uid].lines]] = True
+            less[[line for uid in self._also for line in self._cluster.placed[uid].lines]] = True
         may_go = (lines.row >= 0) & lines.free_to_stop & (lines.since <= self._latest) & less
         some = np.flatnonzero(may_go)
         rows = lines.row[some]
         self.counts = np.bincount(rows, minlength=size)
         self.whole: Bools = np.bincount(rows[lines.exclusive[some]], minlength=size) > 0
-        self.freed = np.zeros((self._world.fleet.now.free.shape[0], size), np.int64)
+        self.freed = np.zeros((self._cluster.fleet.now.free.shape[0], size), np.int64)
         self._add_up(rows, some)
         urgency = np.bincount(rows, weights=priority[some], minlength=size)
         age = np.bincount(rows, weights=self._now - lines.since[some], minlength=size)
@@ -107,21 +107,21 @@ class Prospects:
             return
         order = np.argsort(rows, kind="stable")
         there, first = np.unique(rows[order], return_index=True)
-        for column in range(min(self._world.running.lines.amounts.shape[0], self.freed.shape[0])):
-            amounts = self._world.running.lines.amounts[column, some[order]]
+        for column in range(min(self._cluster.running.lines.amounts.shape[0], self.freed.shape[0])):
+            amounts = self._cluster.running.lines.amounts[column, some[order]]
             self.freed[column, there] = np.add.reduceat(amounts, first)
 
     def _priorities(self) -> NDArray[np.int64]:
         """Of everything that runs, with the boosts of the moment."""
-        world = self._world
-        priority = world.running.lines.priority
-        boosted = {job for job, boost in world.boosts.items() if boost.until > self._now}
+        cluster = self._cluster
+        priority = cluster.running.lines.priority
+        boosted = {job for job, boost in cluster.boosts.items() if boost.until > self._now}
         if not boosted:
             return priority
         priority = priority.copy()
-        for one in world.placed.values():
+        for one in cluster.placed.values():
             if (one.ask.namespace, one.ask.job) in boosted:
-                priority[one.lines] = world.priority(one.ask, self._now)
+                priority[one.lines] = cluster.priority(one.ask, self._now)
         return priority
 
 

@@ -24,21 +24,21 @@ from bursar.core.scheduling.cycle.fair_queue import (
     topology_factor,
     waiting_factor,
 )
-from bursar.core.scheduling.cycle.placer import LEVELS, capacity_for, room_by_domain
+from bursar.core.scheduling.cycle.placer import LEVELS, capacity_by_domain, capacity_for
 from bursar.core.scheduling.cycle.plan import Unit
-from bursar.core.scheduling.state.cluster_state import World
-from bursar.core.scheduling.state.equivalence import Group
+from bursar.core.scheduling.state.cluster_state import ClusterState
+from bursar.core.scheduling.state.equivalence import EquivalenceClass
 from bursar.core.scheduling.state.fair_share import Shares
 from bursar.core.scheduling.state.fleet import NOWHERE
 
 
-class Scoring:
-    def __init__(self, world: World, shares: Shares, now: float, energy_price: float | None = None) -> None:
-        self._world = world
+class PriorityScore:
+    def __init__(self, cluster: ClusterState, shares: Shares, now: float, energy_price: float | None = None) -> None:
+        self._cluster = cluster
         self._shares = shares
         self._now = now
         self._energy = energy_factor(energy_price)
-        self._alike = world.alike_nodes()
+        self._alike = cluster.alike_nodes()
         self._depths: dict[str, int] = {}
         self._together: dict[Shape, int | None] = {}
         # By the identity of groups, which live as long as anything of theirs is in the line.
@@ -47,11 +47,11 @@ class Scoring:
 
     def count_depths(self) -> None:
         """How many wait in each queue."""
-        for group in self._world.groups.values():
+        for group in self._cluster.groups.values():
             depth = self._depths.get(group.key.queue, 0)
             self._depths[group.key.queue] = depth + len(group.members)
 
-    def of_member(self, group: Group, submitted_at: float) -> float:
+    def of_member(self, group: EquivalenceClass, submitted_at: float) -> float:
         """The score of a group's member that has waited since then."""
         known = self._of_groups.get(id(group))
         if known is None:
@@ -64,7 +64,7 @@ class Scoring:
     def of_gang(self, unit: Unit) -> float:
         """The score of a gang while the line is made: until somebody is placed, no tenant's deficit moves."""
         ask = unit.asks[0]
-        priority = self._world.priority(ask, self._now)
+        priority = self._cluster.priority(ask, self._now)
         times = (ask.ttl_seconds, ask.checkpoint_seconds)
         kind = (ask.tenant, ask.queue, priority, times, ask.data_ready, ask.shape, unit.nodes)
         known = self._of_gangs.get(kind)
@@ -74,16 +74,16 @@ class Scoring:
         return score(profile, Factors(alike[0], waiting_factor(self._now - ask.submitted_at), *alike[2:]), penalty)
 
     def profile(self, unit: Unit) -> Profile:
-        return PROFILES.get(self._world.profiles.get(unit.asks[0].queue, ""), PROFILES[DEFAULT_PROFILE])
+        return PROFILES.get(self._cluster.profiles.get(unit.asks[0].queue, ""), PROFILES[DEFAULT_PROFILE])
 
     def penalty(self, unit: Unit) -> float:
-        share = self._world.tenants.get(unit.tenant)
+        share = self._cluster.tenants.get(unit.tenant)
         return share.penalty if share is not None else 1.0
 
     def factors(self, unit: Unit) -> Factors[float]:
         ask, nodes = unit.asks[0], unit.nodes
         return Factors(
-            priority=priority_factor(self._world.priority(ask, self._now)),
+            priority=priority_factor(self._cluster.priority(ask, self._now)),
             waiting=waiting_factor(self._now - ask.submitted_at),
             deficit=self._shares.deficit(ask.tenant),
             topology=self._topology(ask.shape, nodes),
@@ -105,8 +105,8 @@ class Scoring:
     def _room_together(self, shape: Shape) -> int | None:
         """How many slots of this shape the best rack would hold, were it empty; unknown without racks. Whether it is
         empty says nothing about whose turn it is: in a full cluster all would be before who needs several nodes."""
-        column = self._world.fleet.label(LEVELS[0])
+        column = self._cluster.fleet.label(LEVELS[0])
         if not (column.codes != NOWHERE).any():
             return None
-        fleet = self._world.fleet
-        return int(room_by_domain(column, capacity_for(fleet, fleet.need(shape))).max())
+        fleet = self._cluster.fleet
+        return int(capacity_by_domain(column, capacity_for(fleet, fleet.need(shape))).max())

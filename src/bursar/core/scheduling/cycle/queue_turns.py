@@ -8,19 +8,19 @@ that is more urgent.
 
 from __future__ import annotations
 
-from bursar.core.scheduling.cycle.fair_queue import Line
+from bursar.core.scheduling.cycle.fair_queue import FairQueue
 from bursar.core.scheduling.cycle.plan import Unit
-from bursar.core.scheduling.state.cluster_state import World
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.fair_share import Shares
 
 
-class Turns:
-    def __init__(self, world: World, shares: Shares, now: float) -> None:
-        self._world = world
+class QueueTurns:
+    def __init__(self, cluster: ClusterState, shares: Shares, now: float) -> None:
+        self._cluster = cluster
         self._shares = shares
         self._now = now
-        self._line: Line[Unit] = Line(shares)
-        self._reserved_for = world.reserved_for
+        self._line: FairQueue[Unit] = FairQueue(shares)
+        self._reserved_for = cluster.reserved_for
         self._holder: Unit | None = None
 
     def __len__(self) -> int:
@@ -51,4 +51,4 @@ class Turns:
         return behind > 0 if behind else self._priority(unit) > self._priority(holder)
 
     def _priority(self, unit: Unit) -> int:
-        return min(self._world.priority(ask, self._now) for ask in unit.asks)
+        return min(self._cluster.priority(ask, self._now) for ask in unit.asks)

@@ -13,57 +13,59 @@ import numpy as np
 
 from bursar.core.nodes.node_affinity import untolerated
 from bursar.core.objects.ask import Ask, Requirement
-from bursar.core.objects.pending_reason import UNPAID, Reason, Why
+from bursar.core.objects.pending_reason import UNPAID, PendingReason, ReasonCode
 from bursar.core.scheduling.cycle import diagnosis, inter_pod
 from bursar.core.scheduling.cycle.backfill import earliest
 from bursar.core.scheduling.cycle.cycle import Cycle, decide
 from bursar.core.scheduling.cycle.diagnosis import gang_reason, quota_reason
 from bursar.core.scheduling.cycle.fair_queue import score
 from bursar.core.scheduling.cycle.placer import Slot
-from bursar.core.scheduling.cycle.plan import Plan, Policy, Unit
+from bursar.core.scheduling.cycle.plan import Plan, SchedulingPolicy, Unit
 from bursar.core.scheduling.explain.explain_types import (
     Ahead,
     Evicted,
-    Explanation,
+    ExplainAnswer,
+    FactorTerm,
     Figures,
     Glimpse,
     Holding,
-    Kept,
-    Outlook,
-    Place,
+    ProposedPlacement,
     QueueFigures,
+    ReservedFor,
     Score,
-    ShareNow,
-    Term,
+    ShareFigures,
+    SimulatedOutcome,
 )
-from bursar.core.scheduling.explain.queue_position import Lineup, Position, line_up
-from bursar.core.scheduling.explain.wait_stats import Waits
-from bursar.core.scheduling.state.cluster_state import World
-from bursar.core.scheduling.state.equivalence import Group, GroupKey
+from bursar.core.scheduling.explain.queue_position import QueueOrder, QueuePosition, order_queue
+from bursar.core.scheduling.explain.wait_stats import WaitStats
+from bursar.core.scheduling.state.cluster_state import ClusterState
+from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey
 from bursar.core.scheduling.state.fleet import Bools
 from bursar.core.scheduling.state.node_filter import by_isolation, by_label, by_parts, by_tenants, meets
 from bursar.core.scheduling.state.placed_columns import Spot
-from bursar.core.scheduling.state.state_copy import twin_of
+from bursar.core.scheduling.state.state_copy import copy_of
 
 ROUNDS_MAX = 2  # plans that a simulation makes, where one does not hold everything that can be placed
-PRECEDENCE = {one: place for place, one in enumerate(Why)}
+PRECEDENCE = {one: place for place, one in enumerate(ReasonCode)}
 # What passes when something else ends: only then is there something to estimate.
-PASSING = (Why.NO_CAPACITY, Why.HELD, Why.NOT_TRIED)
+PASSING = (ReasonCode.NO_CAPACITY, ReasonCode.HELD, ReasonCode.NOT_TRIED)
 
 
 # Why it waits.
 
 
-def explain(world: World, uid: str, policy: Policy, now: float, lineup: Lineup | None = None) -> Explanation | None:
+def explain(
+    cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: float, queue_order: QueueOrder | None = None
+) -> ExplainAnswer | None:
     """Why this waits, in all that is known; nothing when it does not wait."""
-    if uid not in world.waiting:
+    if uid not in cluster.waiting:
         return None
-    lineup = lineup or line_up(world, policy, now)
-    cycle, unit = surveyed(world, policy, now, uid), unit_of(world, uid)
-    ask = world.waiting[uid].members[uid]
+    queue_order = queue_order or order_queue(cluster, policy, now)
+    cycle, unit = surveyed(cluster, policy, now, uid), unit_of(cluster, uid)
+    ask = cluster.waiting[uid].members[uid]
     dominant, others = reasons(cycle, unit)
-    position = lineup.position(ask, world.waiting[uid])
-    return Explanation(
+    position = queue_order.position(ask, cluster.waiting[uid])
+    return ExplainAnswer(
         uid=uid,
         reason=dominant,
         others=others,
@@ -75,62 +77,64 @@ def explain(world: World, uid: str, policy: Policy, now: float, lineup: Lineup |
         score=_score(cycle, unit),
         share=_share(cycle, ask.tenant),
         starts_at=_starts_at(cycle, unit, dominant, position),
-        nomination=_nomination(world, uid),
-        reservation=_reservation(world, uid),
+        nomination=_nomination(cluster, uid),
+        reservation=_reservation(cluster, uid),
     )
 
 
-def holding(world: World, uid: str, policy: Policy, now: float) -> Holding | None:
+def holding(cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: float) -> Holding | None:
     """How something that is placed stands; nothing where it is not."""
-    if uid not in world.placed:
+    if uid not in cluster.placed:
         return None
-    cycle = Cycle(world, policy, now)
-    return Holding(_share(cycle, world.placed[uid].ask.tenant), cycle.preemption.is_burst(uid))
+    cycle = Cycle(cluster, policy, now)
+    return Holding(_share(cycle, cluster.placed[uid].ask.tenant), cycle.preemption.is_burst(uid))
 
 
-def glimpse(world: World, uid: str, policy: Policy, now: float, position: Position | None) -> Glimpse:
+def glimpse(
+    cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: float, position: QueuePosition | None
+) -> Glimpse:
     """The position of one that waits, and when it may start."""
-    cycle, unit = surveyed(world, policy, now, uid), unit_of(world, uid)
+    cycle, unit = surveyed(cluster, policy, now, uid), unit_of(cluster, uid)
     starts_at = _starts_at(cycle, unit, _dominant(cycle, unit), position)
     return Glimpse(position.in_queue if position is not None else None, starts_at)
 
 
-def unit_of(world: World, uid: str) -> Unit:
+def unit_of(cluster: ClusterState, uid: str) -> Unit:
     """What it is placed together with: its gang, until that has begun."""
-    group = world.waiting[uid]
+    group = cluster.waiting[uid]
     ask = group.members[uid]
-    if ask.gang is None or world.has_begun((ask.namespace, ask.gang.group_id)):
+    if ask.gang is None or cluster.has_begun((ask.namespace, ask.gang.group_id)):
         return Unit(group.key, (ask,), group)
-    band = world.bands[ask.namespace, ask.gang.group_id]
+    band = cluster.bands[ask.namespace, ask.gang.group_id]
     members = sorted(band.waiting.values(), key=lambda one: (one.uid != uid, one.submitted_at, one.uid))
     return Unit(band.key, tuple(members[: band.min_members]))
 
 
-def surveyed(world: World, policy: Policy, now: float, uid: str) -> Cycle:
+def surveyed(cluster: ClusterState, policy: SchedulingPolicy, now: float, uid: str) -> Cycle:
     """A cycle that has not begun, with the room held that is kept from this one."""
-    cycle = Cycle(world, policy, now)
+    cycle = Cycle(cluster, policy, now)
     cycle.scoring.count_depths()
     for unit in cycle.nominated():
         if all(ask.uid != uid for ask in unit.asks):
             slots = [(ask, row) for ask in unit.asks for row in cycle.nominated_rows(ask)]
             cycle.holds.add(slots, cycle.cleared_at(slots))
-    found = world.reservation
-    if found is not None and found.start > now and all(uid != ask.uid in world.waiting for ask, _ in found.slots):
+    found = cluster.reservation
+    if found is not None and found.start > now and all(uid != ask.uid in cluster.waiting for ask, _ in found.slots):
         cycle.holds.add(found.slots, found.start)
     return cycle
 
 
-def reasons(cycle: Cycle, unit: Unit) -> tuple[Reason, tuple[Reason, ...]]:
+def reasons(cycle: Cycle, unit: Unit) -> tuple[PendingReason, tuple[PendingReason, ...]]:
     """The reason that the cycle would give, and all others that apply, in order of precedence."""
     dominant = _dominant(cycle, unit)
     others = {one.why: one for one in _applying(cycle, unit) if one.why is not dominant.why}
     return dominant, tuple(sorted(others.values(), key=lambda one: PRECEDENCE[one.why]))
 
 
-def _dominant(cycle: Cycle, unit: Unit) -> Reason:
+def _dominant(cycle: Cycle, unit: Unit) -> PendingReason:
     """In the order in which the cycle comes to them."""
-    world = cycle.world
-    if found := _nominated(cycle, unit) or _incomplete(world, unit):
+    cluster = cycle.cluster
+    if found := _nominated(cycle, unit) or _incomplete(cluster, unit):
         return found
     if exceeded := cycle.exceeded([(ask, ()) for ask in unit.asks]):
         return quota_reason(exceeded)
@@ -139,15 +143,15 @@ def _dominant(cycle: Cycle, unit: Unit) -> Reason:
     choice = cycle.chooser.choose(unit.asks)
     if choice is not None:
         exceeded = cycle.exceeded(choice)
-        return quota_reason(exceeded) if exceeded else Reason(Why.NOT_TRIED, nodes=len(world.fleet))
+        return quota_reason(exceeded) if exceeded else PendingReason(ReasonCode.NOT_TRIED, nodes=len(cluster.fleet))
     slot = cycle.chooser.slots(unit.asks)[0]
-    return _detailed(world, slot, diagnosis.explain(world, cycle.chooser, slot, unit.asks))
+    return _detailed(cluster, slot, diagnosis.explain(cluster, cycle.chooser, slot, unit.asks))
 
 
-def _applying(cycle: Cycle, unit: Unit) -> list[Reason]:
+def _applying(cycle: Cycle, unit: Unit) -> list[PendingReason]:
     """Each cause looked at by itself, as if it were the only one."""
-    world, slot = cycle.world, cycle.chooser.slots(unit.asks)[0]
-    found = [_nominated(cycle, unit), _incomplete(world, unit)]
+    cluster, slot = cycle.cluster, cycle.chooser.slots(unit.asks)[0]
+    found = [_nominated(cycle, unit), _incomplete(cluster, unit)]
     if exceeded := cycle.exceeded([(ask, ()) for ask in unit.asks]):
         found.append(quota_reason(exceeded))
     found.append(_unpaid(cycle, unit))
@@ -155,90 +159,92 @@ def _applying(cycle: Cycle, unit: Unit) -> list[Reason]:
     return [one for one in found if one is not None]
 
 
-def _placing(cycle: Cycle, slot: Slot) -> list[Reason | None]:
-    world, fleet = cycle.world, cycle.world.fleet
+def _placing(cycle: Cycle, slot: Slot) -> list[PendingReason | None]:
+    cluster, fleet = cycle.cluster, cycle.cluster.fleet
     nodes = len(fleet)
-    there = _there(world)
+    there = _there(cluster)
     if not (there & fleet.now.open).any():
-        return [Reason(Why.NO_NODES_ACTIVE, nodes=nodes)]
-    if reason := diagnosis.unclaimed(world, slot, there):
+        return [PendingReason(ReasonCode.NO_NODES_ACTIVE, nodes=nodes)]
+    if reason := diagnosis.unclaimed(cluster, slot, there):
         return [reason]
-    terrain = world.terrains.of(slot.ask.shape.where)
-    right: Bools = terrain.allowed & fleet.now.open
+    node_filter = cluster.terrains.of(slot.ask.shape.where)
+    right: Bools = node_filter.allowed & fleet.now.open
     if not right.any():
-        return [_detailed(world, slot, Reason(Why.NO_MATCHING_NODES, nodes=nodes))]
-    found: list[Reason | None] = []
+        return [_detailed(cluster, slot, PendingReason(ReasonCode.NO_MATCHING_NODES, nodes=nodes))]
+    found: list[PendingReason | None] = []
     matching = int(np.count_nonzero(right))
     fitting: Bools = right & fleet.now.fits(slot.need, fleet.allocatable)
     if not fitting.any():
-        short = diagnosis.shortages(world, slot, right)
+        short = diagnosis.shortages(cluster, slot, right)
         resource = short[0].resource if short else ""
-        found.append(Reason(Why.NO_CAPACITY, resource, nodes, short=short, matching=matching))
-    for which, mask in inter_pod.masks(slot.ask, slot.kin, terrain, fleet, world.tallies):
+        found.append(PendingReason(ReasonCode.NO_CAPACITY, resource, nodes, short=short, matching=matching))
+    for which, mask in inter_pod.masks(slot.ask, slot.kin, node_filter, fleet, cluster.topology_counts):
         if not (right & mask).any():
             kept_out = ((str(which), matching),)
-            absent = inter_pod.absent(slot.ask, slot.kin, world.tallies) if which is Why.AFFINITY else ""
-            found.append(Reason(which, nodes=nodes, excluded=kept_out, matching=matching, absent=absent))
+            absent = (
+                inter_pod.absent(slot.ask, slot.kin, cluster.topology_counts) if which is ReasonCode.AFFINITY else ""
+            )
+            found.append(PendingReason(which, nodes=nodes, excluded=kept_out, matching=matching, absent=absent))
         fitting = fitting & mask
     held = cycle.holds.mask(slot.need, slot.ends_at)
     if held is not None and fitting.any() and not (fitting & held).any():
-        found.append(Reason(Why.HELD, nodes=nodes, matching=matching))
+        found.append(PendingReason(ReasonCode.HELD, nodes=nodes, matching=matching))
     return found
 
 
-def _nominated(cycle: Cycle, unit: Unit) -> Reason | None:
-    world = cycle.world
-    if any(ask.uid not in world.nominated for ask in unit.asks):
+def _nominated(cycle: Cycle, unit: Unit) -> PendingReason | None:
+    cluster = cycle.cluster
+    if any(ask.uid not in cluster.nominated for ask in unit.asks):
         return None
     slots = [(ask, row) for ask in unit.asks for row in cycle.nominated_rows(ask)]
-    return Reason(Why.MAKING_ROOM, until=cycle.cleared_at(slots))
+    return PendingReason(ReasonCode.PREEMPTING, until=cycle.cleared_at(slots))
 
 
-def _incomplete(world: World, unit: Unit) -> Reason | None:
-    band = world.bands.get(unit.key) if not isinstance(unit.key, GroupKey) else None
+def _incomplete(cluster: ClusterState, unit: Unit) -> PendingReason | None:
+    band = cluster.bands.get(unit.key) if not isinstance(unit.key, EquivalenceKey) else None
     return gang_reason(band) if band is not None and not band.complete else None
 
 
-def _unpaid(cycle: Cycle, unit: Unit) -> Reason | None:
+def _unpaid(cycle: Cycle, unit: Unit) -> PendingReason | None:
     """What the account said when it was to be paid for, until that is tried again."""
-    known = cycle.world.blocked.get(unit.key)
+    known = cycle.cluster.blocked.get(unit.key)
     return known.reason if known is not None and known.reason.why in UNPAID and known.until > cycle.now else None
 
 
-def _there(world: World) -> Bools:
-    there = np.zeros(world.fleet.now.placed.shape[0], np.bool_)
-    there[list(world.fleet.row_of.values())] = True
+def _there(cluster: ClusterState) -> Bools:
+    there = np.zeros(cluster.fleet.now.placed.shape[0], np.bool_)
+    there[list(cluster.fleet.row_of.values())] = True
     return there
 
 
 # Which constraints keep nodes out.
 
 
-def _detailed(world: World, slot: Slot, reason: Reason) -> Reason:
+def _detailed(cluster: ClusterState, slot: Slot, reason: PendingReason) -> PendingReason:
     """The reason with the nodes behind it: matching nodes that are closed, and, where no node matches, each constraint
     by its name with the nodes that it alone keeps out."""
-    reason = replace(reason, closed=_closed(world, slot))
-    if reason.why is not Why.NO_MATCHING_NODES:
+    reason = replace(reason, closed=_closed(cluster, slot))
+    if reason.why is not ReasonCode.NO_MATCHING_NODES:
         return reason
-    there = _there(world)
+    there = _there(cluster)
     return replace(
         reason,
         excluded=tuple(
-            (name, count) for name, met in _constraints(world, slot) if (count := int(np.count_nonzero(there & ~met)))
+            (name, count) for name, met in _constraints(cluster, slot) if (count := int(np.count_nonzero(there & ~met)))
         ),
     )
 
 
-def _closed(world: World, slot: Slot) -> tuple[tuple[str, str], ...]:
+def _closed(cluster: ClusterState, slot: Slot) -> tuple[tuple[str, str], ...]:
     """Nodes that match and take no work, because they are cordoned or not ready."""
-    fleet = world.fleet
-    rows = np.flatnonzero(_there(world) & ~fleet.now.open & world.terrains.of(slot.ask.shape.where).allowed)
+    fleet = cluster.fleet
+    rows = np.flatnonzero(_there(cluster) & ~fleet.now.open & cluster.terrains.of(slot.ask.shape.where).allowed)
     names = sorted((fleet.names[row], "cordoned" if fleet.cordoned[row] else "not ready") for row in rows.tolist())
     return tuple(names)
 
 
-def _constraints(world: World, slot: Slot) -> list[tuple[str, Bools]]:
-    fleet, where = world.fleet, slot.ask.shape.where
+def _constraints(cluster: ClusterState, slot: Slot) -> list[tuple[str, Bools]]:
+    fleet, where = cluster.fleet, slot.ask.shape.where
     found: list[tuple[str, Bools]] = [("not_ready_or_cordoned", fleet.now.open)]
     for key, value in where.node_labels:
         column = fleet.label(key)
@@ -252,17 +258,17 @@ def _constraints(world: World, slot: Slot) -> list[tuple[str, Bools]]:
         found.append((f"node affinity, any of {len(where.required)} terms", any_term))
     return [
         *found,
-        *_taints(world, slot),
-        ("claims", world.terrains.of(where).claimable),
+        *_taints(cluster, slot),
+        ("claims", cluster.terrains.of(where).claimable),
         ("tenants", by_tenants(fleet, where)),
         ("fractions", by_parts(fleet, where)),
         ("isolation", by_isolation(fleet, where)),
     ]
 
 
-def _taints(world: World, slot: Slot) -> list[tuple[str, Bools]]:
+def _taints(cluster: ClusterState, slot: Slot) -> list[tuple[str, Bools]]:
     """Each taint that is not tolerated."""
-    fleet, where = world.fleet, slot.ask.shape.where
+    fleet, where = cluster.fleet, slot.ask.shape.where
     taints = {taint for each in fleet.taint_sets for taint in untolerated(where.tolerations, each, where.reserved)}
     found = []
     for taint in sorted(taints, key=lambda one: (one.key, one.value, one.effect)):
@@ -283,14 +289,15 @@ def _written(requirement: Requirement) -> str:
 def _score(cycle: Cycle, unit: Unit) -> Score:
     profile, factors, penalty = cycle.scoring.profile(unit), cycle.scoring.factors(unit), cycle.scoring.penalty(unit)
     terms = tuple(
-        Term(name, value, weight) for name, value, weight in zip(factors._fields, factors, profile.weights, strict=True)
+        FactorTerm(name, value, weight)
+        for name, value, weight in zip(factors._fields, factors, profile.weights, strict=True)
     )
     return Score(score(profile, factors, penalty), penalty, profile.name, terms)
 
 
-def _share(cycle: Cycle, tenant: str) -> ShareNow:
-    shares, known = cycle.shares, cycle.world.tenants.get(tenant)
-    return ShareNow(
+def _share(cycle: Cycle, tenant: str) -> ShareFigures:
+    shares, known = cycle.shares, cycle.cluster.tenants.get(tenant)
+    return ShareFigures(
         tenant,
         shares.actual(tenant),
         shares.target(tenant),
@@ -300,35 +307,35 @@ def _share(cycle: Cycle, tenant: str) -> ShareNow:
     )
 
 
-def _nomination(world: World, uid: str) -> Kept | None:
-    found = world.nominated.get(uid)
-    return Kept(found.nodes, found.until) if found is not None else None
+def _nomination(cluster: ClusterState, uid: str) -> ReservedFor | None:
+    found = cluster.nominated.get(uid)
+    return ReservedFor(found.nodes, found.until) if found is not None else None
 
 
-def _reservation(world: World, uid: str) -> Kept | None:
-    found = world.reservation
+def _reservation(cluster: ClusterState, uid: str) -> ReservedFor | None:
+    found = cluster.reservation
     rows = [row for ask, row in found.slots if ask.uid == uid] if found is not None else []
     if found is None or not rows:
         return None
-    return Kept(tuple(world.fleet.names[row] for row in rows), found.start)
+    return ReservedFor(tuple(cluster.fleet.names[row] for row in rows), found.start)
 
 
 # When it starts.
 
 
-def _starts_at(cycle: Cycle, unit: Unit, reason: Reason, position: Position | None) -> float | None:
+def _starts_at(cycle: Cycle, unit: Unit, reason: PendingReason, position: QueuePosition | None) -> float | None:
     """An estimate: when there is room for it, and for what stands before it, by the ends that are known."""
-    world = cycle.world
-    if reason.why is Why.MAKING_ROOM:
+    cluster = cycle.cluster
+    if reason.why is ReasonCode.PREEMPTING:
         return max(reason.until, cycle.now)
-    if (reserved := _reservation(world, unit.asks[0].uid)) is not None and reserved.at > cycle.now:
+    if (reserved := _reservation(cluster, unit.asks[0].uid)) is not None and reserved.at > cycle.now:
         return reserved.at
     if reason.why not in PASSING:
         return None
-    if reason.why is Why.NOT_TRIED:
+    if reason.why is ReasonCode.NOT_TRIED:
         own = cycle.now
     else:
-        found = earliest(world, unit.asks, cycle.holds, cycle.now)
+        found = earliest(cluster, unit.asks, cycle.holds, cycle.now)
         if found is None:
             return None
         own = found.start
@@ -336,29 +343,29 @@ def _starts_at(cycle: Cycle, unit: Unit, reason: Reason, position: Position | No
     return None if behind is None else max(own, behind)
 
 
-def _after_those(cycle: Cycle, unit: Unit, ahead: Sequence[tuple[Group, int]]) -> float | None:
+def _after_those(cycle: Cycle, unit: Unit, ahead: Sequence[tuple[EquivalenceClass, int]]) -> float | None:
     """When what is free and what ends is as much as those ahead and this one ask for together, on the nodes that this
     one may use. Which node has it is not looked at, so this costs the same for a long line as for a short one."""
-    world, ask = cycle.world, unit.asks[0]
-    right: Bools = world.terrains.of(ask.shape.where).allowed & world.fleet.now.open
-    wanted = _wanted(unit, _rivals(world, ahead, right))
-    running = world.running.lines
+    cluster, ask = cycle.cluster, unit.asks[0]
+    right: Bools = cluster.terrains.of(ask.shape.where).allowed & cluster.fleet.now.open
+    wanted = _wanted(unit, _rivals(cluster, ahead, right))
+    running = cluster.running.lines
     lines = np.flatnonzero((running.row >= 0) & np.isfinite(running.ends_at))
     lines = lines[right[running.row[lines]]]
     lines = lines[np.argsort(running.ends_at[lines], kind="stable")]
     ends = np.maximum(running.ends_at[lines], cycle.now)
     latest = cycle.now
     for name, amount in wanted.items():
-        column = world.fleet.column_of.get(name)
+        column = cluster.fleet.column_of.get(name)
         if column is None:
             return None
-        open_now: Bools = right & ~world.fleet.now.exclusive
-        missing = amount - int(np.maximum(world.fleet.now.free[column, open_now], 0).sum())
+        open_now: Bools = right & ~cluster.fleet.now.exclusive
+        missing = amount - int(np.maximum(cluster.fleet.now.free[column, open_now], 0).sum())
         if missing <= 0:
             continue
         amounts = np.where(
             running.exclusive[lines],
-            world.fleet.allocatable[column, running.row[lines]],
+            cluster.fleet.allocatable[column, running.row[lines]],
             running.amounts[column, lines],
         )
         enough = int(np.searchsorted(np.cumsum(amounts), missing))
@@ -368,7 +375,9 @@ def _after_those(cycle: Cycle, unit: Unit, ahead: Sequence[tuple[Group, int]]) -
     return latest
 
 
-def _rivals(world: World, ahead: Sequence[tuple[Group, int]], right: Bools) -> list[tuple[Group, int]]:
+def _rivals(
+    cluster: ClusterState, ahead: Sequence[tuple[EquivalenceClass, int]], right: Bools
+) -> list[tuple[EquivalenceClass, int]]:
     """Those ahead that may use some of the same nodes."""
     known: dict[int, bool] = {}
     found = []
@@ -376,13 +385,13 @@ def _rivals(world: World, ahead: Sequence[tuple[Group, int]], right: Bools) -> l
         where = group.key.shape.where
         overlaps = known.get(id(where))
         if overlaps is None:
-            overlaps = known[id(where)] = bool((world.terrains.of(where).allowed & right).any())
+            overlaps = known[id(where)] = bool((cluster.terrains.of(where).allowed & right).any())
         if overlaps:
             found.append((group, count))
     return found
 
 
-def _wanted(unit: Unit, rivals: Sequence[tuple[Group, int]]) -> dict[str, int]:
+def _wanted(unit: Unit, rivals: Sequence[tuple[EquivalenceClass, int]]) -> dict[str, int]:
     """What this one and its rivals ask for, of the resources that this one asks for."""
     wanted: dict[str, int] = {}
     for ask in unit.asks:
@@ -398,44 +407,48 @@ def _wanted(unit: Unit, rivals: Sequence[tuple[Group, int]]) -> dict[str, int]:
 # What if.
 
 
-def simulate(world: World, asks: Sequence[Ask], policy: Policy, now: float) -> tuple[Outlook, ...]:
+def simulate(
+    cluster: ClusterState, asks: Sequence[Ask], policy: SchedulingPolicy, now: float
+) -> tuple[SimulatedOutcome, ...]:
     """What would become of these if they were submitted now, all together: decided on a copy of the world."""
-    twin = twin_of(world)
+    trial = copy_of(cluster)
     for ask in asks:
-        twin.pretend(ask)
-    plans = _plans(twin, policy, now)
+        trial.pretend(ask)
+    plans = _plans(trial, policy, now)
     places = {ask.uid: spots for plan in plans for one in plan.bindings for ask, spots in one.members}
-    lineup: Lineup | None = None
+    queue_order: QueueOrder | None = None
     found = []
     for ask in asks:
         if ask.uid in places:
-            found.append(_runs(twin, ask, places[ask.uid], now))
+            found.append(_runs(trial, ask, places[ask.uid], now))
             continue
-        lineup = lineup or line_up(twin, policy, now)
-        found.append(_waits(twin, ask, plans, policy, now, lineup))
+        queue_order = queue_order or order_queue(trial, policy, now)
+        found.append(_waits(trial, ask, plans, policy, now, queue_order))
     return tuple(found)
 
 
-def _plans(twin: World, policy: Policy, now: float) -> list[Plan]:
+def _plans(trial: ClusterState, policy: SchedulingPolicy, now: float) -> list[Plan]:
     plans: list[Plan] = []
     while len(plans) < ROUNDS_MAX and (not plans or plans[-1].more):
-        plans.append(decide(twin, policy, now))
+        plans.append(decide(trial, policy, now))
     return plans
 
 
-def _runs(twin: World, ask: Ask, spots: Sequence[Spot], now: float) -> Outlook:
-    names = {column: name for name, column in twin.fleet.device_column_of.items()}
+def _runs(trial: ClusterState, ask: Ask, spots: Sequence[Spot], now: float) -> SimulatedOutcome:
+    names = {column: name for name, column in trial.fleet.device_column_of.items()}
     places = tuple(
-        Place(twin.fleet.names[spot.row], {names[column]: indices for column, indices in spot.devices})
+        ProposedPlacement(trial.fleet.names[spot.row], {names[column]: indices for column, indices in spot.devices})
         for spot in spots
     )
-    return Outlook(ask.uid, ask.namespace, ask.name, True, places, starts_at=now)
+    return SimulatedOutcome(ask.uid, ask.namespace, ask.name, True, places, starts_at=now)
 
 
-def _waits(twin: World, ask: Ask, plans: Sequence[Plan], policy: Policy, now: float, lineup: Lineup) -> Outlook:
-    waits = explain(twin, ask.uid, policy, now, lineup)
+def _waits(
+    trial: ClusterState, ask: Ask, plans: Sequence[Plan], policy: SchedulingPolicy, now: float, queue_order: QueueOrder
+) -> SimulatedOutcome:
+    waits = explain(trial, ask.uid, policy, now, queue_order)
     if waits is None:  # its gang was given up
-        return Outlook(ask.uid, ask.namespace, ask.name)
+        return SimulatedOutcome(ask.uid, ask.namespace, ask.name)
     nominated = waits.nomination.nodes if waits.nomination is not None else ()
     victims = tuple(
         Evicted(one.namespace, one.name, one.tenant, str(victim.rule))
@@ -443,20 +456,20 @@ def _waits(twin: World, ask: Ask, plans: Sequence[Plan], policy: Policy, now: fl
         for preempting in plan.preemptions
         if any(asker.uid == ask.uid for asker in preempting.asks)
         for victim in preempting.victims
-        for one in (twin.placed[victim.uid].ask,)
+        for one in (trial.placed[victim.uid].ask,)
     )
-    places = tuple(Place(name) for name in nominated)
-    return Outlook(ask.uid, ask.namespace, ask.name, False, places, victims, waits.starts_at, waits)
+    places = tuple(ProposedPlacement(name) for name in nominated)
+    return SimulatedOutcome(ask.uid, ask.namespace, ask.name, False, places, victims, waits.starts_at, waits)
 
 
 # The scheduler in numbers.
 
 
-def figures(world: World, waits: Waits, now: float, revision: int = 0) -> Figures:
+def figures(cluster: ClusterState, waits: WaitStats, now: float, revision: int = 0) -> Figures:
     return Figures(
-        queues=queues(world, waits, now),
-        waiting=len(world.waiting),
-        waiting_by_reason=waiting_by_reason(world),
+        queues=queues(cluster, waits, now),
+        waiting=len(cluster.waiting),
+        waiting_by_reason=waiting_by_reason(cluster),
         per_second=waits.per_second(now),
         latency=waits.overall(now),
         preemptions=waits.preemptions(now),
@@ -464,37 +477,37 @@ def figures(world: World, waits: Waits, now: float, revision: int = 0) -> Figure
     )
 
 
-def queues(world: World, waits: Waits, now: float) -> tuple[QueueFigures, ...]:
+def queues(cluster: ClusterState, waits: WaitStats, now: float) -> tuple[QueueFigures, ...]:
     """Every queue there is, and every other that something waits in, by name."""
-    depths: dict[str, int] = dict.fromkeys(world.profiles, 0)
+    depths: dict[str, int] = dict.fromkeys(cluster.profiles, 0)
     oldest: dict[str, float] = {}
-    for group in world.groups.values():
+    for group in cluster.groups.values():
         queue = group.key.queue
         depths[queue] = depths.get(queue, 0) + len(group.members)
         first = group.first()
         if first is not None:
             oldest[queue] = min(oldest.get(queue, first.submitted_at), first.submitted_at)
-    for uid in world.nominated:
-        ask = world.waiting[uid].members[uid]
+    for uid in cluster.nominated:
+        ask = cluster.waiting[uid].members[uid]
         oldest[ask.queue] = min(oldest.get(ask.queue, ask.submitted_at), ask.submitted_at)
     return tuple(
         QueueFigures(name, depth, oldest.get(name), waits.queue(name, now)) for name, depth in sorted(depths.items())
     )
 
 
-def waiting_by_reason(world: World) -> dict[str, int]:
+def waiting_by_reason(cluster: ClusterState) -> dict[str, int]:
     """How many wait for each reason, by its code."""
-    promised = Counter(id(world.waiting[uid]) for uid in world.nominated)
-    counts = Counter({str(Why.MAKING_ROOM): len(world.nominated)})
-    for group in world.groups.values():
-        counts[_code(world, group)] += len(group.members) - promised[id(group)]
+    promised = Counter(id(cluster.waiting[uid]) for uid in cluster.nominated)
+    counts = Counter({str(ReasonCode.PREEMPTING): len(cluster.nominated)})
+    for group in cluster.groups.values():
+        counts[_code(cluster, group)] += len(group.members) - promised[id(group)]
     return {code: count for code, count in sorted(counts.items()) if count}
 
 
-def _code(world: World, group: Group) -> str:
+def _code(cluster: ClusterState, group: EquivalenceClass) -> str:
     gang = group.key.gang
-    together = gang is not None and not world.has_begun(gang)
-    if gang is not None and together and (world.bands[gang].placed or not world.bands[gang].complete):
-        return str(Why.GANG_INCOMPLETE)
-    known = world.blocked.get(gang if gang is not None and together else group.key)
-    return known.reason.code if known is not None else str(Why.NOT_TRIED)
+    together = gang is not None and not cluster.has_begun(gang)
+    if gang is not None and together and (cluster.bands[gang].placed or not cluster.bands[gang].complete):
+        return str(ReasonCode.GANG_INCOMPLETE)
+    known = cluster.blocked.get(gang if gang is not None and together else group.key)
+    return known.reason.code if known is not None else str(ReasonCode.NOT_TRIED)

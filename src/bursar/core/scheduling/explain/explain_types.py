@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bursar.core.objects.pending_reason import Reason
+from bursar.core.objects.pending_reason import PendingReason
 from bursar.core.scheduling.explain.wait_stats import Wait
 
 NO_WAIT = Wait()
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class FactorTerm:
     """One of the factors of a score, and how much it counts."""
 
     factor: str
@@ -30,11 +30,11 @@ class Score:
     total: float
     penalty: float
     profile: str
-    terms: tuple[Term, ...]
+    terms: tuple[FactorTerm, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ShareNow:
+class ShareFigures:
     """What a tenant holds of the cluster, and what it should hold."""
 
     tenant: str
@@ -49,7 +49,7 @@ class ShareNow:
 class Holding:
     """How something that is placed stands: what its tenant holds, and whether this is beyond what it should."""
 
-    share: ShareNow
+    share: ShareFigures
     burst: bool = False
 
 
@@ -62,7 +62,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ReservedFor:
     """Room that is kept for somebody on these nodes: from a time on when it is reserved, until one when nominated."""
 
     nodes: tuple[str, ...]
@@ -70,26 +70,26 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class ExplainAnswer:
     """Why something waits. A position counts from 1; what is not in line yet, such as part of a gang, has none."""
 
     uid: str
-    reason: Reason
-    others: tuple[Reason, ...] = ()
+    reason: PendingReason
+    others: tuple[PendingReason, ...] = ()
     queue: str = ""
     position: int | None = None  # within its queue
     position_overall: int | None = None
     ahead: Ahead = Ahead()
     ahead_own: Ahead = Ahead()  # what of that is its own tenant's
     score: Score | None = None
-    share: ShareNow | None = None
+    share: ShareFigures | None = None
     starts_at: float | None = None  # an estimate
-    nomination: Kept | None = None
-    reservation: Kept | None = None
+    nomination: ReservedFor | None = None
+    reservation: ReservedFor | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProposedPlacement:
     node: str
     devices: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -105,17 +105,17 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class SimulatedOutcome:
     """What would become of something if it were submitted now."""
 
     uid: str
     namespace: str
     name: str
     runs_now: bool = False
-    places: tuple[Place, ...] = ()  # where it would go, or where room would be made for it
+    places: tuple[ProposedPlacement, ...] = ()  # where it would go, or where room would be made for it
     victims: tuple[Evicted, ...] = ()
     starts_at: float | None = None  # an estimate, unless it runs now
-    waits: Explanation | None = None  # why it would wait
+    waits: ExplainAnswer | None = None  # why it would wait
 
 
 @dataclass(frozen=True, slots=True)

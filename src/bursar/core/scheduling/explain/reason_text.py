@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from bursar.core.objects.pending_reason import MEMBERS, NODES, Reason, Short, Why
+from bursar.core.objects.pending_reason import MEMBERS, NODES, PendingReason, ReasonCode, Short
 from bursar.core.quota.quota_messages import dimension_label
 from bursar.core.quota.visibility import ABOVE
 from bursar.core.values.quantity import format_amount
@@ -30,83 +30,86 @@ _CONSTRAINTS: Final = {
     "tenants": "being kept for other tenants",
     "fractions": "taking whole devices only",
     "isolation": "not isolating tenants from each other",
-    str(Why.AFFINITY): "pod affinity",
-    str(Why.ANTI_AFFINITY): "pod anti-affinity",
-    str(Why.SPREAD): "topology spread",
+    str(ReasonCode.AFFINITY): "pod affinity",
+    str(ReasonCode.ANTI_AFFINITY): "pod anti-affinity",
+    str(ReasonCode.SPREAD): "topology spread",
 }
-_COMPANY: Final = frozenset({str(Why.AFFINITY), str(Why.ANTI_AFFINITY), str(Why.SPREAD)})
+_INTER_POD: Final = frozenset({str(ReasonCode.AFFINITY), str(ReasonCode.ANTI_AFFINITY), str(ReasonCode.SPREAD)})
 
 # What is said without numbers, and what would help.
 _PLAIN: Final = {
-    Why.HELD: "the room there is is kept for work that has waited longer, and this would delay it",
-    Why.MAKING_ROOM: "room is being made: less urgent work was told to stop",
-    Why.NOT_TRIED: "waiting for its turn: the scheduler has not come to it yet",
+    ReasonCode.HELD: "the room there is is kept for work that has waited longer, and this would delay it",
+    ReasonCode.PREEMPTING: "room is being made: less urgent work was told to stop",
+    ReasonCode.NOT_TRIED: "waiting for its turn: the scheduler has not come to it yet",
 }
 _PLAIN_HELP: Final = {
-    Why.NO_CLAIMED_NODES: "Claim a node: bursar node claim NAME. What is in use cannot be claimed.",
-    Why.HELD: "Set a ttl: what is known to end in time may go first.",
-    Why.MAKING_ROOM: "Wait: it starts when they have stopped.",
-    Why.NOT_TRIED: "Wait: it is looked at in the next cycle.",
+    ReasonCode.NO_CLAIMED_NODES: "Claim a node: bursar node claim NAME. What is in use cannot be claimed.",
+    ReasonCode.HELD: "Set a ttl: what is known to end in time may go first.",
+    ReasonCode.PREEMPTING: "Wait: it starts when they have stopped.",
+    ReasonCode.NOT_TRIED: "Wait: it is looked at in the next cycle.",
 }
 _TOGETHER: Final = "together"  # how many nodes have room for one part, where all parts together find none
 
 
-def sentence(reason: Reason) -> str:
+def sentence(reason: PendingReason) -> str:
     """What keeps it waiting."""
     match reason.why:
-        case Why.NO_NODES_ACTIVE:
+        case ReasonCode.NO_NODES_ACTIVE:
             return _no_nodes(reason) + _closed(reason)
-        case Why.GANG_INCOMPLETE:
+        case ReasonCode.GANG_INCOMPLETE:
             return f"waiting for gang members: {reason.members} of {reason.members_min} are there"
-        case Why.QUOTA_EXCEEDED:
+        case ReasonCode.QUOTA_EXCEEDED:
             return _no_headroom(reason)
-        case Why.NO_CLAIMED_NODES:
+        case ReasonCode.NO_CLAIMED_NODES:
             return _not_claimed(reason)
-        case Why.NO_MATCHING_NODES:
+        case ReasonCode.NO_MATCHING_NODES:
             return f"none of {counted(reason.nodes, 'node')} is of the kind that is asked for{_kept_out(reason)}"
-        case Why.AFFINITY:
+        case ReasonCode.AFFINITY:
             return _not_near(reason)
-        case Why.ANTI_AFFINITY:
-            return f"every node with room is too near those it must be apart from{_kept_out(reason, Why.ANTI_AFFINITY)}"
-        case Why.SPREAD:
-            return f"every node with room is where too many of its kind are already{_kept_out(reason, Why.SPREAD)}"
-        case Why.NO_CAPACITY:
-            return _no_room(reason) + _kept_out_by_company(reason) + _closed(reason)
+        case ReasonCode.ANTI_AFFINITY:
+            kept_out = _kept_out(reason, ReasonCode.ANTI_AFFINITY)
+            return f"every node with room is too near those it must be apart from{kept_out}"
+        case ReasonCode.SPREAD:
+            return (
+                f"every node with room is where too many of its kind are already{_kept_out(reason, ReasonCode.SPREAD)}"
+            )
+        case ReasonCode.NO_CAPACITY:
+            return _no_capacity(reason) + _kept_out_by_inter_pod(reason) + _closed(reason)
         case _:  # it needs no numbers, or cannot be paid for
             return _PLAIN.get(reason.why) or reason.said or "it cannot be paid for"
 
 
-def help(reason: Reason) -> str:  # noqa: A001 - the word for it
+def help(reason: PendingReason) -> str:  # noqa: A001 - the word for it
     """What would let it run."""
     match reason.why:
-        case Why.NO_NODES_ACTIVE:
+        case ReasonCode.NO_NODES_ACTIVE:
             return _open_nodes(reason) or "Add a node, uncordon one, or bring one back that is not ready."
-        case Why.GANG_INCOMPLETE:
+        case ReasonCode.GANG_INCOMPLETE:
             missing = reason.members_min - reason.members
             return f"Submit {missing} more with the same groupId, or ask for a smaller minMembers."
-        case Why.QUOTA_EXCEEDED:
+        case ReasonCode.QUOTA_EXCEEDED:
             return _raise_quota(reason)
-        case Why.NO_MATCHING_NODES:
+        case ReasonCode.NO_MATCHING_NODES:
             return f"Change {_which(reason)}, or label, untaint or add a node so that one matches."
-        case Why.AFFINITY:
+        case ReasonCode.AFFINITY:
             return _bring_near(reason)
-        case Why.ANTI_AFFINITY:
+        case ReasonCode.ANTI_AFFINITY:
             return "Wait until one of those it must be apart from has ended, add a node, or make it a preference."
-        case Why.SPREAD:
+        case ReasonCode.SPREAD:
             return "Free room in the emptier domains, raise maxSkew, or use whenUnsatisfiable: ScheduleAnyway."
-        case Why.NO_CAPACITY:
-            return _open_nodes(reason) + _more_room(reason) + _easier_company(reason)
+        case ReasonCode.NO_CAPACITY:
+            return _open_nodes(reason) + _more_room(reason) + _easier_inter_pod(reason)
         case _:
             return _PLAIN_HELP.get(reason.why) or reason.hint or "Top up the account, or ask a billing admin."
 
 
-def _no_nodes(reason: Reason) -> str:
+def _no_nodes(reason: PendingReason) -> str:
     if not reason.nodes:
         return "there are no nodes"
     return f"none of {counted(reason.nodes, 'node')} takes work: all are cordoned or not ready"
 
 
-def _not_claimed(reason: Reason) -> str:
+def _not_claimed(reason: PendingReason) -> str:
     whose = f"{reason.said} has" if reason.said else "who submitted it has"
     return f"sensitive work runs on nodes that its user has claimed, and {whose} claimed none of {reason.nodes}"
 
@@ -114,7 +117,7 @@ def _not_claimed(reason: Reason) -> str:
 # Quota.
 
 
-def _no_headroom(reason: Reason) -> str:
+def _no_headroom(reason: PendingReason) -> str:
     told = [
         f"{_whose(scope)} has {_amount(dimension, bound)} of {_amount(dimension, hard)} {dimension} bound, "
         f"{_amount(dimension, asked)} asked"
@@ -125,7 +128,7 @@ def _no_headroom(reason: Reason) -> str:
     return "waiting for quota headroom" + (f": {'; '.join(told)}" if told else "")
 
 
-def _raise_quota(reason: Reason) -> str:
+def _raise_quota(reason: PendingReason) -> str:
     steps = [
         f"raise {dimension_label(dimension)} of {_whose(scope)} by {_amount(dimension, bound + asked - hard)}"
         if scope != ABOVE
@@ -144,7 +147,7 @@ def _whose(scope: str) -> str:
 # Capacity.
 
 
-def _no_room(reason: Reason) -> str:
+def _no_capacity(reason: PendingReason) -> str:
     matching = _matching(reason)
     together = dict(reason.excluded).get(_TOGETHER)
     if together is not None:
@@ -181,7 +184,7 @@ def _part(one: Short, matching: int) -> str:
     return f"{max(1, one.most_nodes)} of {counted(matching, 'matching node')}"
 
 
-def _more_room(reason: Reason) -> str:
+def _more_room(reason: PendingReason) -> str:
     lacking = [one for one in reason.short if one.resource not in (MEMBERS, NODES) and one.has < one.needs]
     if not lacking:
         return "Wait for something to end, add a node, or ask for less."
@@ -193,18 +196,18 @@ def _more_room(reason: Reason) -> str:
     return f"{wait}; {fits} would fit now."
 
 
-def _kept_out_by_company(reason: Reason) -> str:
+def _kept_out_by_inter_pod(reason: PendingReason) -> str:
     """Nodes with room may be among them."""
-    told = [f"{constraint(name)} ({count})" for name, count in reason.excluded if name in _COMPANY and count]
+    told = [f"{constraint(name)} ({count})" for name, count in reason.excluded if name in _INTER_POD and count]
     return f"; others are kept out by {', '.join(told)}" if told else ""
 
 
-def _easier_company(reason: Reason) -> str:
-    named = [constraint(name) for name, count in reason.excluded if name in _COMPANY and count]
+def _easier_inter_pod(reason: PendingReason) -> str:
+    named = [constraint(name) for name, count in reason.excluded if name in _INTER_POD and count]
     return f" Or make {' and '.join(named)} a preference." if named else ""
 
 
-def _closed(reason: Reason) -> str:
+def _closed(reason: PendingReason) -> str:
     """The matching nodes that take no work, by name."""
     if not reason.closed:
         return ""
@@ -213,7 +216,7 @@ def _closed(reason: Reason) -> str:
     return "; " + ", ".join([*told, *([f"{more} more are cordoned or not ready"] if more else [])])
 
 
-def _open_nodes(reason: Reason) -> str:
+def _open_nodes(reason: PendingReason) -> str:
     """How to let matching nodes take work again."""
     cordoned = [name for name, state in reason.closed if state == "cordoned"]
     silent = [name for name, state in reason.closed if state != "cordoned"]
@@ -227,28 +230,28 @@ def _some(names: Sequence[str]) -> str:
     return f"{told} and {len(names) - NODES_TOLD_MAX} more" if len(names) > NODES_TOLD_MAX else told
 
 
-def _matching(reason: Reason) -> int:
+def _matching(reason: PendingReason) -> int:
     """The nodes that take work and that no rule about labels, taints or company keeps out."""
-    kept_out = sum(count for name, count in reason.excluded if name in _COMPANY)
+    kept_out = sum(count for name, count in reason.excluded if name in _INTER_POD)
     return max([reason.matching - kept_out, *(one.nodes for one in reason.short), 0])
 
 
 # Constraints.
 
 
-def _not_near(reason: Reason) -> str:
+def _not_near(reason: PendingReason) -> str:
     if reason.absent:
         return f"none of those it must be near runs on a node with the label {reason.absent}"
-    return f"no node with room is near those it must be near{_kept_out(reason, Why.AFFINITY)}"
+    return f"no node with room is near those it must be near{_kept_out(reason, ReasonCode.AFFINITY)}"
 
 
-def _bring_near(reason: Reason) -> str:
+def _bring_near(reason: PendingReason) -> str:
     if reason.absent:
         return "Start those that it must be near first, correct the labelSelector, or make it a preference."
     return "Free room where those are that it must be near, or make the affinity a preference."
 
 
-def _kept_out(reason: Reason, first: Why | None = None) -> str:
+def _kept_out(reason: PendingReason, first: ReasonCode | None = None) -> str:
     told = [(name, count) for name, count in reason.excluded if name != _TOGETHER and count]
     if first is not None:
         told = [pair for pair in told if pair[0] == str(first)]
@@ -263,7 +266,7 @@ def constraint(name: str) -> str:
     return _CONSTRAINTS.get(name, name)
 
 
-def _which(reason: Reason) -> str:
+def _which(reason: PendingReason) -> str:
     named = [constraint(name) for name, count in reason.excluded if count and name not in _CONSTRAINTS]
     return ", ".join(named[:CONSTRAINTS_TOLD_MAX]) or "the node selector, affinity or tolerations"
 

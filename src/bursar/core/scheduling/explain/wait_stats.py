@@ -29,7 +29,7 @@ class Wait:
 
 
 @dataclass(slots=True)
-class Waits:
+class WaitStats:
     _by_queue: dict[str, deque[tuple[float, float]]] = field(default_factory=dict)  # (placed at, waited)
     _all: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_PER_QUEUE))
     _placed: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=KEPT_SECONDS_OF_RATE))

@@ -30,7 +30,7 @@ class Typical:
     weight: float
 
 
-class History:
+class ArrivalHistory:
     """What arrived, and what of it is typical. `version` rises when scores are worth working out anew."""
 
     def __init__(self) -> None:

@@ -16,21 +16,21 @@ from bursar.core.nodes.node_claim import SENSITIVE
 from bursar.core.objects.allocation import GangKey
 from bursar.core.objects.ask import Ask, Taint, claiming, welcome_at
 from bursar.core.objects.charge import Amounts, Charge
-from bursar.core.objects.pending_reason import Reason
-from bursar.core.scheduling.state.credit_slow_start import Probes
-from bursar.core.scheduling.state.equivalence import Band, Group, GroupKey
+from bursar.core.objects.pending_reason import PendingReason
+from bursar.core.scheduling.state.credit_slow_start import CreditProbes
+from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey, GangState
 from bursar.core.scheduling.state.fair_share import ShareOf
 from bursar.core.scheduling.state.fleet import UNCLAIMED, Fleet
-from bursar.core.scheduling.state.node_filter import Terrains
-from bursar.core.scheduling.state.node_scores import Views
-from bursar.core.scheduling.state.packing import Habits
-from bursar.core.scheduling.state.placed_columns import NEVER, Placed, Running, Spot, devices_of
-from bursar.core.scheduling.state.quota_forecast import Limits
-from bursar.core.scheduling.state.topology_counts import Tallies, kin_of
+from bursar.core.scheduling.state.node_filter import NodeFilters
+from bursar.core.scheduling.state.node_scores import NodeScoreCache
+from bursar.core.scheduling.state.packing import ArrivalMix
+from bursar.core.scheduling.state.placed_columns import NEVER, Placed, PlacedColumns, Spot, devices_of
+from bursar.core.scheduling.state.quota_forecast import QuotaForecast
+from bursar.core.scheduling.state.topology_counts import TopologyCounts, kin_of
 from bursar.core.values.replace import replace
 
 if TYPE_CHECKING:
-    from bursar.core.scheduling.cycle.nomination import Promises
+    from bursar.core.scheduling.cycle.nomination import Nominations
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Nomination:
 
 
 @dataclass(frozen=True, slots=True)
-class Boost:
+class ActiveBoost:
     priority: int
     until: float
     uid: str = ""  # of the job: allocations that merely name it have none of it
@@ -52,7 +52,7 @@ class Boost:
 class Blocked:
     """What was found when something could not be placed, and what must change before it is worth trying again."""
 
-    reason: Reason
+    reason: PendingReason
     freed: int
     limits_changed: int
     until: float
@@ -70,42 +70,42 @@ class Reservation:
 
 
 @dataclass(slots=True)
-class World:
+class ClusterState:
     fleet: Fleet = field(default_factory=Fleet)
-    running: Running = field(default_factory=Running)
+    running: PlacedColumns = field(default_factory=PlacedColumns)
     placed: dict[str, Placed] = field(default_factory=dict)
-    waiting: dict[str, Group] = field(default_factory=dict)  # by uid
-    groups: dict[GroupKey, Group] = field(default_factory=dict)
-    bands: dict[GangKey, Band] = field(default_factory=dict)
+    waiting: dict[str, EquivalenceClass] = field(default_factory=dict)  # by uid
+    groups: dict[EquivalenceKey, EquivalenceClass] = field(default_factory=dict)
+    bands: dict[GangKey, GangState] = field(default_factory=dict)
     nominated: dict[str, Nomination] = field(default_factory=dict)  # by uid
     tenants: dict[str, ShareOf] = field(default_factory=dict)
     profiles: dict[str, str] = field(default_factory=dict)  # queue → profile
-    boosts: dict[tuple[str, str], Boost] = field(default_factory=dict)  # by (namespace, job)
-    limits: Limits = field(default_factory=Limits)
-    habits: Habits = field(default_factory=Habits)
+    boosts: dict[tuple[str, str], ActiveBoost] = field(default_factory=dict)  # by (namespace, job)
+    limits: QuotaForecast = field(default_factory=QuotaForecast)
+    arrival_mix: ArrivalMix = field(default_factory=ArrivalMix)
     used: dict[str, dict[str, int]] = field(default_factory=dict)  # by tenant, of its own
     capacity: dict[str, int] = field(default_factory=dict)
     # What earlier cycles found out, by the key of the group or the gang.
-    blocked: dict[GroupKey | GangKey, Blocked] = field(default_factory=dict)
-    probes: Probes = field(default_factory=Probes)
-    reserved_for: GroupKey | GangKey | None = None
+    blocked: dict[EquivalenceKey | GangKey, Blocked] = field(default_factory=dict)
+    probes: CreditProbes = field(default_factory=CreditProbes)
+    reserved_for: EquivalenceKey | GangKey | None = None
     reservation: Reservation | None = None
     reserved_at: float = 0.0
     reserved_moved: int = 0  # what had moved by then
-    promises: Promises | None = None  # what the last cycle holds for those for whom room is being made
+    nominations: Nominations | None = None  # what the last cycle holds for those for whom room is being made
     uniform: tuple[int, int] = (-1, 0)  # (version of the fleet, nodes that are alike)
     # What ran beyond its tenant's target when that was last looked at, and when that was.
     burst: tuple[tuple[int, frozenset[tuple[str, tuple[float, ...]]]], frozenset[str]] | None = None
     moved: int = 0  # rises whenever anything came to a node, or left it
     freed: int = 0  # rises whenever room came back, or a node changed
-    tallies: Tallies = field(init=False)
-    terrains: Terrains = field(init=False)
-    views: Views = field(init=False)
+    topology_counts: TopologyCounts = field(init=False)
+    terrains: NodeFilters = field(init=False)
+    views: NodeScoreCache = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tallies = Tallies(self.fleet)
-        self.terrains = Terrains(self.fleet)
-        self.views = Views(self.fleet, self.habits, self.terrains)
+        self.topology_counts = TopologyCounts(self.fleet)
+        self.terrains = NodeFilters(self.fleet)
+        self.views = NodeScoreCache(self.fleet, self.arrival_mix, self.terrains)
 
     def pretend(self, ask: Ask) -> None:
         """An allocation waits in a copy of the world: nothing is learnt from it, for it may never come."""
@@ -181,7 +181,7 @@ class World:
             if ask.uid in self.placed:
                 self.forget(ask.uid)
             else:
-                self.habits.learn(ask.shape)
+                self.arrival_mix.learn(ask.shape)
         elif known.members[ask.uid] != ask:
             self._stop_waiting(ask.uid)
         if ask.uid not in self.waiting:
@@ -266,7 +266,7 @@ class World:
                 self._count_bound(one, 1)
         self.running.add_many(many, row, self.fleet.now)
         self.fleet.now.take_many(row, need, devices_of([at[0] for at in spots]), count)
-        self.tallies.come(first, group.key.kin, row, count)
+        self.topology_counts.come(first, group.key.kin, row, count)
         used = self.used.setdefault(first.tenant, {})
         for name, amount in first.shape.requests:
             used[name] = used.get(name, 0) + amount * count
@@ -299,11 +299,11 @@ class World:
             self._unplace(one)
             self.freed += 1
 
-    def unit_key(self, uid: str) -> GroupKey | GangKey:
+    def unit_key(self, uid: str) -> EquivalenceKey | GangKey:
         """What a waiting allocation is decided with: its gang until that has begun, else those that are like it."""
         return self.unit_of(self.waiting[uid])
 
-    def unit_of(self, group: Group) -> GroupKey | GangKey:
+    def unit_of(self, group: EquivalenceClass) -> EquivalenceKey | GangKey:
         key = group.key
         return key.gang if key.gang is not None and not self.has_begun(key.gang) else key
 
@@ -380,7 +380,7 @@ class World:
         kin = kin_of(one.ask)
         for spot in one.spots:
             self._take(one, spot)
-            self.tallies.come(one.ask, kin, spot.row)
+            self.topology_counts.come(one.ask, kin, spot.row)
         self.running.add(one, self.fleet.now)
         self._count_used(one, 1)
         self._count_bound(one, 1)
@@ -393,7 +393,7 @@ class World:
         self.running.remove(one)
         for spot in one.spots:
             self.fleet.now.give_back(spot.row, one.need, spot.devices)
-            self.tallies.come(one.ask, kin, spot.row, -1)
+            self.topology_counts.come(one.ask, kin, spot.row, -1)
 
     def _count_bound(self, one: Placed, sign: int) -> None:
         """What a node offers may change while something runs there; it gives back what it was counted for."""
@@ -423,7 +423,7 @@ class World:
                 self.capacity[resource] = self.capacity.get(resource, 0) + sign * amount
 
     def _start_waiting(self, ask: Ask) -> None:
-        key = GroupKey(
+        key = EquivalenceKey(
             ask.tenant, kin_of(ask), ask.queue, ask.priority, ask.preempts, ask.ttl_seconds, ask.checkpoint_seconds,
             ask.data_ready, ask.shape, ask.job, (ask.namespace, ask.gang.group_id) if ask.gang else None,
             _charged(ask.charge), ask.payer, ask.owner, ask.cross_tenant,
@@ -432,7 +432,7 @@ class World:
             self._band(ask).come(ask)
         group = self.groups.get(key)
         if group is None:
-            group = self.groups[key] = Group(key, ask.charge)
+            group = self.groups[key] = EquivalenceClass(key, ask.charge)
         group.add(ask)
         self.waiting[ask.uid] = group
 
@@ -448,25 +448,25 @@ class World:
             band.leave(uid)
             self._drop_if_empty(band)
 
-    def _drop_group(self, group: Group) -> None:
+    def _drop_group(self, group: EquivalenceClass) -> None:
         self.groups.pop(group.key, None)
         self.blocked.pop(group.key, None)
 
-    def _band(self, ask: Ask) -> Band:
+    def _band(self, ask: Ask) -> GangState:
         assert ask.gang is not None
         key = (ask.namespace, ask.gang.group_id)
         band = self.bands.get(key)
         if band is None:
-            band = self.bands[key] = Band(key, ask.gang.min_members, ask.gang.timeout_seconds)
+            band = self.bands[key] = GangState(key, ask.gang.min_members, ask.gang.timeout_seconds)
         return band
 
-    def _drop_if_empty(self, band: Band) -> None:
+    def _drop_if_empty(self, band: GangState) -> None:
         if not band.waiting and not band.placed:
             self.bands.pop(band.key, None)
             self.blocked.pop(band.key, None)
 
 
-def is_boosted(boost: Boost, owner: str, now: float) -> bool:
+def is_boosted(boost: ActiveBoost, owner: str, now: float) -> bool:
     """Whether a boost counts for what a job with this uid made."""
     return boost.until > now and boost.uid == owner
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from bursar.core.objects.ask import Ask
-from bursar.core.scheduling.state.equivalence import GroupKey
+from bursar.core.scheduling.state.equivalence import EquivalenceKey
 
 Payer = tuple[str, str]  # (tenant, who submitted)
 ENOUGH = 512  # who could pay for so many pays like everybody else
 
 
 @dataclass(slots=True)
-class Probes:
+class CreditProbes:
     """By payer, how many may be tried in one plan; who is not named here could always pay."""
 
     most: dict[Payer, int] = field(default_factory=dict)
@@ -33,18 +33,18 @@ class Probes:
 
 
 @dataclass(slots=True)
-class Probing:
+class CreditSlowStart:
     """One plan's part of it."""
 
-    probes: Probes
+    probes: CreditProbes
     _tried: dict[Payer, int] = field(default_factory=dict)
 
-    def left(self, key: GroupKey) -> int:
+    def left(self, key: EquivalenceKey) -> int:
         """How many more of a group may be tried in this plan."""
         most = self.probes.most.get((key.tenant, key.payer)) if self.probes.most else None
         return ENOUGH if most is None else max(0, most - self._tried.get((key.tenant, key.payer), 0))
 
-    def tried(self, key: GroupKey, count: int) -> bool:
+    def tried(self, key: EquivalenceKey, count: int) -> bool:
         """So many were; whether there may be more."""
         payer = (key.tenant, key.payer)
         if payer not in self.probes.most:

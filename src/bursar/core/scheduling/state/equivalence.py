@@ -14,7 +14,7 @@ from bursar.core.scheduling.state.topology_counts import Kin
 
 
 @dataclass(frozen=True, slots=True)
-class GroupKey:
+class EquivalenceKey:
     """What makes two waiting allocations alike for every decision."""
 
     tenant: str
@@ -35,16 +35,16 @@ class GroupKey:
 
 
 @dataclass(slots=True)
-class Group:
+class EquivalenceClass:
     """Waiting allocations that are alike: when the first cannot be placed, neither can the others."""
 
-    key: GroupKey
+    key: EquivalenceKey
     charge: Charge
     members: dict[str, Ask] = field(default_factory=dict)
     order: list[tuple[float, str]] = field(default_factory=list)  # a heap of (submitted_at, uid)
 
-    def copy(self) -> Group:
-        return Group(self.key, self.charge, dict(self.members), list(self.order))
+    def copy(self) -> EquivalenceClass:
+        return EquivalenceClass(self.key, self.charge, dict(self.members), list(self.order))
 
     def add(self, ask: Ask) -> None:
         self.members[ask.uid] = ask
@@ -77,7 +77,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Band:
+class GangState:
     """A gang: its members that wait, and those that have room."""
 
     key: GangKey

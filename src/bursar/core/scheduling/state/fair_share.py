@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from operator import truediv
 from typing import Final
 
-Amounts = Iterable[tuple[str, int]]  # (resource, amount)
-Running = tuple[float, str, Sequence[tuple[str, int]]]  # (started_at, uid, amounts)
+ShareAmounts = Iterable[tuple[str, int]]  # (resource, amount)
+RunningAmounts = tuple[float, str, Sequence[tuple[str, int]]]  # (started_at, uid, amounts)
 
 BURST_BELOW: Final = 0.8  # the cluster's utilisation from which nobody may go beyond the target
 TARGET_MIN: Final = 1e-12  # a smaller part of the system is nothing, and too small to reckon with
@@ -129,7 +129,7 @@ class Shares:
         self._watchers: list[set[Seat]] = []
         self._load(used, wanting)
 
-    def add(self, tenant: str, amounts: Amounts, sign: int = 1) -> None:
+    def add(self, tenant: str, amounts: ShareAmounts, sign: int = 1) -> None:
         """Raise what the tenant holds, and all its ancestors; with sign −1, take it back."""
         seat = self._own.get(tenant) or self.seat(tenant)
         resources, full = self.resources, self.full
@@ -142,7 +142,7 @@ class Shares:
         for touched in self._watchers:
             touched.add(seat)
 
-    def repeats(self, tenant: str, amounts: Amounts, most: int) -> int:
+    def repeats(self, tenant: str, amounts: ShareAmounts, most: int) -> int:
         """How often this may be added before the tenant, or anybody above it, stands differently; at most `most`."""
         steps = [(self.resources[name], amount) for name, amount in amounts if name in self.resources]
         for seat in self.seat(tenant).path:
@@ -174,7 +174,7 @@ class Shares:
         seat = self._seats.get(tenant) or self._seat(tenant)
         return share_deficit(seat.effective, seat.actual)
 
-    def within_target_after(self, tenant: str, amounts: Amounts) -> bool:
+    def within_target_after(self, tenant: str, amounts: ShareAmounts) -> bool:
         """Whether the tenant and every ancestor would hold no more than their targets, nobody's burst counted."""
         more = self.placed(amounts)
         return all(
@@ -183,7 +183,7 @@ class Shares:
             for place, (used, full) in enumerate(zip(seat.used, self.full, strict=True))
         )
 
-    def placed(self, amounts: Amounts) -> dict[int, int]:
+    def placed(self, amounts: ShareAmounts) -> dict[int, int]:
         """Amounts by the place of their resource in `full`; what nobody offers is left out."""
         found: dict[int, int] = {}
         for resource, amount in amounts:
@@ -291,7 +291,7 @@ def _target(above: Seat, child: Seat, pool: float) -> float:
     return max(0.0, pool - above.claimed) * own.weight / weights if weights > 0.0 else 0.0
 
 
-def burst_marks(shares: Shares, running: Mapping[str, Iterable[Running]]) -> frozenset[str]:
+def burst_marks(shares: Shares, running: Mapping[str, Iterable[RunningAmounts]]) -> frozenset[str]:
     """The uids of what runs beyond target: per tenant the newest whose removal brings it back to its target.
 
     The deepest tenants come first. What their burst does not cure higher up is taken from the newest of the whole

@@ -27,8 +27,8 @@ NO_LIMIT = 1 << 60  # of pods, on a node that does not say how many it takes
 NOWHERE = -1  # the number of a label's value where there is none
 ABSENT = -1  # the free part of a device that is not there
 UNCLAIMED = ""
-Terms = tuple[tuple[str, ...], bool, bool]  # for which tenants, whole devices only, isolated
-OPEN: Terms = ((), False, False)  # a node that is for everybody, takes parts of devices and isolates nothing
+SelectorTerms = tuple[tuple[str, ...], bool, bool]  # for which tenants, whole devices only, isolated
+OPEN: SelectorTerms = ((), False, False)  # a node that is for everybody, takes parts of devices and isolates nothing
 NOBODY = "\0"  # in place of a holder: a node that was given back and is not wiped yet
 ROWS_START = 64
 NEEDS_MAX = 8192
@@ -48,7 +48,7 @@ class Need:
     unknown: tuple[str, ...] = ()
 
 
-class Columns:
+class NodeColumns:
     """Free room, node by node. Every change is logged, so that what was worked out from it can catch up."""
 
     def __init__(self, resources: int = 0, devices: Sequence[int] = (), rows: int = ROWS_START) -> None:
@@ -62,14 +62,14 @@ class Columns:
         self.open: Bools = np.zeros(rows, np.bool_)  # there, ready, not cordoned
         self.touched: list[int] = []
 
-    def copy(self) -> Columns:
-        twin = Columns()
-        twin.free, twin.devices = self.free.copy(), [one.copy() for one in self.devices]
-        twin.whole, twin.widest, twin.placed = self.whole.copy(), self.widest.copy(), self.placed.copy()
-        twin.exclusive, twin.open = self.exclusive.copy(), self.open.copy()
-        return twin
+    def copy(self) -> NodeColumns:
+        trial = NodeColumns()
+        trial.free, trial.devices = self.free.copy(), [one.copy() for one in self.devices]
+        trial.whole, trial.widest, trial.placed = self.whole.copy(), self.widest.copy(), self.placed.copy()
+        trial.exclusive, trial.open = self.exclusive.copy(), self.open.copy()
+        return trial
 
-    def has_shape_of(self, other: Columns) -> bool:
+    def has_shape_of(self, other: NodeColumns) -> bool:
         return self.free.shape == other.free.shape and [one.shape for one in self.devices] == [
             one.shape for one in other.devices
         ]
@@ -188,7 +188,7 @@ class LabelColumn:
 
 @dataclass(slots=True)
 class Fleet:
-    now: Columns = field(default_factory=Columns)
+    now: NodeColumns = field(default_factory=NodeColumns)
     allocatable: Ints = field(default_factory=lambda: np.zeros((0, ROWS_START), np.int64))
     names: list[str] = field(default_factory=list)  # by row; empty where a node is gone
     row_of: dict[str, int] = field(default_factory=dict)
@@ -206,9 +206,9 @@ class Fleet:
     claims: list[str] = field(default_factory=list)  # by row, who holds the node
     claim_code: NDArray[np.int32] = field(default_factory=lambda: np.zeros(ROWS_START, np.int32))
     holders: dict[str, int] = field(default_factory=lambda: {UNCLAIMED: 0})  # everybody who ever held one: their code
-    gates: list[Terms] = field(default_factory=list)  # by row
+    gates: list[SelectorTerms] = field(default_factory=list)  # by row
     gate_code: NDArray[np.int32] = field(default_factory=lambda: np.zeros(ROWS_START, np.int32))
-    gate_sets: dict[Terms, int] = field(default_factory=lambda: {OPEN: 0})
+    gate_sets: dict[SelectorTerms, int] = field(default_factory=lambda: {OPEN: 0})
     named: frozenset[str] = frozenset()  # the tenants that nodes are kept for
     _label_columns: dict[str, LabelColumn] = field(default_factory=dict)
     _columns_made: int = 0
@@ -276,7 +276,7 @@ class Fleet:
         self.claims[row] = holder
         self.claim_code[row] = self.holders.setdefault(holder, len(self.holders))
 
-    def _put_gate(self, row: int, gate: Terms) -> None:
+    def _put_gate(self, row: int, gate: SelectorTerms) -> None:
         before, self.gates[row] = self.gates[row], gate
         self.gate_code[row] = self.gate_sets.setdefault(gate, len(self.gate_sets))
         if before[0] != gate[0]:
@@ -378,7 +378,7 @@ class Fleet:
 
     def _grow_rows(self, rows: int) -> None:
         old = self.now
-        self.now = Columns(old.free.shape[0], [one.shape[1] for one in old.devices], rows)
+        self.now = NodeColumns(old.free.shape[0], [one.shape[1] for one in old.devices], rows)
         count = old.placed.shape[0]
         for name in ("free", "whole", "widest"):
             getattr(self.now, name)[:, :count] = getattr(old, name)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bursar.core.nodes.node_affinity import holds, tolerates, untolerated
 from bursar.core.objects.ask import Effect, Requirement, Requirements, Where
-from bursar.core.scheduling.state.fleet import NOWHERE, Bools, Fleet, Rows, Terms
+from bursar.core.scheduling.state.fleet import NOWHERE, Bools, Fleet, Rows, SelectorTerms
 
 TERRAINS_MAX = 4096
 
@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Terrain:
+class NodeFilter:
     """Where something may run, and by how much it would rather, from 0 to 1."""
 
     selected: Bools  # has the labels
@@ -42,27 +42,27 @@ class Terrain:
         return known
 
 
-class Terrains:
+class NodeFilters:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._known: dict[Where, Terrain] = {}
+        self._known: dict[Where, NodeFilter] = {}
 
-    def of(self, where: Where) -> Terrain:
+    def of(self, where: Where) -> NodeFilter:
         known = self._known.get(where)
         if known is not None and known.described == self._fleet.described:
             return known
         if len(self._known) >= TERRAINS_MAX:
             self._known.clear()
-        self._known[where] = terrain = survey(self._fleet, where)
-        return terrain
+        self._known[where] = node_filter = survey(self._fleet, where)
+        return node_filter
 
 
-def survey(fleet: Fleet, where: Where) -> Terrain:
+def survey(fleet: Fleet, where: Where) -> NodeFilter:
     selected = has_labels(fleet, where)
     tolerated = by_taints(fleet, lambda taints: not untolerated(where.tolerations, taints, where.reserved))
     claimable, welcome = by_claim(fleet, where), by_terms(fleet, where)
     allowed = selected & tolerated & claimable & welcome
-    return Terrain(selected, tolerated, claimable, welcome, allowed, _preference(fleet, where), fleet.described)
+    return NodeFilter(selected, tolerated, claimable, welcome, allowed, _preference(fleet, where), fleet.described)
 
 
 def by_terms(fleet: Fleet, where: Where) -> Bools:
@@ -86,7 +86,7 @@ def by_isolation(fleet: Fleet, where: Where) -> Bools:
     return _by_gate(fleet, lambda gate: gate[2] or not where.isolated)
 
 
-def _by_gate(fleet: Fleet, answer: Callable[[Terms], bool]) -> Bools:
+def _by_gate(fleet: Fleet, answer: Callable[[SelectorTerms], bool]) -> Bools:
     return np.array([answer(gate) for gate in fleet.gate_sets], np.bool_)[fleet.gate_code]
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from bursar.core.scheduling.state.fleet import Columns, Fleet, Rows
+from bursar.core.scheduling.state.fleet import Fleet, NodeColumns, Rows
 
 Numbers = NDArray[np.uint64]
 
@@ -19,18 +19,18 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MANY = 0.25  # the part of all rows from which on they are all marked anew
 
 
-class Marks:
+class NodeFingerprints:
     """The marks of a fleet's nodes as they are now."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._shape: tuple[object, ...] = ()
-        self._marks: Numbers = np.empty(0, np.uint64)
+        self._fingerprints: Numbers = np.empty(0, np.uint64)
         self._seen = 0
 
     def of(self, rows: Rows) -> Numbers:
         self.catch_up()
-        return self._marks[rows]
+        return self._fingerprints[rows]
 
     def catch_up(self) -> None:
         """Read the log of what was touched."""
@@ -39,10 +39,10 @@ class Marks:
         shape = (now.free.shape, *(one.shape for one in now.devices))
         if shape != self._shape or len(touched) > MANY * now.free.shape[1]:
             self._shape = shape
-            self._marks = marks_of(now, np.arange(now.free.shape[1]))
+            self._fingerprints = fingerprints_of(now, np.arange(now.free.shape[1]))
         elif touched:
             rows = np.fromiter(dict.fromkeys(touched), np.intp)
-            self._marks[rows] = marks_of(now, rows)
+            self._fingerprints[rows] = fingerprints_of(now, rows)
         self._seen = len(now.touched)
 
     def forget_log(self) -> None:
@@ -51,13 +51,13 @@ class Marks:
         self._seen = 0
 
 
-def marks_of(columns: Columns, rows: Rows) -> Numbers:
+def fingerprints_of(columns: NodeColumns, rows: Rows) -> Numbers:
     """The order in which devices lie on a node does not matter."""
     lines = [columns.free[:, rows].T]
     lines += [np.sort(devices[rows], axis=1) for devices in columns.devices]
     state = np.concatenate(lines, axis=1).astype(np.int64).view(np.uint64)
-    marks: Numbers = scattered(state) @ _factors(state.shape[1])
-    return marks
+    fingerprints: Numbers = scattered(state) @ _factors(state.shape[1])
+    return fingerprints
 
 
 def scattered(numbers: Numbers) -> Numbers:

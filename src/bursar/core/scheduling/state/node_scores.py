@@ -13,9 +13,9 @@ import numpy as np
 
 from bursar.core.objects.ask import Shape
 from bursar.core.scheduling.state.fleet import Fleet, Need, Rows
-from bursar.core.scheduling.state.node_filter import Floats, Terrain, Terrains
-from bursar.core.scheduling.state.node_fingerprint import Marks
-from bursar.core.scheduling.state.packing import Habits, choose_devices, rate, state_key
+from bursar.core.scheduling.state.node_filter import Floats, NodeFilter, NodeFilters
+from bursar.core.scheduling.state.node_fingerprint import NodeFingerprints
+from bursar.core.scheduling.state.packing import ArrivalMix, choose_devices, rate, state_key
 
 NO = float("-inf")
 VIEWS_MAX = 2048
@@ -26,15 +26,15 @@ LOG_MAX = 1_000_000
 PREFERENCE_WEIGHT = 2.0  # what is preferred counts for more than how well things pack
 
 
-class View:
+class NodeScores:
     """The scores of all nodes for one shape; minus infinity where it may not, or does not fit."""
 
-    __slots__ = ("memo", "need", "runs", "score", "seen", "shape", "terrain", "version")
+    __slots__ = ("memo", "need", "node_filter", "runs", "score", "seen", "shape", "version")
 
-    def __init__(self, shape: Shape, need: Need, terrain: Terrain) -> None:
+    def __init__(self, shape: Shape, need: Need, node_filter: NodeFilter) -> None:
         self.shape = shape
         self.need = need
-        self.terrain = terrain
+        self.node_filter = node_filter
         self.score: Floats = np.empty(0)
         self.seen = -1
         self.version = -1
@@ -43,36 +43,36 @@ class View:
         self.runs: dict[int, int] = {}
 
 
-class Views:
-    def __init__(self, fleet: Fleet, habits: Habits, terrains: Terrains) -> None:
+class NodeScoreCache:
+    def __init__(self, fleet: Fleet, arrival_mix: ArrivalMix, terrains: NodeFilters) -> None:
         self._fleet = fleet
-        self._habits = habits
+        self._arrival_mix = arrival_mix
         self.terrains = terrains
-        self._views: dict[Shape, View] = {}
-        self._marks = Marks(fleet)
+        self._views: dict[Shape, NodeScores] = {}
+        self._fingerprints = NodeFingerprints(fleet)
         # The state of the rows that were looked at, for as long as nothing touches them.
         self._states: dict[int, int] = {}
         self._numbers: dict[Hashable, int] = {}
         self._states_of = (-1, -1)
         self._states_seen = 0
 
-    def of(self, shape: Shape) -> View:
+    def of(self, shape: Shape) -> NodeScores:
         """The view of a shape, caught up with everything that was placed and freed since."""
         view = self._views.get(shape)
         fleet = self._fleet
         if view is None:
             if len(self._views) >= VIEWS_MAX:
                 self._views.clear()
-            view = self._views[shape] = View(shape, fleet.need(shape), self.terrains.of(shape.where))
+            view = self._views[shape] = NodeScores(shape, fleet.need(shape), self.terrains.of(shape.where))
         touched = fleet.now.touched
-        if view.terrain.described != fleet.described or view.version != self._habits.version or view.seen < 0:
+        if view.node_filter.described != fleet.described or view.version != self._arrival_mix.version or view.seen < 0:
             self._survey(view)
         elif view.seen < len(touched):
             self._catch_up(view, touched[view.seen :])
         view.seen = len(touched)
         return view
 
-    def run_length(self, view: View, row: int) -> int:
+    def run_length(self, view: NodeScores, row: int) -> int:
         """How many more of a shape without shared devices a node takes while it gets no worse with any of them: if it
         is the best of all now, it stays that."""
         self._forget_states()
@@ -83,14 +83,14 @@ class Views:
             self._try_run(view, row)
         return view.runs[state]
 
-    def _try_run(self, view: View, row: int) -> None:
+    def _try_run(self, view: NodeScores, row: int) -> None:
         """Place one after another until the node gets worse, or is full; every state on the way has its run then."""
         now, need = self._fleet.now, view.need
         taken: list[list[tuple[int, tuple[int, ...]]]] = []
         states = [self._number(row)]
         last = self._rate_anew(view, row)
         while last > NO and len(taken) < RUN_MAX:
-            taken.append(choose_devices(self._fleet, now, row, view.shape, self._habits))
+            taken.append(choose_devices(self._fleet, now, row, view.shape, self._arrival_mix))
             now.take(row, need, taken[-1])
             states.append(self._number(row))
             after = view.memo[states[-1]] = self._rate_anew(view, row)
@@ -111,30 +111,30 @@ class Views:
                 view.seen = 0 if view.seen == len(log) else -1
             self._forget_states()
             self._states_seen = 0
-            self._marks.forget_log()
+            self._fingerprints.forget_log()
             log.clear()
 
-    def _survey(self, view: View) -> None:
+    def _survey(self, view: NodeScores) -> None:
         fleet = self._fleet
         view.need = fleet.need(view.shape)
-        view.terrain = self.terrains.of(view.shape.where)
-        view.version = self._habits.version
+        view.node_filter = self.terrains.of(view.shape.where)
+        view.version = self._arrival_mix.version
         view.memo, view.runs = {}, {}
         view.score = np.full(fleet.now.placed.shape[0], NO)
-        fitting = fleet.now.fits(view.need, fleet.allocatable) & view.terrain.allowed
+        fitting = fleet.now.fits(view.need, fleet.allocatable) & view.node_filter.allowed
         self._rate(view, np.flatnonzero(fitting))
 
-    def _catch_up(self, view: View, touched: list[int]) -> None:
+    def _catch_up(self, view: NodeScores, touched: list[int]) -> None:
         rows = set(touched)
         if len(rows) > FEW:
             some = np.fromiter(rows, np.intp, len(rows))
             view.score[some] = NO
-            fitting = self._fleet.now.fits(view.need, self._fleet.allocatable, some) & view.terrain.allowed[some]
+            fitting = self._fleet.now.fits(view.need, self._fleet.allocatable, some) & view.node_filter.allowed[some]
             self._rate(view, some[fitting])
             return
         self._forget_states()
-        states, memo, allowed, score = self._states, view.memo, view.terrain.allowed, view.score
-        preference = view.terrain.preference
+        states, memo, allowed, score = self._states, view.memo, view.node_filter.allowed, view.score
+        preference = view.node_filter.preference
         for row in rows:
             state = states.get(row)
             if state is None:
@@ -146,18 +146,18 @@ class Views:
                 known += PREFERENCE_WEIGHT * float(preference[row])
             score[row] = known if allowed[row] else NO
 
-    def _rate(self, view: View, rows: Rows) -> None:
+    def _rate(self, view: NodeScores, rows: Rows) -> None:
         if rows.size:
-            fleet, marks = self._fleet, self._marks.of(rows)
-            view.score[rows] = rate(fleet, fleet.now, view.shape, rows, self._habits, marks=marks)
-            if view.terrain.preference is not None:
-                view.score[rows] += PREFERENCE_WEIGHT * view.terrain.preference[rows]
+            fleet, fingerprints = self._fleet, self._fingerprints.of(rows)
+            view.score[rows] = rate(fleet, fleet.now, view.shape, rows, self._arrival_mix, fingerprints=fingerprints)
+            if view.node_filter.preference is not None:
+                view.score[rows] += PREFERENCE_WEIGHT * view.node_filter.preference[rows]
 
-    def _rate_anew(self, view: View, row: int) -> float:
+    def _rate_anew(self, view: NodeScores, row: int) -> float:
         fleet = self._fleet
         if not fleet.now.fits_at(view.need, fleet.allocatable, row):
             return NO
-        return float(rate(fleet, fleet.now, view.shape, np.array([row]), self._habits)[0])
+        return float(rate(fleet, fleet.now, view.shape, np.array([row]), self._arrival_mix)[0])
 
     def _number(self, row: int) -> int:
         """The number of a node's state: all that decides whether and how well something fits there."""
@@ -166,11 +166,11 @@ class Views:
         flags = (now.open[row], now.exclusive[row], empty)
         # What exclusive work asks for is compared with what an empty node offers.
         offered = fleet.allocatable[:, row].tobytes() if empty else b""
-        state = (state_key(fleet, now, row, self._habits), flags, offered)
+        state = (state_key(fleet, now, row, self._arrival_mix), flags, offered)
         return self._numbers.setdefault(state, len(self._numbers))
 
     def _forget_states(self) -> None:
-        version = (self._habits.version, self._fleet.described)
+        version = (self._arrival_mix.version, self._fleet.described)
         touched = self._fleet.now.touched
         if version != self._states_of or len(self._numbers) > MEMO_MAX:
             self._states.clear()

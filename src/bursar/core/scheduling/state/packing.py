@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.ask import Shape, Where
-from bursar.core.scheduling.state.arrival_history import History, Typical
-from bursar.core.scheduling.state.fleet import ABSENT, PODS, Bools, Columns, Fleet, Need, Rows
+from bursar.core.scheduling.state.arrival_history import ArrivalHistory, Typical
+from bursar.core.scheduling.state.fleet import ABSENT, PODS, Bools, Fleet, Need, NodeColumns, Rows
 from bursar.core.scheduling.state.node_filter import survey
-from bursar.core.scheduling.state.node_fingerprint import Numbers, marks_of, scattered
+from bursar.core.scheduling.state.node_fingerprint import Numbers, fingerprints_of, scattered
 
 REPEATED = 0.2  # how much it counts what a shape could use if only it came; the rest: what it could use if it came next
 FIT_WEIGHT = 0.005  # devices' worth of a whole node's room: decides among equals, and little else
@@ -28,63 +28,71 @@ PLENTY = 1e18  # how often a shape fits, as far as a resource is concerned that 
 ALIKE_MIN = 32  # rows for which it pays to look for those that are in the same state
 REMEMBERED_MAX = 20_000  # of each sort, before what is remembered is forgotten
 
-Floats = NDArray[np.float64]
-Taken = list[tuple[int, tuple[int, ...]]]  # (device column, indices)
+PackingFloats = NDArray[np.float64]
+TakenCapacity = list[tuple[int, tuple[int, ...]]]  # (device column, indices)
 
 
-class Habits(History):
+class ArrivalMix(ArrivalHistory):
     """What arrived, and what that means for the nodes there are."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._outlook: Outlook | None = None
+        self._outlook: PackingOutlook | None = None
         self._outlook_version = -1
 
-    def outlook(self, fleet: Fleet) -> Outlook:
+    def outlook(self, fleet: Fleet) -> PackingOutlook:
         known = self._outlook
         layout = known.layout if known is not None and known.layout.is_of(fleet) else None
         if known is None or layout is None or self._outlook_version != self.version:
-            known = self._outlook = Outlook(fleet, self.typical, layout)
+            known = self._outlook = PackingOutlook(fleet, self.typical, layout)
             self._outlook_version = self.version
         return known
 
 
 def rate(
-    fleet: Fleet, columns: Columns, shape: Shape, rows: Rows, habits: Habits, *, marks: Numbers | None = None
-) -> Floats:
+    fleet: Fleet,
+    columns: NodeColumns,
+    shape: Shape,
+    rows: Rows,
+    arrival_mix: ArrivalMix,
+    *,
+    fingerprints: Numbers | None = None,
+) -> PackingFloats:
     """How good nodes are for one more of a shape that fits there: from 0 to 1, the higher the better. `marks`, where
     they are known, are those of the rows."""
-    outlook = habits.outlook(fleet)
+    outlook = arrival_mix.outlook(fleet)
     if rows.size < ALIKE_MIN:
         return _rate(outlook, columns, fleet.need(shape), rows)
-    if marks is None:
-        marks = marks_of(columns, rows)
-    _, first, alike = np.unique(outlook.fingerprints(marks, rows), return_index=True, return_inverse=True)
+    if fingerprints is None:
+        fingerprints = fingerprints_of(columns, rows)
+    _, first, alike = np.unique(outlook.fingerprints(fingerprints, rows), return_index=True, return_inverse=True)
     return _rate(outlook, columns, fleet.need(shape), rows[first])[alike]
 
 
-def _rate(outlook: Outlook, columns: Columns, need: Need, rows: Rows) -> Floats:
+def _rate(outlook: PackingOutlook, columns: NodeColumns, need: Need, rows: Rows) -> PackingFloats:
     lost = np.maximum(outlook.loss(columns, need, rows), 0.0)
-    score: Floats = 1.0 / (1.0 + lost + FIT_WEIGHT * outlook.room_left(columns, need, rows))
+    score: PackingFloats = 1.0 / (1.0 + lost + FIT_WEIGHT * outlook.room_left(columns, need, rows))
     return score
 
 
-def choose_devices(fleet: Fleet, columns: Columns, row: int, shape: Shape, habits: Habits) -> Taken:
+def choose_devices(
+    fleet: Fleet, columns: NodeColumns, row: int, shape: Shape, arrival_mix: ArrivalMix
+) -> TakenCapacity:
     """The devices to take on a node: whole ones from the left, a share where it takes away the least worth."""
     need = fleet.need(shape)
-    chosen: Taken = []
+    chosen: TakenCapacity = []
     for column, count in need.whole:
         found = columns.whole_devices(column, row)
         assert len(found) >= count, "devices are chosen where there are enough"
         chosen.append((column, tuple(found[:count])))
     for column, part in need.shared:
-        chosen.append((column, (habits.outlook(fleet).share_device(columns, need, row, column, part),)))
+        chosen.append((column, (arrival_mix.outlook(fleet).share_device(columns, need, row, column, part),)))
     return chosen
 
 
-def state_key(fleet: Fleet, columns: Columns, row: int, habits: Habits) -> Hashable:
+def state_key(fleet: Fleet, columns: NodeColumns, row: int, arrival_mix: ArrivalMix) -> Hashable:
     """All that the rating of a node depends on: for two nodes of one key it is the same, whatever the shape."""
-    return habits.outlook(fleet).state_key(columns, row)
+    return arrival_mix.outlook(fleet).state_key(columns, row)
 
 
 # What is expected to come.
@@ -95,22 +103,22 @@ class Table:
     """The typical shapes that ask for one device resource. Arrays have an entry per shape unless they say otherwise."""
 
     device: int  # the device column
-    useful: Floats  # [part left of a device, size of share]: what of the part such a share could use
+    useful: PackingFloats  # [part left of a device, size of share]: what of the part such a share could use
     size: NDArray[np.intp]  # which of the sizes of share is asked for; a whole device is one of them
     count: NDArray[np.int32]  # how many devices
-    unit: Floats  # the devices asked for, together
-    per: Floats  # [resource, shape]: one by what is asked for
-    unasked: Floats  # [resource, shape]: plenty, where nothing is
-    weight: Floats  # [kind of node, shape]: how likely it comes there; nothing where it may not run
+    unit: PackingFloats  # the devices asked for, together
+    per: PackingFloats  # [resource, shape]: one by what is asked for
+    unasked: PackingFloats  # [resource, shape]: plenty, where nothing is
+    weight: PackingFloats  # [kind of node, shape]: how likely it comes there; nothing where it may not run
 
 
 @dataclass(slots=True)
 class Rooms:
     """The free room of some nodes, as far as a table is concerned."""
 
-    free: Floats  # [resource, node]
+    free: PackingFloats  # [resource, node]
     whole: NDArray[np.int32]  # whole devices
-    useful: Floats  # [node, size of share]
+    useful: PackingFloats  # [node, size of share]
     kind: NDArray[np.intp]
 
 
@@ -136,7 +144,7 @@ class Layout:
         return kinds, allowed[:, [distinct.index(where) for where in wheres]]
 
 
-class Outlook:
+class PackingOutlook:
     """The typical shapes, set against a fleet as it is described now."""
 
     def __init__(
@@ -162,26 +170,26 @@ class Outlook:
                 self._tables.append(table)
         self._choices: dict[Hashable, int] = {}
         self._worths: dict[Hashable, float] = {}
-        self._columns_asked: dict[Need, Floats] = {}
+        self._columns_asked: dict[Need, PackingFloats] = {}
 
-    def loss(self, columns: Columns, need: Need, rows: Rows) -> Floats:
+    def loss(self, columns: NodeColumns, need: Need, rows: Rows) -> PackingFloats:
         """How much worth nodes lose to one more of this, in devices."""
         lost = np.zeros(rows.size)
         for table in self._tables:
-            rooms = self._rooms(table, columns, rows)
-            lost += self._worth_before(table, columns, rooms, rows)
-            lost -= self._worth_after(table, columns, rooms, need, rows)
+            capacities = self._capacities(table, columns, rows)
+            lost += self._worth_before(table, columns, capacities, rows)
+            lost -= self._worth_after(table, columns, capacities, need, rows)
         return lost
 
-    def room_left(self, columns: Columns, need: Need, rows: Rows) -> Floats:
+    def room_left(self, columns: NodeColumns, need: Need, rows: Rows) -> PackingFloats:
         """What is left of nodes, in parts of the largest node there is. Exclusive work leaves all it does not use."""
         free = columns.free[:, rows].astype(np.float64)
         if not need.exclusive:
             free -= self._asked(free, need)
-        left: Floats = self.layout.scale @ free
+        left: PackingFloats = self.layout.scale @ free
         return left
 
-    def share_device(self, columns: Columns, need: Need, row: int, device: int, part: int) -> int:
+    def share_device(self, columns: NodeColumns, need: Need, row: int, device: int, part: int) -> int:
         """Where a share takes away the least worth; among equals the fullest device, then the first."""
         line: list[int] = columns.devices[device][row].tolist()
         parts = sorted({left for left in line if left >= part})
@@ -195,18 +203,18 @@ class Outlook:
             left = self._choices[key] = self._best_part(columns, need, row, device, part, parts)
         return line.index(left)
 
-    def state_key(self, columns: Columns, row: int) -> Hashable:
+    def state_key(self, columns: NodeColumns, row: int) -> Hashable:
         parts = [tuple(sorted(lines[row].tolist())) for lines in columns.devices]
         return (int(self._kinds[row]), columns.free[:, row].tobytes(), *parts)
 
-    def fingerprints(self, marks: Numbers, rows: Rows) -> Numbers:
+    def fingerprints(self, fingerprints: Numbers, rows: Rows) -> Numbers:
         """A number for each node's state: those with the same number are in the same state."""
-        prints: Numbers = scattered(marks) + self._kinds[rows].astype(np.uint64)
+        prints: Numbers = scattered(fingerprints) + self._kinds[rows].astype(np.uint64)
         return prints
 
     # Worth.
 
-    def _rooms(self, table: Table, columns: Columns, rows: Rows) -> Rooms:
+    def _capacities(self, table: Table, columns: NodeColumns, rows: Rows) -> Rooms:
         parts = columns.devices[table.device][rows]
         return Rooms(
             free=columns.free[:, rows].astype(np.float64),
@@ -215,61 +223,65 @@ class Outlook:
             kind=self._kinds[rows],
         )
 
-    def _worth(self, table: Table, rooms: Rooms) -> Floats:
+    def _worth(self, table: Table, capacities: Rooms) -> PackingFloats:
         """What the typical shapes could use of the nodes' devices, in devices, each counting as often as it comes."""
-        usable = rooms.useful[:, table.size]
-        usable[rooms.whole[:, None] < table.count] = 0.0
-        fits = rooms.free[0][:, None] * table.per[0] + table.unasked[0]
-        for resource in range(1, rooms.free.shape[0]):
-            np.minimum(fits, rooms.free[resource][:, None] * table.per[resource] + table.unasked[resource], out=fits)
+        usable = capacities.useful[:, table.size]
+        usable[capacities.whole[:, None] < table.count] = 0.0
+        fits = capacities.free[0][:, None] * table.per[0] + table.unasked[0]
+        for resource in range(1, capacities.free.shape[0]):
+            np.minimum(
+                fits, capacities.free[resource][:, None] * table.per[resource] + table.unasked[resource], out=fits
+            )
         many = np.minimum(fits * table.unit, usable)
         usable[fits < 1.0] = 0.0
         usable *= 1.0 - self._repeated
         usable += self._repeated * many
-        worth: Floats = np.vecdot(usable, table.weight[rooms.kind])
+        worth: PackingFloats = np.vecdot(usable, table.weight[capacities.kind])
         return worth
 
-    def _worth_before(self, table: Table, columns: Columns, rooms: Rooms, rows: Rows) -> Floats | float:
+    def _worth_before(self, table: Table, columns: NodeColumns, capacities: Rooms, rows: Rows) -> PackingFloats | float:
         """What nodes are worth as they are. For a single one it is remembered: every shape asks for it."""
         if rows.size != 1:
-            return self._worth(table, rooms)
+            return self._worth(table, capacities)
         key = (table.device, self.state_key(columns, int(rows[0])))
         known = self._worths.get(key)
         if known is None:
             if len(self._worths) >= REMEMBERED_MAX:
                 self._worths.clear()
-            known = self._worths[key] = float(self._worth(table, rooms)[0])
+            known = self._worths[key] = float(self._worth(table, capacities)[0])
         return known
 
-    def _worth_after(self, table: Table, columns: Columns, rooms: Rooms, need: Need, rows: Rows) -> Floats:
+    def _worth_after(
+        self, table: Table, columns: NodeColumns, capacities: Rooms, need: Need, rows: Rows
+    ) -> PackingFloats:
         """What is left when one more is there; a share lies where it leaves most."""
         if need.exclusive:
             return np.zeros(rows.size)
         part = dict(need.shared).get(table.device)
         if part is None:
-            rooms.free -= self._asked(rooms.free, need)
+            capacities.free -= self._asked(capacities.free, need)
             taken = dict(need.whole).get(table.device, 0)
-            rooms.whole = rooms.whole - np.int32(taken)
-            rooms.useful = rooms.useful - taken * table.useful[WHOLE]
-            return self._worth(table, rooms)
+            capacities.whole = capacities.whole - np.int32(taken)
+            capacities.useful = capacities.useful - taken * table.useful[WHOLE]
+            return self._worth(table, capacities)
         # One try for each different part left on a node: devices with the same part left are alike.
         lines = np.sort(columns.devices[table.device][rows], axis=1)
         tried = lines >= part
         tried[:, 1:] &= lines[:, 1:] != lines[:, :-1]
         at, index = np.nonzero(tried)
-        worth = self._worth_with_share(table, rooms, need, at, lines[at, index], part)
+        worth = self._worth_with_share(table, capacities, need, at, lines[at, index], part)
         return np.maximum.reduceat(worth, at.searchsorted(np.arange(rows.size)))
 
     def _worth_with_share(
-        self, table: Table, rooms: Rooms, need: Need, at: Rows, left: NDArray[np.int32], part: int
-    ) -> Floats:
+        self, table: Table, capacities: Rooms, need: Need, at: Rows, left: NDArray[np.int32], part: int
+    ) -> PackingFloats:
         """What nodes are worth when a share lies on a device of which so much was left."""
-        free = rooms.free[:, at]
+        free = capacities.free[:, at]
         free -= self._asked(free, need)
-        useful = rooms.useful[at] + table.useful[left - part] - table.useful[left]
-        return self._worth(table, Rooms(free, rooms.whole[at] - (left == WHOLE), useful, rooms.kind[at]))
+        useful = capacities.useful[at] + table.useful[left - part] - table.useful[left]
+        return self._worth(table, Rooms(free, capacities.whole[at] - (left == WHOLE), useful, capacities.kind[at]))
 
-    def _asked(self, free: Floats, need: Need) -> Floats:
+    def _asked(self, free: PackingFloats, need: Need) -> PackingFloats:
         """What is asked for, as a column to be taken from the free room of nodes."""
         known = self._columns_asked.get(need)
         if known is None:
@@ -280,12 +292,12 @@ class Outlook:
                 known[column] += amount
         return known
 
-    def _best_part(self, columns: Columns, need: Need, row: int, device: int, part: int, parts: list[int]) -> int:
+    def _best_part(self, columns: NodeColumns, need: Need, row: int, device: int, part: int, parts: list[int]) -> int:
         for table in self._tables:
             if table.device == device:
-                rooms = self._rooms(table, columns, np.array([row]))
+                capacities = self._capacities(table, columns, np.array([row]))
                 at = np.zeros(len(parts), np.intp)
-                worth = self._worth_with_share(table, rooms, need, at, np.array(parts, np.int32), part)
+                worth = self._worth_with_share(table, capacities, need, at, np.array(parts, np.int32), part)
                 return parts[int(worth.round(9).argmax())]
         return parts[0]
 
@@ -293,7 +305,7 @@ class Outlook:
 # Arrays of the typical shapes.
 
 
-def _table(fleet: Fleet, device: int, known: Sequence[tuple[Typical, Need]], weight: Floats) -> Table | None:
+def _table(fleet: Fleet, device: int, known: Sequence[tuple[Typical, Need]], weight: PackingFloats) -> Table | None:
     asking = [
         (one, need, index)
         for index, (one, need) in enumerate(known)
@@ -322,13 +334,13 @@ def _table(fleet: Fleet, device: int, known: Sequence[tuple[Typical, Need]], wei
     )
 
 
-def _pressure(allowed: Bools, offered: Floats) -> Floats:
+def _pressure(allowed: Bools, offered: PackingFloats) -> PackingFloats:
     """How much shapes count on each kind of node: nothing where they may not run, else by how few devices they may use.
 
     What insists on a scarce model is met there more often than its part of all work says; what may run anywhere counts
     as it is. `offered` are the devices on nodes of each kind.
     """
-    pressure: Floats = allowed * (offered.sum() / np.maximum(offered @ allowed, 1.0))
+    pressure: PackingFloats = allowed * (offered.sum() / np.maximum(offered @ allowed, 1.0))
     return pressure
 
 
@@ -342,10 +354,10 @@ def _kinds(fleet: Fleet, wheres: Sequence[Where]) -> tuple[NDArray[np.intp], Boo
     return kinds, allowed
 
 
-def _scale(fleet: Fleet) -> Floats:
+def _scale(fleet: Fleet) -> PackingFloats:
     """One by the largest amount that a node has of each resource, together one for a node that has the most of all."""
     largest = fleet.allocatable.max(axis=1, initial=0)  # A node that is gone offers nothing.
     if PODS in fleet.column_of:
         largest[fleet.column_of[PODS]] = 0
-    scale: Floats = np.where(largest > 0, 1.0 / np.maximum(largest, 1), 0.0) / max(1, np.count_nonzero(largest))
+    scale: PackingFloats = np.where(largest > 0, 1.0 / np.maximum(largest, 1), 0.0) / max(1, np.count_nonzero(largest))
     return scale

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.ask import Ask
-from bursar.core.scheduling.state.fleet import Columns, Need
+from bursar.core.scheduling.state.fleet import Need, NodeColumns
 
 NEVER = float("inf")
 
@@ -51,7 +51,7 @@ class Placed(Struct):
     lines: list[int] = field(default_factory=list)  # in the columns, one for each spot
 
 
-class Lines:
+class PlacedLines:
     """The columns. A line whose row is −1 is free."""
 
     def __init__(self, count: int) -> None:
@@ -65,23 +65,23 @@ class Lines:
         self.amounts: NDArray[np.int64] = np.zeros((0, count), np.int64)
         self.devices: list[NDArray[np.int32]] = []
 
-    def copy(self) -> Lines:
-        twin = Lines(0)
+    def copy(self) -> PlacedLines:
+        trial = PlacedLines(0)
         for name in _FLAT:
-            setattr(twin, name, getattr(self, name).copy())
-        twin.amounts, twin.devices = self.amounts.copy(), [one.copy() for one in self.devices]
-        return twin
+            setattr(trial, name, getattr(self, name).copy())
+        trial.amounts, trial.devices = self.amounts.copy(), [one.copy() for one in self.devices]
+        return trial
 
     def grow(self, count: int) -> None:
         """At least twice as many lines, and so many more."""
-        more = Lines(self.row.shape[0] + count)
+        more = PlacedLines(self.row.shape[0] + count)
         for name in _FLAT:
             setattr(self, name, np.concatenate([getattr(self, name), getattr(more, name)]))
         spare = more.row.shape[0]
         self.amounts = np.concatenate([self.amounts, np.zeros((self.amounts.shape[0], spare), np.int64)], axis=1)
         self.devices = [np.concatenate([one, np.zeros((spare, one.shape[1]), np.int32)]) for one in self.devices]
 
-    def fit_to(self, columns: Columns) -> None:
+    def fit_to(self, columns: NodeColumns) -> None:
         """As many resources and devices as the fleet has by now."""
         count = self.row.shape[0]
         if (missing := columns.free.shape[0] - self.amounts.shape[0]) > 0:
@@ -99,37 +99,37 @@ class Lines:
 _FLAT = ("row", "ends_at", "since", "priority", "tenant", "free_to_stop", "exclusive")
 
 
-class Running:
+class PlacedColumns:
     """What came since the columns were last asked for is entered when they are: thousands at a time cost little."""
 
     def __init__(self, lines: int = 256) -> None:
         self.on_row: dict[int, set[str]] = {}
         self.tenants: dict[str, int] = {}  # of everybody who ever ran something: their code in the columns
-        self._lines = Lines(lines)
+        self._lines = PlacedLines(lines)
         self._unused = list(range(lines - 1, -1, -1))
         self._new: dict[str, Placed] = {}
-        self._columns: Columns | None = None
+        self._columns: NodeColumns | None = None
 
     @property
-    def lines(self) -> Lines:
+    def lines(self) -> PlacedLines:
         if self._new:
             self._enter()
         return self._lines
 
-    def copy(self) -> Running:
-        twin = Running(0)
-        twin._lines = self.lines.copy()
-        twin.tenants = dict(self.tenants)
-        twin.on_row = {row: set(uids) for row, uids in self.on_row.items()}
-        twin._unused = list(self._unused)
-        return twin
+    def copy(self) -> PlacedColumns:
+        trial = PlacedColumns(0)
+        trial._lines = self.lines.copy()
+        trial.tenants = dict(self.tenants)
+        trial.on_row = {row: set(uids) for row, uids in self.on_row.items()}
+        trial._unused = list(self._unused)
+        return trial
 
-    def fit_to(self, columns: Columns) -> None:
+    def fit_to(self, columns: NodeColumns) -> None:
         """As many resources and devices as the fleet has by now."""
         self._columns = columns
         self._lines.fit_to(columns)
 
-    def add(self, placed: Placed, columns: Columns) -> None:
+    def add(self, placed: Placed, columns: NodeColumns) -> None:
         self._columns = columns
         self._new[placed.ask.uid] = placed
         for spot in placed.spots:
@@ -139,7 +139,7 @@ class Running:
             else:
                 there.add(placed.ask.uid)
 
-    def add_many(self, many: Sequence[Placed], row: int, columns: Columns) -> None:
+    def add_many(self, many: Sequence[Placed], row: int, columns: NodeColumns) -> None:
         """The same for several that came to one node."""
         self._columns = columns
         uids = [one.ask.uid for one in many]
@@ -176,7 +176,7 @@ class Running:
         lines = self.lines
         return np.unique(lines.ends_at[np.isfinite(lines.ends_at) & (lines.row >= 0)])
 
-    def released_by(self, columns: Columns, at: float) -> Columns:
+    def released_by(self, columns: NodeColumns, at: float) -> NodeColumns:
         """The room as it will be when everything that ends by then has ended."""
         later, lines = columns.copy(), self.lines
         gone = np.flatnonzero((lines.row >= 0) & (lines.ends_at <= at))

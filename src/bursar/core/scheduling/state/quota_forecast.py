@@ -20,33 +20,33 @@ NODES = "nodes"
 
 
 @dataclass(slots=True)
-class Cell:
+class ForecastCell:
     row: Row
     hard: int
     bound: int
 
 
 @dataclass(slots=True)
-class Limits:
+class QuotaForecast:
     tree: Tree = field(default_factory=Tree)
-    cells: dict[Row, Cell] = field(default_factory=dict)
+    cells: dict[Row, ForecastCell] = field(default_factory=dict)
     changed: int = 0  # rises whenever there may be more room than before
-    _known: dict[tuple[str, int], tuple[Charge, tuple[tuple[Cell, int], ...]]] = field(default_factory=dict)
+    _known: dict[tuple[str, int], tuple[Charge, tuple[tuple[ForecastCell, int], ...]]] = field(default_factory=dict)
 
     def load(self, tree: Tree, counters: Mapping[Row, Counter]) -> None:
         """Begin anew from what is stored: the tree in force, and the counters that have a limit."""
         self.tree = tree
         self.cells = {
-            row: Cell(row, counter.hard, counter.bound)
+            row: ForecastCell(row, counter.hard, counter.bound)
             for row, counter in counters.items()
             if counter.hard != UNLIMITED
         }
         self._known.clear()
         self.changed += 1
 
-    def copy(self) -> Limits:
-        cells = {row: Cell(row, cell.hard, cell.bound) for row, cell in self.cells.items()}
-        return Limits(self.tree, cells, self.changed)
+    def copy(self) -> QuotaForecast:
+        cells = {row: ForecastCell(row, cell.hard, cell.bound) for row, cell in self.cells.items()}
+        return QuotaForecast(self.tree, cells, self.changed)
 
     def exceeded(self, members: Sequence[tuple[Ask, int]]) -> list[Exceeded]:
         """The limits without room for these together, each on so many thousandths of nodes; nearest scope first."""
@@ -66,7 +66,7 @@ class Limits:
             if sign < 0:
                 self.changed += 1
 
-    def _touched(self, ask: Ask) -> tuple[tuple[Cell, int], ...]:
+    def _touched(self, ask: Ask) -> tuple[tuple[ForecastCell, int], ...]:
         """The limited counters that it raises, and by how much."""
         if not self.cells:
             return ()

@@ -9,40 +9,40 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bursar.core.scheduling.state.cluster_state import World
-from bursar.core.scheduling.state.credit_slow_start import Probes
+from bursar.core.scheduling.state.cluster_state import ClusterState
+from bursar.core.scheduling.state.credit_slow_start import CreditProbes
 
 
-def twin_of(world: World) -> World:
+def copy_of(cluster: ClusterState) -> ClusterState:
     """The same world once more. Nodes must not be changed in it; allocations may come, be placed, be told to stop."""
-    twins = {id(group): group.copy() for group in world.groups.values()}
-    twin = World(
-        fleet=replace(world.fleet, now=world.fleet.now.copy()),
-        running=world.running.copy(),
-        placed=dict(world.placed),
-        waiting={uid: twins[id(group)] for uid, group in world.waiting.items()},
+    twins = {id(group): group.copy() for group in cluster.groups.values()}
+    trial = ClusterState(
+        fleet=replace(cluster.fleet, now=cluster.fleet.now.copy()),
+        running=cluster.running.copy(),
+        placed=dict(cluster.placed),
+        waiting={uid: twins[id(group)] for uid, group in cluster.waiting.items()},
         groups={group.key: group for group in twins.values()},
         bands={
-            key: replace(one, waiting=dict(one.waiting), placed=set(one.placed)) for key, one in world.bands.items()
+            key: replace(one, waiting=dict(one.waiting), placed=set(one.placed)) for key, one in cluster.bands.items()
         },
-        nominated=dict(world.nominated),
-        tenants=world.tenants,
-        profiles=world.profiles,
-        boosts=dict(world.boosts),
-        limits=world.limits.copy(),
-        habits=world.habits,
-        used={tenant: dict(amounts) for tenant, amounts in world.used.items()},
-        capacity=world.capacity,
-        blocked=dict(world.blocked),
-        probes=Probes(dict(world.probes.most)),
-        reserved_for=world.reserved_for,
-        reservation=world.reservation,
-        reserved_at=world.reserved_at,
-        reserved_moved=world.reserved_moved,
-        uniform=world.uniform,
-        moved=world.moved,
-        burst=world.burst,
-        freed=world.freed,
+        nominated=dict(cluster.nominated),
+        tenants=cluster.tenants,
+        profiles=cluster.profiles,
+        boosts=dict(cluster.boosts),
+        limits=cluster.limits.copy(),
+        arrival_mix=cluster.arrival_mix,
+        used={tenant: dict(amounts) for tenant, amounts in cluster.used.items()},
+        capacity=cluster.capacity,
+        blocked=dict(cluster.blocked),
+        probes=CreditProbes(dict(cluster.probes.most)),
+        reserved_for=cluster.reserved_for,
+        reservation=cluster.reservation,
+        reserved_at=cluster.reserved_at,
+        reserved_moved=cluster.reserved_moved,
+        uniform=cluster.uniform,
+        moved=cluster.moved,
+        burst=cluster.burst,
+        freed=cluster.freed,
     )
-    twin.tallies = world.tallies.copy(twin.fleet)
-    return twin
+    trial.topology_counts = cluster.topology_counts.copy(trial.fleet)
+    return trial

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bursar.core.objects.ask import Ask, Company
+from bursar.core.objects.ask import Ask, InterPodTerm
 from bursar.core.scheduling.state.fleet import NOWHERE, Fleet, LabelColumn
-from bursar.core.values.selector import Op, Selector, Term, matches
+from bursar.core.values.selector import Op, Selector, SelectorTerm, matches
 
 TALLIES_MAX = 4096
 ASKERS_MAX = 64  # kins that a tally remembers to count, or not: mostly its own alone asks
@@ -22,7 +22,7 @@ ASKERS_MAX = 64  # kins that a tally remembers to count, or not: mostly its own 
 Kin = tuple[str, tuple[tuple[str, str], ...], str]  # (namespace, labels, tenant)
 # The allocations that a selector picks in some namespaces of one tenant: with whom others keep company is not known to
 # anybody but them, and nobody keeps others off a node by wanting to be apart from them.
-Crowd = tuple[Selector, tuple[str, ...], str]
+CountedGroup = tuple[Selector, tuple[str, ...], str]
 
 
 # A spread without a selector counts the gang, or the job. No label has such a name.
@@ -37,30 +37,30 @@ def kin_of(ask: Ask) -> Kin:
     return ask.namespace, labels, ask.tenant
 
 
-def own_crowd(ask: Ask) -> Crowd | None:
+def own_crowd(ask: Ask) -> CountedGroup | None:
     """The gang, or the job, that this is a part of."""
     key, value = (GANG, _gang(ask)) if ask.gang is not None else (JOB, ask.job)
-    return (Selector((Term(key, Op.IN, (value,)),)), (ask.namespace,), ask.tenant) if value else None
+    return (Selector((SelectorTerm(key, Op.IN, (value,)),)), (ask.namespace,), ask.tenant) if value else None
 
 
 def _gang(ask: Ask) -> str:
     return ask.gang.group_id if ask.gang is not None else ""
 
 
-def crowd_of(company: Company, ask: Ask) -> Crowd:
-    return company.selector, company.namespaces or (ask.namespace,), ask.tenant
+def crowd_of(inter_pod: InterPodTerm, ask: Ask) -> CountedGroup:
+    return inter_pod.selector, inter_pod.namespaces or (ask.namespace,), ask.tenant
 
 
-def belongs(kin: Kin, crowd: Crowd) -> bool:
+def belongs(kin: Kin, crowd: CountedGroup) -> bool:
     return kin[2] == crowd[2] and kin[0] in crowd[1] and matches(crowd[0], dict(kin[1]))
 
 
 @dataclass(slots=True)
-class Tally:
+class TopologyCount:
     """Counts by domain of one topology; good for as long as no node moves to another domain."""
 
     topology_key: str
-    crowd: Crowd
+    crowd: CountedGroup
     counts: NDArray[np.int64]
     changed: int
     total: int = 0  # in all domains together
@@ -87,29 +87,31 @@ class Index:
     """Tallies by a label that all whom they count must have: few are looked at for each who comes or goes, however many
     there are. Where a selector asks for no certain label, its tally is always looked at."""
 
-    _by_label: dict[tuple[str, str, str], dict[int, Tally]] = field(default_factory=dict)  # (tenant, label, value)
-    _others: dict[int, Tally] = field(default_factory=dict)
+    _by_label: dict[tuple[str, str, str], dict[int, TopologyCount]] = field(
+        default_factory=dict
+    )  # (tenant, label, value)
+    _others: dict[int, TopologyCount] = field(default_factory=dict)
 
-    def add(self, tally: Tally) -> None:
-        for shelf in self._shelves(tally):
-            shelf[id(tally)] = tally
+    def add(self, topology_count: TopologyCount) -> None:
+        for shelf in self._shelves(topology_count):
+            shelf[id(topology_count)] = topology_count
 
-    def remove(self, tally: Tally) -> None:
-        for shelf in self._shelves(tally):
-            del shelf[id(tally)]
+    def remove(self, topology_count: TopologyCount) -> None:
+        for shelf in self._shelves(topology_count):
+            del shelf[id(topology_count)]
 
-    def matching(self, kin: Kin) -> list[Tally]:
+    def matching(self, kin: Kin) -> list[TopologyCount]:
         shelves = [self._by_label.get((kin[2], *label)) for label in kin[1]]
         return [
-            tally
+            topology_count
             for shelf in (*shelves, self._others)
             if shelf
-            for tally in shelf.values()
-            if belongs(kin, tally.crowd)
+            for topology_count in shelf.values()
+            if belongs(kin, topology_count.crowd)
         ]
 
-    def _shelves(self, tally: Tally) -> list[dict[int, Tally]]:
-        selector, _, tenant = tally.crowd
+    def _shelves(self, topology_count: TopologyCount) -> list[dict[int, TopologyCount]]:
+        selector, _, tenant = topology_count.crowd
         for term in selector.terms:
             if term.op is Op.IN:
                 return [self._by_label.setdefault((tenant, term.key, value), {}) for value in term.values]
@@ -117,67 +119,67 @@ class Index:
 
 
 @dataclass(slots=True)
-class Tallies:
+class TopologyCounts:
     fleet: Fleet
     rows: dict[Kin, dict[int, int]] = field(default_factory=dict)  # where each kin is, and how many of it
     # Whoever wants to be apart from some, by (topology, those), and where it is: they may not come near it either.
-    shunning: dict[tuple[str, Crowd], dict[int, int]] = field(default_factory=dict)
-    _tallies: dict[tuple[str, Crowd], Tally] = field(default_factory=dict)
+    shunning: dict[tuple[str, CountedGroup], dict[int, int]] = field(default_factory=dict)
+    _topology_counts: dict[tuple[str, CountedGroup], TopologyCount] = field(default_factory=dict)
     _index: Index = field(default_factory=Index)
-    _tallies_of: dict[Kin, list[Tally]] = field(default_factory=dict)
+    _tallies_of: dict[Kin, list[TopologyCount]] = field(default_factory=dict)
     _shunned_of: dict[Kin, list[tuple[str, Mapping[int, int]]]] = field(default_factory=dict)
 
-    def copy(self, fleet: Fleet) -> Tallies:
+    def copy(self, fleet: Fleet) -> TopologyCounts:
         """The same counts of the same nodes, to be counted on by themselves."""
-        twin = Tallies(
+        trial = TopologyCounts(
             fleet,
             {kin: dict(rows) for kin, rows in self.rows.items()},
             {key: dict(rows) for key, rows in self.shunning.items()},
             {
-                key: Tally(one.topology_key, one.crowd, one.counts.copy(), one.changed, one.total)
-                for key, one in self._tallies.items()
+                key: TopologyCount(one.topology_key, one.crowd, one.counts.copy(), one.changed, one.total)
+                for key, one in self._topology_counts.items()
             },
         )
-        for tally in twin._tallies.values():
-            twin._index.add(tally)
-        return twin
+        for topology_count in trial._topology_counts.values():
+            trial._index.add(topology_count)
+        return trial
 
-    def counts(self, key: str, crowd: Crowd) -> NDArray[np.int64]:
+    def counts(self, key: str, crowd: CountedGroup) -> NDArray[np.int64]:
         """How many of the crowd lie in each domain of the topology."""
         return self.of(key, crowd).counts
 
-    def of(self, key: str, crowd: Crowd) -> Tally:
+    def of(self, key: str, crowd: CountedGroup) -> TopologyCount:
         column = self.fleet.label(key)
-        tally = self._tallies.get((key, crowd))
-        if tally is None or tally.changed != column.changed:
-            if tally is not None:
-                self._index.remove(tally)
-            elif len(self._tallies) >= TALLIES_MAX:
-                self._tallies.clear()
+        topology_count = self._topology_counts.get((key, crowd))
+        if topology_count is None or topology_count.changed != column.changed:
+            if topology_count is not None:
+                self._index.remove(topology_count)
+            elif len(self._topology_counts) >= TALLIES_MAX:
+                self._topology_counts.clear()
                 self._index = Index()
-            tally = Tally(key, crowd, np.zeros(max(1, len(column.values)), np.int64), column.changed)
-            self._tallies[key, crowd] = tally
-            self._index.add(tally)
+            topology_count = TopologyCount(key, crowd, np.zeros(max(1, len(column.values)), np.int64), column.changed)
+            self._topology_counts[key, crowd] = topology_count
+            self._index.add(topology_count)
             self._tallies_of.clear()
             for kin, rows in self.rows.items():
                 if belongs(kin, crowd):
                     for row, count in rows.items():
-                        tally.add(column, row, count)
-        return tally
+                        topology_count.add(column, row, count)
+        return topology_count
 
     def come(self, ask: Ask, kin: Kin, row: int, sign: int = 1) -> None:
         """An allocation came to a node, or left it."""
         _add(self.rows.setdefault(kin, {}), row, sign)
         if not self.rows[kin]:
             del self.rows[kin]
-        for company in ask.shape.where.apart:
-            self._shun((company.topology_key, crowd_of(company, ask)), row, sign)
-        if not self._tallies:
+        for inter_pod in ask.shape.where.apart:
+            self._shun((inter_pod.topology_key, crowd_of(inter_pod, ask)), row, sign)
+        if not self._topology_counts:
             return
-        for tally in self._tallies_matching(kin):
-            column = self.fleet.label(tally.topology_key)
-            if tally.changed == column.changed:
-                tally.add(column, row, sign)
+        for topology_count in self._tallies_matching(kin):
+            column = self.fleet.label(topology_count.topology_key)
+            if topology_count.changed == column.changed:
+                topology_count.add(column, row, sign)
 
     def shunned(self, kin: Kin) -> list[tuple[str, Mapping[int, int]]]:
         """The (topology, rows) from whose domains somebody who is there keeps this kin away."""
@@ -189,7 +191,7 @@ class Tallies:
             self._shunned_of[kin] = known
         return known
 
-    def _shun(self, key: tuple[str, Crowd], row: int, sign: int) -> None:
+    def _shun(self, key: tuple[str, CountedGroup], row: int, sign: int) -> None:
         rows = self.shunning.get(key)
         if rows is None:
             rows = self.shunning[key] = {}
@@ -199,7 +201,7 @@ class Tallies:
             del self.shunning[key]
             self._shunned_of.clear()
 
-    def _tallies_matching(self, kin: Kin) -> list[Tally]:
+    def _tallies_matching(self, kin: Kin) -> list[TopologyCount]:
         known = self._tallies_of.get(kin)
         if known is None:
             if len(self._tallies_of) >= TALLIES_MAX:

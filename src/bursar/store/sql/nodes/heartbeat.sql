@@ -23,7 +23,7 @@ SELECT met.node, ledger_now() AS began,
        (SELECT fields ->> 'status.silent' FROM object WHERE (kind, namespace, name) = ('Node', '', met.node)) AS silent
   FROM met;
 
--- name: beat
+-- name: heartbeat
 -- Every later one: counted for the stream that is still the node's, and for a certificate that still counts.
 UPDATE node_seen AS seen
    SET at = now(), granted_until = greatest(seen.granted_until, now() + line.lease_seconds * interval '1 second')
