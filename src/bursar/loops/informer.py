@@ -450,6 +450,8 @@ class Informer:
         return known
 
     def _place(self, ask: Ask, status: StoredStatus, *, ending: bool) -> None:
+        for resource, _ in ask.shape.requests:
+            self.cluster.fleet.ensure_resource(resource)
         row_of, columns = self.cluster.fleet.row_of, self.cluster.fleet.device_column_of
         parts = [part for part in status.nodes if part.name in row_of and part.phase not in ENDED]
         spots = tuple(

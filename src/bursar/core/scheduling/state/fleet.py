@@ -240,7 +240,7 @@ class Fleet:
     ) -> int:
         """Enter a node, or what it now offers. Its room is then whole: what is placed there must be taken again."""
         for resource in sorted(allocatable):
-            self._ensure_resource(resource)
+            self.ensure_resource(resource)
         row = self.row_of.get(name)
         if row is None:
             row = self._free_rows.pop() if self._free_rows else self._new_row()
@@ -394,7 +394,8 @@ class Fleet:
         self.claim_code = np.concatenate([self.claim_code, np.zeros(rows - count, np.int32)])
         self.gate_code = np.concatenate([self.gate_code, np.zeros(rows - count, np.int32)])
 
-    def _ensure_resource(self, resource: str) -> None:
+    def ensure_resource(self, resource: str) -> None:
+        """Give a resource a column: a node offers it, or placed work holds it although no node offers it now."""
         if resource not in self.column_of:
             rows = self.now.placed.shape[0]
             # Nodes that do not speak of pods take any number of them.
