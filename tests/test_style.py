@@ -1,4 +1,4 @@
-"""The style of the house, as far as a program can see it."""
+"""The style of the code, as far as a program can see it."""
 
 import ast
 import re
@@ -59,3 +59,25 @@ def test_objects_are_removed_in_one_place() -> None:
     # What has finalizers must not slip out by another way.
     found = [str(path.relative_to(SOURCE)) for path in MODULES if "batch.remove(" in path.read_text(encoding="utf-8")]
     assert found == ["ops/objects/removal.py"]
+
+
+# Names that two classes share because they are the same thing: on the wire and in the rules, or for both ends of a call.
+SAME_THING = frozenset(
+    {
+        "Billing", "Namespace", "NodeClaim", "Nomination", "PriceList", "PriorityClass", "ResourceQuota", "Taint", "Tenant",
+        "Tier", "Toleration", "ConfigError", "Unavailable", "Cost", "StreamRefused",
+    }
+)  # fmt: skip
+
+
+def test_one_word_names_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        if "_pb2" in path.name:
+            continue
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    shared = {name: found for name, found in places.items() if len(found) > 1}
+    assert set(shared) <= SAME_THING, f"rename what means something else: {shared}"
+    assert set(shared) == SAME_THING, f"no longer shared: {SAME_THING - set(shared)}"
