@@ -61,11 +61,11 @@ def test_objects_are_removed_in_one_place() -> None:
     assert found == ["ops/objects/removal.py"]
 
 
-# Names that two classes share because they are the same thing: on the wire and in the rules, or for both ends of a call.
+# Names that two classes share because they are the same thing: on the wire and in the rules, or at both ends of a call.
 SAME_THING = frozenset(
     {
-        "Billing", "Namespace", "NodeClaim", "Nomination", "PriceList", "PriorityClass", "ResourceQuota", "Taint", "Tenant",
-        "Tier", "Toleration", "ConfigError", "Unavailable", "Cost", "StreamRefused",
+        "Billing", "Namespace", "NodeClaim", "Nomination", "PriceList", "PriorityClass", "ResourceQuota", "Taint",
+        "Tenant", "Tier", "Toleration", "ConfigError", "Unavailable", "Cost", "StreamRefused",
     }
 )  # fmt: skip
 
