@@ -270,6 +270,8 @@ class Filler:
         }  # fmt: skip
         if operation.body in SPECS:
             given |= SPECS[operation.body]
+        if operation.method == "PUT":
+            given.setdefault("spec", {})  # a replacement without one is refused where that would remove something
         if operation.id == "createTenant":
             given["spec"] = {"parent": target.tenant}
         if operation.id == "replaceAllocationStatus":
