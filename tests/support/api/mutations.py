@@ -27,6 +27,8 @@ HEADERS = (
     "Accept", "Content-Type", "Authorization", "Idempotency-Key", "Content-Length", "Transfer-Encoding", "Expect",
     "X-Request-Id", "Host", "Range", "If-Match", "Accept-Encoding", "Content-Encoding", "Forwarded", "Connection",
 )  # fmt: skip
+# More than the server reads, and less than it hangs up on.
+BODY_BYTES_MAX = 8_000_000
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT", "BREW", "get")
 MEDIA = (
     "application/json", "application/yaml", "application/json-patch+json", "application/merge-patch+json",
@@ -116,7 +118,7 @@ def _change_body(parts: _Parts) -> None:
         parent[parts.chance.choice(TEXTS)] = parent.pop(key) if how < 0.9 else parent[key]
     else:
         parent.extend(parent[:] * 20)
-    parts.body = json.dumps(document).encode()
+    parts.body = json.dumps(document).encode()[:BODY_BYTES_MAX]
 
 
 def _somewhere(document: Any, chance: random.Random) -> tuple[Any, Any]:
