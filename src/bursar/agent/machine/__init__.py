@@ -1,4 +1,4 @@
-"""What the agent does, as a pure state machine: events in, instructions out.
+"""The agent's decisions as a pure state machine: events in, instructions out.
 
 Read `state.py` first.
 """

@@ -1,1 +1,1 @@
-"""What commands share: connection options, printing, errors and exit codes, completion, manifests."""
+"""Parts that commands share: connection options, printing, errors and exit codes, completion, manifests."""
