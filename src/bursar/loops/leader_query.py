@@ -60,7 +60,7 @@ GLIMPSES_MAX = 4096
 
 @dataclass(slots=True)
 class Answering:
-    """What is known to whoever answers. `cluster_of` gives nothing while the world is being loaded."""
+    """The state that answers are read from. `cluster_of` returns None while the cluster state is being loaded."""
 
     cluster_of: Callable[[], ClusterState | None]
     policy_of: Callable[[], SchedulingPolicy]

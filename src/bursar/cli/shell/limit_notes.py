@@ -55,7 +55,7 @@ def _limits(tenant: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _below_use(connection: Connection, name: str, limited: Sequence[str]) -> Iterator[str]:
-    """What becomes of work where a limit that was just set is below what is in use."""
+    """Warn that a limit that was just set is below current use."""
     from bursar.client import BursarError
 
     if not limited:

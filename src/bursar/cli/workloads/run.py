@@ -70,7 +70,7 @@ def _memory(_: click.Context, __: click.Parameter, given: str) -> str:
 
 
 def _sizes_like(given: str) -> str:
-    """What may have been meant: 20G or 20Gi, for 20GB."""
+    """Suggest sizes that are valid: 20G or 20Gi for 20GB."""
     meant = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?([kKMGTP])i?[bB]?", given)
     if meant is None:
         return "a number with a unit, such as 500Mi or 20Gi"

@@ -28,7 +28,7 @@ STEP: Final = "step"
 
 
 class StepReason(StrEnum):
-    """What a step of the job controller did, in the words of Kubernetes where it has one."""
+    """The reason of one step of the job controller, as Kubernetes names it where it has a name."""
 
     COMPLETED = "Completed"
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
@@ -109,7 +109,7 @@ def _reported(after: ObjectState) -> EventText:
 
 
 def step_why(before: JobProgress, after: JobProgress, made: Sequence[str], blocked: str = "") -> str:
-    """What a step did, in one line: the weightiest of it; empty where there is no word for it."""
+    """The most important effect of a step in one line; empty if there is none."""
     if after.phase in JOB_ENDED and before.phase not in JOB_ENDED:
         return _end_why(after)
     if blocked:

@@ -1,4 +1,4 @@
-"""What a verb on an object of any kind becomes: the command of its kind, emptying namespaces, the first objects.
+"""Verbs that depend on every kind: choosing a kind's command, emptying namespaces, the first objects.
 
 Read `dispatch.py` first.
 """
