@@ -1,6 +1,6 @@
-"""The rules: pure functions and values, without I/O, clock, randomness or logging.
+"""Business rules as pure functions and values, without I/O, clock, randomness or logging.
 
-Every decision of Bursar is made here and reads like the specification: quota, fair share, placement, preemption,
-credit. Areas, from the lowest up: values, objects, credit, nodes, quota, usage, scheduling, batch. Read
-`quota/quota.py` and `scheduling/cycle/cycle.py` first.
+Areas, from the lowest up: values, objects, credit, nodes, quota, usage, scheduling, batch. Every decision on quota,
+fair share, placement, preemption and credit is made by these rules. Read `quota/quota.py` (quota arithmetic) and
+`scheduling/cycle/cycle.py` (one scheduling cycle) first.
 """

@@ -5,8 +5,9 @@ from datetime import UTC, datetime
 import pytest
 
 from bursar.core.batch.claim_billing import close_now, is_due, is_over, lacking_after, lease_of_claim
+from bursar.core.batch.placement_billing import payer_of
 from bursar.core.batch.unit_of_work import UnitOfWork
-from bursar.core.credit.account import Account
+from bursar.core.credit.account import Account, Owner
 from bursar.core.credit.billing_terms import NOTHING_SAID, Billing, StatedTerms
 from bursar.core.credit.lease import Lease, LeaseState, Mode
 from bursar.core.credit.ledger import Ledger
@@ -27,7 +28,7 @@ ROOM = NodeCapacity("n1", 1, True, {GPU: 8000, "cpu": 64_000, "pods": 110_000, "
 
 def sheet_of(terms: StatedTerms, **payers: int) -> UnitOfWork:
     tree = Tree(tenants={"lab": Tenant("lab", billing=terms)})
-    batch = UnitOfWork(datetime(2026, 11, 16, tzinfo=UTC), tree, Counters(tree, {}))
+    batch = UnitOfWork(datetime(2026, 11, 16, tzinfo=UTC), tree, Counters(tree, {}), str)
     batch.payers = {("lab", user.removeprefix("pool")): number for user, number in payers.items()}
     batch.classes = {"n1": "h100"}
     return batch
@@ -104,7 +105,7 @@ def test_it_is_over_when_what_is_paid_is_used_and_more_was_refused(left: int, fi
 # One after another.
 
 
-def test_what_is_closed_first_makes_room_and_a_trial_changes_nothing() -> None:
+def test_what_is_closed_first_makes_capacity_and_a_trial_changes_nothing() -> None:
     ledger = book_of(100 * NANO, lease(4, 10))
     before = (replace(ledger.accounts[100]), replace(ledger.leases[1]))
     assert ledger.lacking([lease(8, 10)]) is not None
@@ -125,3 +126,26 @@ def test_closing_now_settles_to_this_moment_and_to_what_was_paid_at_most(micros:
     assert (account.posted, account.held, account.gpus) == (100 * NANO - one.posted, 0, 0)
     close_now(ledger, 1)
     assert account.posted == 100 * NANO - one.posted, "once"
+
+
+# The payer of a placement.
+
+
+@pytest.mark.parametrize(
+    ("terms", "claim", "node", "expected"),
+    [
+        pytest.param(NOTHING_SAID, None, "n1", "nobody", id="billed afterwards"),
+        pytest.param(StatedTerms(Billing.PREPAID), None, "n1", "account", id="prepaid"),
+        pytest.param(StatedTerms(Billing.PREPAID), replace(ANN, lease=7), "n1", "claim", id="on a claim that is paid"),
+        pytest.param(StatedTerms(Billing.PREPAID), ANN, "n1", "account", id="on a claim that is not paid for"),
+        pytest.param(StatedTerms(Billing.PREPAID), replace(ANN, lease=7), "", "account", id="for the claim itself"),
+        pytest.param(NOTHING_SAID, replace(ANN, lease=7), "n1", "claim", id="the claim of before"),
+    ],
+)
+def test_payer_of_work_on_a_node(terms: StatedTerms, claim: NodeClaim | None, node: str, expected: str) -> None:
+    batch = sheet_of(terms, pool=100)
+    batch.nodes = {"n1": replace(ROOM, claim=claim)}
+    payer = payer_of(batch, "lab", "lab/ann", node)
+    assert payer.claim_lease == (7 if expected == "claim" else 0)
+    assert payer.owners == ((Owner("lab", "ann"), Owner("lab")) if expected == "account" else ())
+    assert (payer.terms is not None) is (expected == "account")

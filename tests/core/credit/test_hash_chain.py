@@ -13,8 +13,6 @@ from bursar.core.credit.hash_chain import (
     block_hash,
     chain_fault,
     changed_line,
-    line,
-    lines_hash,
     micros_of,
     page_fault,
     page_hash,
@@ -26,6 +24,7 @@ from bursar.core.credit.ledger import Entry, Type
 from bursar.core.credit.statement import forecast
 from bursar.core.values.money import MICROS, cost
 from bursar.core.values.replace import replace
+from support.credit.entry_lines import line, lines_hash
 
 texts = st.text(max_size=8)
 numbers = st.integers(0, 2**62)

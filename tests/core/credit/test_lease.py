@@ -70,7 +70,7 @@ def test_fractions_are_neither_lost_nor_gained_however_often_it_is_extended(gpus
     assert lease.posted == gpus * 333_333_337 * (ledger.now - START) // MICROS
 
 
-def test_rates_that_are_kept_take_little_room_whatever_is_asked_for() -> None:
+def test_rates_that_are_kept_take_little_memory_whatever_is_asked_for() -> None:
     prices = PriceList.of([Price(GPU, "", nanocredits("0.01"), 0)])
     for number in range(20):
         made_up = {f"{'a' * 60}-{number}-{index}": 1000 for index in range(63)}
@@ -178,7 +178,7 @@ def test_who_is_brought_low_is_told_once_by_whatever_it_was() -> None:
     assert [(event.news, credits_of(event.amount)) for event in ledger.events] == [(News.LOW, "19")]
 
 
-def test_a_beat_that_is_repeated_changes_nothing_and_an_old_one_is_stale() -> None:
+def test_a_heartbeat_that_is_repeated_changes_nothing_and_an_old_one_is_stale() -> None:
     ledger = book_of()
     lease = opened(ledger)
     after(ledger, 5)
@@ -213,7 +213,7 @@ def test_what_was_measured_beyond_what_is_there_is_written_off_and_told() -> Non
     assert [event.reason for event in ledger.events] == ["written off", ""]
 
 
-def test_time_that_nobody_paid_for_is_not_posted_when_a_late_beat_comes() -> None:
+def test_time_that_nobody_paid_for_is_not_posted_when_a_late_heartbeat_comes() -> None:
     ledger = book_of()
     lease = opened(ledger)
     after(ledger, 25)

@@ -17,9 +17,9 @@ def test_work_that_is_granted_time_or_will_be_frozen_has_no_shortfall() -> None:
     [
         (Code.INSUFFICIENT_CREDIT, "out of credit: ends in 115 s unless topped up"),
         (Code.DAILY_CAP_EXCEEDED, "daily cap reached: ends in 115 s unless the cap is raised"),
-        (Code.ACCOUNT_INACTIVE, "account not active: ends in 115 s unless it is activated again"),
+        (Code.ACCOUNT_INACTIVE, "account not active: ends in 115 s unless activated again"),
         (Code.UNPRICED, "no price in force: ends in 115 s unless one is set"),
-        ("new_code", "no more time is granted (new_code): ends in 115 s unless that changes"),
+        ("new_code", "its lease is not extended (new_code): ends in 115 s unless extended"),
     ],
 )
 def test_the_end_is_told_with_its_cause_and_its_cure(code: str, words: str) -> None:

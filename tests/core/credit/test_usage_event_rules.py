@@ -14,7 +14,7 @@ from bursar.core.credit.usage_events import (
     PayingLease,
     UsageEvent,
     amount,
-    beaten,
+    certain,
     check,
     measured,
     micros_of,
@@ -121,18 +121,18 @@ def test_a_clock_of_ours_that_went_back_takes_nothing_from_the_time_that_was_pos
     assert measured(lease, None, 11 * MICROS) == 10 * MICROS
 
 
-def test_a_node_that_was_lost_ran_at_its_last_beat_whatever_it_had_written_down() -> None:
+def test_a_node_that_was_lost_ran_at_its_last_heartbeat_whatever_it_had_written_down() -> None:
     prices = PriceList.of([Price(GPU, "", 10**7, 0), Price(GPU, "", 2 * 10**7, START + 12 * MICROS)])
     ledger = Ledger(START, prices, {100: Account(100, "physics", posted=100 * NANO)}, numbers=iter((1,)))
     lease = Lease(0, 100, "train", window=15 * MICROS, amounts={GPU: 1000}, gpus=1000, uid="a", epoch=1, node="n1")
     assert ledger.open(lease, started=False) is None
-    assert beaten(lease) == 0
+    assert certain(lease) == 0
     for seq in range(1, 6):
         ledger.now += 5 * MICROS
         ledger.heartbeat(lease, seq)
     ledger.now += 60 * MICROS
     ledger.lapse(lease)
-    assert beaten(lease) == 20 * MICROS, "from the first beat, which began it, to the last"
+    assert certain(lease) == 20 * MICROS, "from the first beat, which began it, to the last"
     assert measured(lease, 7 * MICROS, None) == 20 * MICROS
     assert measured(lease, 26 * MICROS, None) == 26 * MICROS
     assert measured(lease, 26 * MICROS, None, told=19 * MICROS) == 19 * MICROS, "what it says when it is back"

@@ -74,7 +74,7 @@ def test_what_was_accepted_is_never_lowered_by_placing() -> None:
         ([Target("closed")], "node closed takes no new work"),
     ],
 )
-def test_a_plan_that_the_world_has_overtaken_is_stale(targets: list[Target], message: str) -> None:
+def test_a_plan_that_the_cluster_state_has_overtaken_is_stale(targets: list[Target], message: str) -> None:
     there = capacities(capacity("a", generation=2), capacity("b"), capacity("closed", schedulable=False))
     assert place(there, ONE_GPU, targets, CHARGE) == Refusal(Code.STALE, message)
 
@@ -87,7 +87,7 @@ def test_two_nodes_means_two_different_nodes() -> None:
     assert refusal.code is Code.STALE
 
 
-def test_a_node_without_room_is_told_with_its_numbers() -> None:
+def test_a_node_without_capacity_is_told_with_its_numbers() -> None:
     refusal = place(
         capacities(capacity("a", 4), capacity("b", 1)),
         ResourceRequest({GPU: 2 * WHOLE}, 2),
@@ -128,7 +128,7 @@ def test_unplacing_returns_all_nodes_and_skips_those_that_are_gone() -> None:
 
 
 def batch() -> UnitOfWork:
-    return UnitOfWork(datetime(2031, 1, 1, tzinfo=UTC), Tree(), Counters(Tree(), {}))
+    return UnitOfWork(datetime(2031, 1, 1, tzinfo=UTC), Tree(), Counters(Tree(), {}), str)
 
 
 def placement(node: str) -> Placement:

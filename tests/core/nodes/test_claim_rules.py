@@ -205,7 +205,7 @@ def test_sensitive_work_without_a_claim_says_so_and_what_would_help() -> None:
     submit(cluster, of(cluster, ANN, "secret", sensitive=True))
     reason = why(cluster, cycle(cluster), "secret")
     assert reason.code == "no_claimed_nodes"
-    assert sentence(reason).endswith("and physics/ann has claimed none of 2")
+    assert sentence(reason).endswith("; physics/ann has claimed none of 2")
     assert "bursar node claim" in what_helps(reason)
     explained = explain(cluster, "secret", SchedulingPolicy(), NOW)
     assert explained is not None
@@ -219,7 +219,7 @@ def test_others_are_told_how_many_nodes_claims_keep_from_them() -> None:
     submit(cluster, of(cluster, BOB, "his"))
     reason = why(cluster, cycle(cluster), "his")
     assert (reason.code, dict(reason.excluded)["claims"]) == ("no_matching_nodes", 2)
-    assert "claims of others" in sentence(reason)
+    assert "claims of other users" in sentence(reason)
     explained = explain(cluster, "his", SchedulingPolicy(), NOW)
     assert explained is not None
     assert dict(explained.reason.excluded)["claims"] == 2

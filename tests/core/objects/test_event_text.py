@@ -18,6 +18,7 @@ from bursar.core.objects.job import JobPhase, JobProgress
             ObjectState("Pending", message="Node n2 is being drained", waits_for="no GPU is free"),
             EventText("FailedScheduling", True, "no GPU is free"),
         ),
+        ("note", ObjectState("Pending"), EventText("FailedScheduling", True, "cannot be placed now")),
         (
             "note",
             ObjectState("Pending", message="no GPU is free"),
@@ -25,7 +26,7 @@ from bursar.core.objects.job import JobPhase, JobProgress
         ),
         ("report", ObjectState("Running", ("n1",)), EventText("Started", False, "started on n1")),
         ("refuse", ObjectState("Running", ("n1",), "out of credit"), EventText("OutOfCredit", True, "out of credit")),
-        ("grant", ObjectState("Running", ("n1",)), EventText("CreditRestored", False, "its time is paid for again")),
+        ("grant", ObjectState("Running", ("n1",)), EventText("CreditRestored", False, "its lease is extended again")),
         ("report", ObjectState("Succeeded", ("n1",), exit_code=0), EventText("Succeeded", False, "succeeded on n1")),
         ("report", ObjectState("Failed", ("n1",), exit_code=2), EventText("Failed", True, "exit code 2")),
         ("report", ObjectState("Failed", ("n1",), "out of memory", 137), EventText("Failed", True, "out of memory")),

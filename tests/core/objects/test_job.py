@@ -112,8 +112,8 @@ def test_one_failure_too_many_ends_it() -> None:
     twice = after(once.progress, (0, 1, Phase.FAILED), (1, Phase.RUNNING))
     assert (twice.progress.phase, twice.progress.reason) == (JobPhase.FAILED, "BackoffLimitExceeded")
     strict = next_step(replace(PLAN, backoff_limit=0), RUNNING, members, NOW)
-    assert strict.progress.message == "1 allocation failed, backoffLimit is 0; the last one: train-0: OOMKilled"
-    assert twice.progress.message == "2 allocations failed, backoffLimit is 1; the last one: train-0: OOMKilled"
+    assert strict.progress.message == "1 allocation failed, backoffLimit is 0; last failure: train-0: OOMKilled"
+    assert twice.progress.message == "2 allocations failed, backoffLimit is 1; last failure: train-0: OOMKilled"
     assert twice.release == (JobAttempt(1),)
 
 

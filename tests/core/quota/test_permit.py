@@ -36,6 +36,7 @@ from bursar.core.quota.tenant_tree import (
     matches,
     rows_of,
     with_class,
+    with_system,
     with_tenant,
     without_class,
 )
@@ -233,12 +234,30 @@ def test_scheduler_and_bind_agree_and_only_grants_open_reserved_taints(
         ("rival", NodeGate(tenants=("acme", "child")), False, False),
         ("rival", NodeGate(whole_only=True), True, False),
         ("rival", NodeGate(whole_only=True), False, True),
+        ("rival", NodeGate(whole_only=False), True, True),
     ],
 )
 def test_whom_a_node_takes(tenant: str, gate: NodeGate | None, fractional: bool, fine: bool) -> None:
     refusal = kept_out("n", gate, permit_of(TREE, tenant), (), exempt=True, fractional=fractional)
     assert (refusal is None) is fine
     assert refusal is None or "acme" not in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("gate", "fractional", "fine"),
+    [
+        (None, True, False),
+        (None, False, True),
+        (NodeGate(isolated=True), True, False),
+        (NodeGate(whole_only=True), True, False),
+        (NodeGate(whole_only=False), True, True),
+    ],
+)
+def test_nodes_that_do_not_say_take_no_parts_where_the_system_refuses_them(
+    gate: NodeGate | None, fractional: bool, fine: bool
+) -> None:
+    permit = permit_of(with_system(TREE, {}, permits=PermitPolicy(whole_only=True)), "rival")
+    assert (kept_out("n", gate, permit, (), exempt=True, fractional=fractional) is None) is fine
 
 
 def test_a_permit_is_of_the_tree_it_was_read_in() -> None:

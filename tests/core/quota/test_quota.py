@@ -14,7 +14,6 @@ from bursar.core.quota.quota import (
     Move,
     count_quota,
     deltas,
-    headroom,
     needs_recount,
     overrun,
     recount,
@@ -83,7 +82,7 @@ def test_the_limit_is_exact() -> None:
     assert counters.move([Move("n", after=charge(gpu=1))]) == [Exceeded("quota:n/q", "gpu", 2, 2, 1)]
 
 
-def test_every_limit_without_room_is_told_nearest_scope_first_then_by_dimension() -> None:
+def test_every_limit_without_capacity_is_told_nearest_scope_first_then_by_dimension() -> None:
     counters = fresh(LAB, charge(gpu=1, cpu=1))
     assert counters.move([Move("n", after=charge(gpu=25, cpu=5))]) == [
         Exceeded("quota:n/q", "cpu", 2, 0, 5),
@@ -120,7 +119,7 @@ def test_a_refused_move_leaves_no_trace() -> None:
     assert counters["tenant:lab", "cpu"].accepted == 0
 
 
-def test_moves_are_charged_together_so_what_is_given_back_makes_room() -> None:
+def test_moves_are_charged_together_so_what_is_given_back_makes_capacity() -> None:
     counters = fresh(LAB, charge(gpu=2))
     counters.move([Move("n", after=charge(gpu=2))])
     assert counters.move([Move("n", charge(gpu=2), charge(gpu=1)), Move("n", after=charge(gpu=1))]) == []
@@ -134,7 +133,7 @@ def test_what_ended_where_it_began_is_not_a_change() -> None:
     assert counters.changes() == {}
 
 
-def test_queue_lets_in_at_the_door_and_checks_when_placed() -> None:
+def test_queue_admits_at_submission_and_checks_when_placed() -> None:
     quota = ResourceQuota("n", "q", hard={"gpu": 2}, enforcement=Enforcement.QUEUE)
     tree = with_quota(replace(LAB, tenants={"lab": Tenant("lab")}, system={}), quota)
     counters = fresh(tree, charge(gpu=1))
@@ -148,7 +147,7 @@ def test_queue_lets_in_at_the_door_and_checks_when_placed() -> None:
     assert counters["quota:n/q", "gpu"] == Counter(2, None, 4, 2)
 
 
-def test_reject_at_the_door_still_checks_what_is_bound() -> None:
+def test_reject_at_submission_still_checks_what_is_bound() -> None:
     """A limit lowered after acceptance refuses the placing."""
     tree = Tree(tenants={"lab": Tenant("lab", limits={"gpu": 1})}, namespaces={"n": Namespace("n", "lab")})
     two = charge(gpu=2)
@@ -172,12 +171,6 @@ def test_unlimited_counters_still_cannot_run_over() -> None:
     counters = fresh(tree, charge(gpu=1))
     assert counters.move([Move("n", after=charge(gpu=AMOUNT_MAX))]) == []
     assert counters.move([Move("n", after=charge(gpu=2))]) == [Exceeded("tenant:lab", "gpu", UNLIMITED, AMOUNT_MAX, 2)]
-
-
-def test_headroom_is_what_may_still_be_accepted() -> None:
-    assert headroom(Counter(10, None, 4, 9)) == 6
-    assert headroom(Counter(10, None, 14, 0)) == 0
-    assert headroom(Counter()) == UNLIMITED
 
 
 def test_a_deferred_charge_counts_nowhere_until_it_falls_due() -> None:
@@ -307,7 +300,7 @@ def test_only_growing_above_a_standing_limit_is_an_overrun(data: st.DataObject) 
     assert {(one.scope, one.dimension) for one in overrun(old, new, before, after)} == expected
 
 
-def test_a_move_under_a_parent_without_room_is_an_overrun_with_its_numbers() -> None:
+def test_a_move_under_a_parent_without_capacity_is_an_overrun_with_its_numbers() -> None:
     old = Tree(
         tenants={"big": Tenant("big", limits={"gpu": 5}), "lab": Tenant("lab"), "own": Tenant("own", parent="big")},
         namespaces={"n": Namespace("n", "lab"), "o": Namespace("o", "own")},

@@ -64,10 +64,10 @@ def test_every_resource_that_is_too_much_is_a_cause() -> None:
 def test_for_a_resource_that_no_node_offers_those_that_there_are_are_told() -> None:
     found = refused(Demand(amounts(tpu="1")), ceiling_of([{**SMALL, "pods": 110_000}]))
     assert found.message == "tpu 1 requested, the largest node has 0"
-    assert found.hint == "No node offers tpu; there is cpu, memory, nvidia.com/gpu."
+    assert found.hint == "No node offers tpu; nodes offer cpu, memory, nvidia.com/gpu."
     both = refused(Demand(amounts(gpu="16", tpu="1")), ceiling_of([SMALL]))
     assert both.hint.startswith(
-        "No node offers tpu; there is cpu, memory, nvidia.com/gpu. Ask for at most nvidia.com/gpu 8"
+        "No node offers tpu; nodes offer cpu, memory, nvidia.com/gpu. Request at most nvidia.com/gpu 8"
     )
 
 
@@ -93,6 +93,12 @@ def test_nodes_are_counted_by_what_each_could_hold() -> None:
     assert refused(Demand({}, nodes=15, exclusive=True), ceiling).message == (
         "15 nodes requested, the cluster has 14 registered"
     )
+
+
+def test_one_of_what_fits_is_written_in_the_singular() -> None:
+    one = ceiling_of([amounts(gpu="4")])
+    assert "at most 1 node," in refused(Demand(amounts(gpu="4"), nodes=2), one).hint
+    assert "at most 1 member," in refused(Demand(amounts(gpu="4"), members=2), one).hint
 
 
 def test_a_gang_must_fit_the_empty_cluster() -> None:

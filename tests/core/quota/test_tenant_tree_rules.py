@@ -14,7 +14,7 @@ from bursar.core.quota.tenant_tree import (
     Tenant,
     Tier,
     Tree,
-    children,
+    children_of,
     effective_limits,
     enforcement_of,
     hard_of,
@@ -126,7 +126,7 @@ def test_quotas_of_a_namespace_stand_in_name_order_however_they_came() -> None:
 def test_lineage_children_and_subtree() -> None:
     assert list(lineage(TREE, "team")) == ["team", "lab", "root"]
     assert list(lineage(TREE, "nobody")) == []
-    assert children(TREE, "root") == ["lab"]
+    assert children_of(TREE)["root"] == ["lab"]
     assert subtree(TREE, "lab") == {"lab", "team"}
     assert list(lineage(without_tenant(TREE, "lab"), "team")) == ["team"]
 

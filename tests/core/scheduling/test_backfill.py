@@ -8,8 +8,9 @@ from bursar.core.objects.ask import Ask
 from bursar.core.objects.pending_reason import ReasonCode
 from bursar.core.scheduling.cycle.plan import Plan, SchedulingPolicy
 from bursar.core.scheduling.explain.queue_position import order_queue
-from bursar.core.scheduling.state.cluster_state import ClusterState, Nomination, Reservation
+from bursar.core.scheduling.state.cluster_state import ClusterState, Nomination
 from bursar.core.scheduling.state.placed_columns import NEVER
+from bursar.core.scheduling.state.scheduler_memory import Reservation
 from support.scheduling.cluster_states import (
     GPU,
     HOST,
@@ -33,8 +34,8 @@ from support.scheduling.cluster_states import (
 
 
 def reserved(cluster: ClusterState) -> Reservation:
-    assert cluster.reservation is not None
-    return cluster.reservation
+    assert cluster.memory.reservation is not None
+    return cluster.memory.reservation
 
 
 def busy(*ends: float, gpus: int = 4) -> ClusterState:
@@ -70,7 +71,7 @@ def test_what_has_no_known_end_is_not_counted_on() -> None:
     cluster = busy(100, 200, 300, NEVER)
     submit(cluster, LARGE)
     plan = cycle(cluster)
-    assert cluster.reservation is None
+    assert cluster.memory.reservation is None
     assert why(cluster, plan, "large").code == f"no_capacity_{GPU}"
     assert place(cluster, ask("long", gpus=1)) == {"long": ("b",)}
 
@@ -110,14 +111,14 @@ def test_what_is_overdue_may_end_any_moment() -> None:
     assert place(cluster, ask("tiny", gpus=1, ttl=1)) == {"tiny": ("b",)}
 
 
-def test_a_unit_kept_out_by_company_gets_no_reservation_and_holds_up_nobody() -> None:
+def test_a_unit_kept_out_by_pod_affinity_gets_no_reservation_and_holds_up_nobody() -> None:
     cluster = cluster_of(machine("a", gpus=2), machine("b", gpus=2, cordoned=True))
     run(cluster, ask("old", gpus=1, labels={"app": "x"}), "a")
     run(cluster, ask("brief", cpu=0), "b", ends_in=50)
     submit(cluster, ask("shy", gpus=1, priority=100, preempts=False, where=apart(HOST, app="x")))
     plan = cycle(cluster)
     assert why(cluster, plan, "shy").why is ReasonCode.ANTI_AFFINITY
-    assert cluster.reservation is None
+    assert cluster.memory.reservation is None
     assert place(cluster, ask("long", gpus=1)) == {"long": ("a",)}
 
 
@@ -174,10 +175,10 @@ def test_nobody_goes_beside_one_that_wants_the_whole_node() -> None:
 def test_without_backfill_nothing_is_kept() -> None:
     cluster = busy(100, 100, 100, 100)
     assert set(place(cluster, LARGE, ask("long", gpus=1), backfill=False)) == {"long"}
-    assert cluster.reservation is None
+    assert cluster.memory.reservation is None
 
 
-def test_room_that_is_being_cleared_for_somebody_is_not_reserved_for_another() -> None:
+def test_capacity_that_is_being_cleared_for_somebody_is_not_reserved_for_another() -> None:
     cluster = cluster_of(machine("a", gpus=2))
     run(cluster, ask("victim", gpus=1), "a", ends_in=30, ending=True)
     run(cluster, ask("other", gpus=1), "a", ends_in=200)
@@ -220,7 +221,7 @@ def test_the_reservation_stands_while_others_come_and_go() -> None:
     assert "large" in bound(cluster, cycle(cluster, NOW + 400))
 
 
-def test_when_the_reserved_one_goes_away_the_next_blocked_one_is_kept_room_for() -> None:
+def test_when_the_reserved_one_goes_away_the_next_blocked_one_is_kept_capacity_for() -> None:
     cluster = cluster_of(machine("a", gpus=4))
     run(cluster, ask("old", gpus=3), "a", ends_in=400)
     second = ask("second", gpus=4, priority=50, preempts=False)
@@ -231,7 +232,7 @@ def test_when_the_reserved_one_goes_away_the_next_blocked_one_is_kept_room_for()
     assert {one.uid for one, _ in reserved(cluster).slots} == {"second"}
 
 
-def test_room_that_comes_early_is_used_early() -> None:
+def test_capacity_that_comes_early_is_used_early() -> None:
     cluster = busy(100, 300, 200, 400)
     submit(cluster, LARGE)
     cycle(cluster)
@@ -303,7 +304,7 @@ def test_a_reservation_is_never_delayed_by_what_jumped_ahead(
 ) -> None:
     cluster = ready(case)
     cycle(cluster)
-    if cluster.reservation is None:
+    if cluster.memory.reservation is None:
         return
     found = reserved(cluster)
     owners = {one.uid for one, _ in found.slots}
@@ -320,7 +321,7 @@ def test_nor_by_all_the_cycles_in_between(
     """A cycle at every end, and new work that is less urgent arriving at each of them."""
     cluster = ready(case)
     cycle(cluster)
-    if cluster.reservation is None:
+    if cluster.memory.reservation is None:
         return
     found = reserved(cluster)
     owners = {one.uid for one, _ in found.slots}
@@ -334,7 +335,7 @@ def test_nor_by_all_the_cycles_in_between(
         cycle(cluster, now)
         if owners <= set(cluster.placed):
             return
-        assert cluster.reservation is not None
+        assert cluster.memory.reservation is not None
         assert reserved(cluster).start <= found.start or not owners <= set(cluster.waiting)
         assert now < found.start, f"{owners} should have begun by {found.start - NOW}"
 
@@ -438,7 +439,7 @@ def test_nor_by_work_that_is_just_as_urgent_and_comes_later(
     """Of the same tenant, in whatever queue: whatever its score, it waits."""
     cluster = ready(case)
     cycle(cluster)
-    if cluster.reservation is None:
+    if cluster.memory.reservation is None:
         return
     found = reserved(cluster)
     owners = {one.uid for one, _ in found.slots}

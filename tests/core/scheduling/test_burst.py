@@ -120,7 +120,7 @@ def test_of_several_evicted_for_being_burst_none_may_come_back_alone() -> None:
     assert victims_for(cluster, gpus=2, priority=100, crosses=True) == {"u-old": "LowerPriority"}
 
 
-def test_room_that_is_being_cleared_counts_as_held_by_whom_it_is_cleared_for() -> None:
+def test_capacity_that_is_being_cleared_counts_as_held_by_whom_it_is_cleared_for() -> None:
     cluster = two(0.25, 0.25)
     crowd(cluster, "u", 4)
     assert victims_for(cluster) == {"u3": "Burst"}

@@ -77,7 +77,7 @@ def test_a_row_that_is_used_again_remembers_nothing() -> None:
     assert place(cluster, ask("y", gpus=1), ask("z", cpu=2), ask("w", where=near(RACK, app="db"))) == {"z": ("c",)}
 
 
-def test_more_nodes_than_the_columns_had_room_for() -> None:
+def test_more_nodes_than_the_columns_had_capacity_for() -> None:
     cluster = cluster_of(*(machine(f"n{number:03}", gpus=1) for number in range(200)))
     assert len(place(cluster, *(ask(f"x{number}", gpus=1) for number in range(250)))) == 200
     assert not cluster.fleet.now.free[cluster.fleet.column_of[GPU]].any()
@@ -89,8 +89,8 @@ def test_a_wider_node_that_comes_later_spoils_no_plan_for_later() -> None:
     put(cluster, machine("b", gpus=16, offers={FPGA: WHOLE}, cordoned=True))
     submit(cluster, ask("y", gpus=8))
     cycle(cluster)
-    assert cluster.reservation is not None
-    assert cluster.reservation.start == NOW + 100
+    assert cluster.memory.reservation is not None
+    assert cluster.memory.reservation.start == NOW + 100
 
 
 def test_a_device_that_the_node_has_lost_is_still_held_by_whom_it_was_given_to() -> None:
@@ -340,7 +340,7 @@ class History:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_after_any_history_everything_counted_equals_what_a_fresh_world_counts(data: st.DataObject) -> None:
+def test_after_any_history_everything_counted_equals_what_a_fresh_cluster_state_counts(data: st.DataObject) -> None:
     those, wanted = data.draw(machines()), data.draw(asks(12))
     history = History(wanted, {one.name: one for one in those}, data, cluster_of(*those))
     some_limits(history.cluster)
@@ -375,7 +375,7 @@ def test_undoing_a_plan_leaves_nothing_of_it(data: st.DataObject) -> None:
         cluster.forget(one.uid)
     assert books(cluster, offered) == {**books(cluster_of(*those), offered), "bound": before["bound"]}
     assert not cluster.waiting
-    assert not cluster.blocked
+    assert not cluster.memory.blocked
 
 
 def test_the_log_of_changes_is_forgotten_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,7 +416,7 @@ def test_one_that_was_nominated_for_a_while_is_placed_once() -> None:
     assert not cluster.waiting
 
 
-def test_large_gangs_without_room_are_looked_at_in_several_plans() -> None:
+def test_large_gangs_without_capacity_are_looked_at_in_several_plans() -> None:
     cluster = cluster_of(machine("a", gpus=8))
     for gang in range(6):
         for number in range(10):
@@ -426,7 +426,7 @@ def test_large_gangs_without_room_are_looked_at_in_several_plans() -> None:
     assert not plans[-1].more
 
 
-def test_those_who_wait_for_company_do_not_keep_others_from_being_tried() -> None:
+def test_work_that_waits_for_pod_affinity_does_not_keep_others_from_being_tried() -> None:
     cluster = cluster_of(machine("a", gpus=8))
     for number in range(12):
         lonely = near(HOST, app=f"nobody-{number}")

@@ -165,7 +165,7 @@ def test_what_is_preferred_counts_for_more_than_how_well_things_pack(wanted: str
     cluster = cluster_of(machine("empty", gpus=8, cpu=8), machine("full", gpus=8, cpu=8))
     run(cluster, ask("old", gpus=6, cpu=6), "full")
     for gpus in (8, 1, 0.5):
-        cluster.arrival_mix.learn(shape(gpus=gpus), 100)  # so that empty nodes are worth keeping
+        cluster.memory.arrival_mix.learn(shape(gpus=gpus), 100)  # so that empty nodes are worth keeping
     assert place(cluster, ask("x", gpus=1, where=Where(preferred=preferred))) == {"x": (wanted,)}
 
 
@@ -249,14 +249,14 @@ def placeable(cluster: ClusterState, one: Ask) -> str:
     return " ".join(found)
 
 
-def test_affinity_goes_where_its_company_is_in_the_same_domain() -> None:
+def test_affinity_goes_where_matching_pods_are_in_the_same_domain() -> None:
     cluster = cluster_of(*RACKS)
     beside(cluster, "a1", app="db")
     assert placeable(cluster, ask("x", cpu=1, where=near(RACK, app="db"))) == "a1 a2"
     assert placeable(cluster, ask("x", cpu=1, where=near(HOST, app="db"))) == "a1"
 
 
-def test_affinity_without_company_waits_for_it() -> None:
+def test_affinity_without_matching_pods_waits_for_them() -> None:
     cluster = cluster_of(*RACKS)
     submit(cluster, ask("x", cpu=1, where=near(RACK, app="db")))
     plan = cycle(cluster)
@@ -296,7 +296,7 @@ def test_anti_affinity_holds_the_other_way_as_well() -> None:
     assert placeable(cluster, ask("x", cpu=1, labels={"app": "web"})) == "a1 a2 b1 bare"
 
 
-def test_nobody_keeps_company_with_other_tenants_nor_keeps_them_away() -> None:
+def test_pod_affinity_neither_attracts_nor_repels_other_tenants() -> None:
     cluster = cluster_of(machine("a1", cpu=9, rack="a"), machine("b1", cpu=9, rack="b"))
     run(cluster, ask("theirs", cpu=1, tenant="u", namespace="m", labels={"app": "db"}), "a1")
     run(cluster, ask("mine", cpu=1, namespace="o", labels={"app": "db"}), "b1")
@@ -314,9 +314,7 @@ def test_nobody_keeps_company_with_other_tenants_nor_keeps_them_away() -> None:
         (Where(rather_apart=((100, InterPodTerm(RACK, labelled(app="db"))),)), {"b1", "bare"}),
     ],
 )
-def test_company_that_is_only_wished_for_decides_between_nodes_and_keeps_nothing_off(
-    where: Where, expected: set[str]
-) -> None:
+def test_preferred_pod_affinity_decides_between_nodes_and_keeps_nothing_off(where: Where, expected: set[str]) -> None:
     cluster = cluster_of(*RACKS)
     beside(cluster, "a1", app="db")
     placed = place(cluster, *(ask(f"x{number}", cpu=1, where=where) for number in range(14)))

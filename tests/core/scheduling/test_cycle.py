@@ -123,7 +123,7 @@ def test_no_more_than_a_plan_may_hold_is_placed_and_the_rest_follows() -> None:
 # Limits.
 
 
-def test_a_tenant_s_limit_blocks_with_its_numbers_and_unblocks_when_room_comes_back() -> None:
+def test_a_tenant_s_limit_blocks_with_its_numbers_and_unblocks_when_capacity_comes_back() -> None:
     cluster = cluster_of(machine("a", gpus=8))
     limit(cluster, Tenant("t", limits={GPU: 2 * WHOLE}))
     run(cluster, ask("old", gpus=1), "a")
@@ -277,7 +277,7 @@ COMPANY = {
 
 @pytest.mark.parametrize("code", COMPANY)
 @pytest.mark.parametrize("capacity", [8, 2])
-def test_company_comes_before_capacity(code: str, capacity: int) -> None:
+def test_pod_affinity_comes_before_capacity(code: str, capacity: int) -> None:
     cluster = cluster_of(machine("a", cpu=capacity, zone="z1"), machine("b", cpu=1, zone="z2", cordoned=True))
     for number in range(2):
         run(cluster, ask(f"old{number}", cpu=1, labels={"app": "old"}), "a")
@@ -310,7 +310,7 @@ def test_something_that_could_help_is_noticed() -> None:
 # What holds for every plan.
 
 
-def world_with(those: Iterable[Machine], wanted: Iterable[Ask]) -> ClusterState:
+def cluster_with(those: Iterable[Machine], wanted: Iterable[Ask]) -> ClusterState:
     cluster = cluster_of(*those, tenants=[ShareOf("t", weight=2), ShareOf("u")])
     some_limits(cluster)
     submit(cluster, *wanted)
@@ -342,7 +342,7 @@ def is_counted(one: Ask, rule: Spread, other: Ask) -> bool:
 @given(st.data())
 def test_no_plan_overfills_splits_or_breaks_what_was_asked(data: st.DataObject) -> None:
     those, wanted = data.draw(machines()), data.draw(asks(14))
-    cluster = world_with(those, wanted)
+    cluster = cluster_with(those, wanted)
     plan = cycle(cluster)
     capacities = recount(cluster, those)
     for capacity in capacities.values():
@@ -366,14 +366,14 @@ def test_no_plan_overfills_splits_or_breaks_what_was_asked(data: st.DataObject) 
 
 def shown(cluster: ClusterState, plan: Plan) -> object:
     victims = [(one.asks, one.victims, one.nominations) for one in plan.preemptions]
-    return plan.bindings, victims, plan.failed, reasons(cluster, plan), cluster.reservation
+    return plan.bindings, victims, plan.failed, reasons(cluster, plan), cluster.memory.reservation
 
 
 @settings(max_examples=100)
 @given(st.data())
-def test_the_same_world_gives_the_same_plan(data: st.DataObject) -> None:
+def test_the_same_cluster_state_gives_the_same_plan(data: st.DataObject) -> None:
     those, wanted = data.draw(machines()), data.draw(asks(14))
-    cluster, again = world_with(those, wanted), world_with(those, wanted)
+    cluster, again = cluster_with(those, wanted), cluster_with(those, wanted)
     assert shown(cluster, cycle(cluster)) == shown(again, cycle(again))
 
 
@@ -381,7 +381,7 @@ def test_the_same_world_gives_the_same_plan(data: st.DataObject) -> None:
 @given(st.data())
 def test_deciding_again_changes_nothing(data: st.DataObject) -> None:
     those, wanted = data.draw(machines()), data.draw(asks(14))
-    cluster = world_with(those, wanted)
+    cluster = cluster_with(those, wanted)
     # Company that comes may let others come, and the reasons are those of the moment at which each was tried.
     while cycle(cluster).bindings:
         pass

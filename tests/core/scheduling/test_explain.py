@@ -105,7 +105,7 @@ def test_part_of_a_gang_waits_for_the_others_and_stands_in_no_line() -> None:
     assert (found.position, found.position_overall, found.starts_at) == (None, None, None)
 
 
-def test_a_complete_gang_that_has_no_room_together_says_where_one_would_fit() -> None:
+def test_a_complete_gang_that_has_no_capacity_together_says_where_one_would_fit() -> None:
     gang = Gang("g", 3)
     found = told(waiting(cluster_of(4, 4), *(ask(name, 4, gang=gang) for name in "abc")), "c")
     assert found.reason.why is ReasonCode.NO_CAPACITY
@@ -146,7 +146,7 @@ def test_what_is_short_of_a_whole_is_how_many_of_it_fit_together(asks: list[Ask]
         (Where(spreads=(Spread("rack", 1, selector=parse("app=train")),)), ReasonCode.SPREAD),
     ],
 )
-def test_company_that_keeps_it_out(where: Where, expected: ReasonCode) -> None:
+def test_pod_affinity_that_keeps_it_out(where: Where, expected: ReasonCode) -> None:
     cluster = cluster_of(8, labels={"rack": "r1"})
     cluster.put_node("n1", {"cpu": 0, GPU: 0, "pods": 0}, labels={"rack": "r2"})
     placed(cluster, ask("r", labels={"app": "train"}), "n0", (0,))
@@ -160,7 +160,7 @@ def test_company_that_keeps_it_out(where: Where, expected: ReasonCode) -> None:
     assert found.starts_at is None, "who will be where by then is not foreseen"
 
 
-def test_company_that_is_nowhere_is_told_apart_from_company_without_room() -> None:
+def test_pod_affinity_that_is_nowhere_is_told_apart_from_pod_affinity_without_capacity() -> None:
     cluster = cluster_of(1, 1, labels={"rack": "r1"})
     placed(cluster, ask("r", labels={"app": "train"}), "n0", (0,))
     cluster.put_node("n1", OFFERED, labels={"rack": "r2"})
@@ -188,7 +188,7 @@ def test_all_other_reasons_come_in_their_order() -> None:
     ]
 
 
-def test_room_that_is_kept_for_one_who_waited_longer() -> None:
+def test_capacity_that_is_kept_for_one_who_waited_longer() -> None:
     cluster = cluster_of(4)
     placed(cluster, ask("r", 2), "n0", (0, 1), ends_in=600)
     waiting(cluster, ask("large", 4, submitted_at=NOW - 5000, preempts=False), ask("small", 2, preempts=False))
@@ -200,7 +200,7 @@ def test_room_that_is_kept_for_one_who_waited_longer() -> None:
     assert small.starts_at is None, "what it waits for has no known end"
 
 
-def test_room_that_is_being_made() -> None:
+def test_capacity_that_is_being_made() -> None:
     cluster = cluster_of(4)
     placed(cluster, ask("low", 4, priority=0), "n0", (0, 1, 2, 3))
     waiting(cluster, ask("high", 4, priority=100))

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +19,6 @@ from bursar.core.scheduling.cycle.fair_queue import (
     energy_factor,
     priority_factor,
     score,
-    scores,
     topology_factor,
     waiting_factor,
 )
@@ -60,20 +58,6 @@ def test_each_factor_counts_by_its_own_weight(place: int) -> None:
 def test_the_budget_s_penalty_multiplies_the_sum() -> None:
     everything = Factors(*[1.0] * 9)
     assert score(PROFILES["hpc"], everything, 0.05) == pytest.approx(0.05)
-
-
-FRACTIONS = st.floats(0, 10)
-
-
-@given(
-    st.sampled_from(sorted(PROFILES)),
-    st.lists(st.tuples(st.tuples(*[FRACTIONS] * 9), st.floats(0.05, 1)), min_size=1, max_size=20),
-)
-def test_scores_of_many_are_those_of_one_by_one(name: str, rows: list[tuple[tuple[float, ...], float]]) -> None:
-    profile = PROFILES[name]
-    columns = Factors(*np.array([factors for factors, _ in rows]).T)
-    together = scores(profile, columns, np.array([penalty for _, penalty in rows]))
-    assert together.tolist() == [score(profile, Factors(*factors), penalty) for factors, penalty in rows]
 
 
 # Factors.
@@ -241,7 +225,7 @@ def test_what_was_taken_may_wait_again_with_another_score() -> None:
     assert taken(line) == ["a/2", "again"]
 
 
-def test_the_walk_goes_down_level_by_level() -> None:
+def test_the_queue_is_ordered_level_by_level() -> None:
     # Between x and y it is x's turn, although y2 alone is the furthest behind of all.
     tree = [ShareOf("x"), ShareOf("y"), ShareOf("x1", "x"), ShareOf("y1", "y"), ShareOf("y2", "y")]
     shares = gpus(*tree, wanting=["x1", "y1", "y2"], used={"x1": 10, "y1": 40})
@@ -387,7 +371,7 @@ def trees(draw: st.DrawFn) -> dict[str, ShareOf]:
 
 @settings(max_examples=200, deadline=None)
 @given(trees(), st.data())
-def test_the_line_equals_a_slow_walk_that_works_everything_out_anew(
+def test_the_queue_equals_one_that_is_worked_out_anew_each_time(
     tenants: dict[str, ShareOf], data: st.DataObject
 ) -> None:
     names = st.sampled_from(sorted(tenants))

@@ -45,21 +45,6 @@ def test_the_dominant_share_is_the_largest_over_resources() -> None:
     assert (found.actual("a"), found.actual("b")) == (0.3, 0.4)
 
 
-def test_a_resource_may_count_for_less() -> None:
-    found = Shares({}, {"gpu": 10, "cpu": 100}, {"b": {"gpu": 1, "cpu": 40}}, [], {"cpu": 0.1})
-    assert found.actual("b") == 0.1
-
-
-@pytest.mark.parametrize(
-    ("weight", "actual"),
-    [(0.0, 0.1), (-1.0, 0.1), (math.nan, 0.4), (math.inf, 0.4)],
-    ids=["weighing nothing", "below zero", "no number", "without bound"],
-)
-def test_a_resource_s_weight_is_sound(weight: float, actual: float) -> None:
-    found = Shares({}, {"gpu": 10, "cpu": 100}, {"b": {"gpu": 1, "cpu": 40}}, [], {"cpu": weight})
-    assert found.actual("b") == actual
-
-
 def test_what_nobody_offers_is_no_share() -> None:
     found = Shares({}, {"gpu": 10, "tpu": 0}, {"a": {"gpu": 1, "tpu": 5, "fpga": 5}}, [])
     found.add("a", [("tpu", 1), ("fpga", 1), ("gpu", 1)])
@@ -134,7 +119,7 @@ def test_an_explicit_target_that_nobody_uses_is_not_kept_from_the_others() -> No
     assert targets(found, "a", "b", "c") == [0.4, 0.666666667, 0.333333333]
 
 
-def test_explicit_targets_stay_what_they_are_when_they_leave_room() -> None:
+def test_explicit_targets_stay_what_they_are_when_they_leave_capacity() -> None:
     found = shares(ShareOf("a", target=0.2), ShareOf("b", target=0.3))
     assert targets(found, "a", "b") == [0.2, 0.3]
 

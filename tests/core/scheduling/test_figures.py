@@ -25,7 +25,7 @@ def test_queues_tell_their_depth_their_oldest_and_how_long_one_waits() -> None:
     assert (found["gpu-training"].depth, found["gpu-training"].oldest_at) == (0, None)
 
 
-def test_the_oldest_may_be_one_for_whom_room_is_being_made() -> None:
+def test_the_oldest_may_be_one_for_whom_capacity_is_being_made() -> None:
     cluster = cluster_of(4)
     placed(cluster, ask("low", 4), "n0", (0, 1, 2, 3))
     waiting(cluster, ask("high", 4, priority=100, submitted_at=NOW - 70), ask("later", 4, submitted_at=NOW - 7))

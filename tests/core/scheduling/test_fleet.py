@@ -39,7 +39,7 @@ def shapes(draw: st.DrawFn) -> Shape:
     )
 
 
-def room_of(name: str, amounts: dict[str, int]) -> NodeCapacity:
+def capacity_of(name: str, amounts: dict[str, int]) -> NodeCapacity:
     return NodeCapacity(name, 1, True, amounts, {}, device_list(amounts, {}))
 
 
@@ -51,7 +51,7 @@ def test_columns_say_what_the_rules_of_a_node_say(
     nodes: list[dict[str, int]], wanted: list[tuple[Shape, int]], data: st.DataObject
 ) -> None:
     fleet = Fleet()
-    capacities = [room_of(f"n{number}", amounts) for number, amounts in enumerate(nodes)]
+    capacities = [capacity_of(f"n{number}", amounts) for number, amounts in enumerate(nodes)]
     for capacity in capacities:
         fleet.put(capacity.name, capacity.allocatable, labels={})
     given_away: list[tuple[Shape, int, DeviceSets]] = []
@@ -103,7 +103,7 @@ def taken_from(capacity: NodeCapacity, form: Shape, devices: DeviceSets, fleet: 
 
 def back(capacity: NodeCapacity, form: Shape, devices: DeviceSets, fleet: Fleet) -> NodeCapacity:
     if form.exclusive:
-        return room_of(capacity.name, dict(capacity.allocatable))
+        return capacity_of(capacity.name, dict(capacity.allocatable))
     requests = dict(form.requests)
     return take_back(capacity, {**requests, "pods": WHOLE}, names_of(fleet, devices), requests)
 
@@ -175,15 +175,15 @@ def test_a_copy_is_not_changed_by_what_comes_after() -> None:
     assert trial.placed[0] == 0
 
 
-def test_terrain_is_surveyed_anew_when_a_node_changes() -> None:
+def test_a_node_filter_is_computed_anew_when_a_node_changes() -> None:
     fleet = Fleet()
-    terrains = NodeFilters(fleet)
+    node_filters = NodeFilters(fleet)
     where = Where(required=((Requirement("gen", Is.AT_LEAST, ("3",)),),))
     fleet.put("a", {}, labels={"gen": "2"})
-    assert not terrains.of(where).allowed.any()
+    assert not node_filters.of(where).allowed.any()
     fleet.put("a", {}, labels={"gen": "3"})
-    assert np.flatnonzero(terrains.of(where).allowed).tolist() == [0]
+    assert np.flatnonzero(node_filters.of(where).allowed).tolist() == [0]
     fleet.put("a", {}, labels={"gen": "3"}, taints=(Taint("k"),))
-    node_filter = terrains.of(where)
+    node_filter = node_filters.of(where)
     assert node_filter.selected[0]
     assert not node_filter.allowed[0]

@@ -87,7 +87,7 @@ def test_without_a_timeout_a_gang_waits_for_ever() -> None:
     assert cycle(cluster, NOW + 1e9).failed == []
 
 
-def test_a_complete_gang_is_never_given_up_for_want_of_room() -> None:
+def test_a_complete_gang_is_never_given_up_for_want_of_capacity() -> None:
     cluster = cluster_of(machine("a", gpus=1))
     submit(cluster, *members("g", 2, timeout=60, gpus=1))
     assert cycle(cluster, NOW + 1e6).failed == []
@@ -137,7 +137,7 @@ def test_a_gang_that_is_being_stopped_begins_again_only_when_all_of_it_has_stopp
     assert set(bound(cluster, cycle(cluster))) == {"g-0", "g-1"}
 
 
-def test_a_gang_that_lost_a_member_while_room_was_made_for_it_does_not_begin() -> None:
+def test_a_gang_that_lost_a_member_while_capacity_was_made_for_it_does_not_begin() -> None:
     cluster = cluster_of(machine("a", gpus=1), machine("b", gpus=1))
     first, second = members("g", 2, gpus=1)
     cluster.wait(first, Nomination(("a",), NOW + 60))
@@ -277,7 +277,7 @@ def test_nodes_of_one_allocation_are_close_together_as_well() -> None:
 # Preempting.
 
 
-def test_a_gang_may_have_room_cleared_for_all_of_it() -> None:
+def test_a_gang_may_have_capacity_cleared_for_all_of_it() -> None:
     cluster = cluster_of(machine("a", gpus=2), machine("b", gpus=2))
     for number, name in enumerate("aabb"):
         run(cluster, ask(f"old{number}", gpus=1), name)

@@ -86,7 +86,7 @@ def test_what_is_kept_between_cycles_decides_as_a_fresh_look_does(history: list[
     for number, step in enumerate(history):
         take(kept, number, step, now)
         now = take(fresh, number, step, now)
-        fresh.nominations = None
+        fresh.memory.nominations = None
         ours, theirs = (cycle(cluster, now, placements_max=3) for cluster in (kept, fresh))
         assert told(kept, ours) == told(fresh, theirs)
 
@@ -96,7 +96,7 @@ def test_a_promise_that_nothing_happened_to_is_not_worked_out_again() -> None:
     submit(cluster, ask("asker", gpus=2, priority=5))
     assert len(evicted(cycle(cluster))) == 2
     cycle(cluster, NOW + 1)
-    assert cluster.nominations is not None
-    nominated = cluster.nominations.standing["asker"]
+    assert cluster.memory.nominations is not None
+    nominated = cluster.memory.nominations.standing["asker"]
     cycle(cluster, NOW + 2)
-    assert cluster.nominations.standing["asker"] is nominated
+    assert cluster.memory.nominations.standing["asker"] is nominated

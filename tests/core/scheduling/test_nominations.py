@@ -20,7 +20,7 @@ from support.scheduling.cluster_states import (
 )
 
 
-def test_room_is_held_for_whom_it_was_cleared_and_given_to_it() -> None:
+def test_capacity_is_held_for_whom_it_was_cleared_and_given_to_it() -> None:
     cluster = full_of(old={})
     submit(cluster, ask("asker", gpus=1, priority=10))
     plan = cycle(cluster)
@@ -54,7 +54,7 @@ def test_a_victim_that_does_not_stop_in_time_is_waited_for_and_nobody_slips_in()
     )
 
 
-def test_a_nomination_expires_and_the_room_is_free_again() -> None:
+def test_a_nomination_expires_and_the_capacity_is_free_again() -> None:
     cluster = cluster_of(machine("a", gpus=2))
     run(cluster, ask("stuck", gpus=1), "a")
     cluster.wait(ask("asker", gpus=2, preempts=False), Nomination(("a",), NOW + 60))
@@ -71,7 +71,7 @@ def test_a_nomination_on_a_node_that_is_gone_is_given_up_at_once() -> None:
     assert bound(cluster, cycle(cluster)) == {"asker": ("b",)}
 
 
-def test_a_nominee_is_placed_on_the_room_that_was_cleared_and_not_elsewhere() -> None:
+def test_a_nominee_is_placed_on_the_capacity_that_was_cleared_and_not_elsewhere() -> None:
     cluster = cluster_of(machine("a", gpus=1), machine("b", gpus=1))
     run(cluster, ask("old", gpus=1), "a", ending=True, ends_in=10)
     cluster.wait(ask("asker", gpus=1), Nomination(("a",), NOW + 60))
@@ -97,7 +97,7 @@ def test_two_askers_get_two_victims() -> None:
     assert set(evicted(plan)) == {"x", "y"}
 
 
-def test_a_node_that_grows_gives_its_room_to_the_nominee_first() -> None:
+def test_a_node_that_grows_gives_its_capacity_to_the_nominee_first() -> None:
     cluster = full_of(old={})
     submit(cluster, ask("asker", gpus=1, priority=10), ask("other", gpus=1, priority=0))
     cycle(cluster)

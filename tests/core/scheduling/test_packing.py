@@ -230,7 +230,7 @@ def test_the_chosen_devices_are_such_as_a_node_gives(data: st.DataObject) -> Non
     for row in fitting(fleet, shape).tolist():
         chosen = choose_devices(fleet, fleet.now, row, shape, arrival_mix)
         wanted = {GPU: indices} if (indices := chosen[0][1] if chosen else ()) else {}
-        assert isinstance(fit(room_of(fleet, row), dict(shape.requests), exclusive=False, wanted=wanted), Fit)
+        assert isinstance(fit(capacity_of(fleet, row), dict(shape.requests), exclusive=False, wanted=wanted), Fit)
 
 
 # Habits.
@@ -241,7 +241,7 @@ def test_weights_are_how_often_shapes_came_and_those_without_devices_do_not_coun
     assert {one.shape: one.weight for one in found} == {asks(1): 0.75, asks(0.5): 0.25}
 
 
-def test_preferences_and_company_make_no_other_shape() -> None:
+def test_preferences_and_pod_affinity_make_no_other_shape() -> None:
     rather = Where(preferred=((1, (Requirement("zone", Operator.EXISTS),)),))
     assert typical_of({asks(1): 1, asks(1, where=rather): 2}) == (Typical(asks(1), 1.0),)
 
@@ -355,7 +355,7 @@ def slow_worth(fleet: Fleet, columns: NodeColumns, row: int, typical: Sequence[T
     return total
 
 
-def room_of(fleet: Fleet, row: int) -> NodeCapacity:
+def capacity_of(fleet: Fleet, row: int) -> NodeCapacity:
     amounts = {name: int(fleet.allocatable[column, row]) for name, column in fleet.column_of.items()}
     taken = {
         name: amount - int(fleet.now.free[column, row])

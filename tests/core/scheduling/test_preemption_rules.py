@@ -138,7 +138,7 @@ def test_between_tenants_priority_alone_evicts_nobody(tenant: str, crosses: bool
     assert victims_for(cluster, tenant=tenant, namespace=tenant, priority=1000, crosses=crosses) == expected
 
 
-def test_other_tenants_work_that_must_stay_does_not_hide_where_there_is_room_to_be_made() -> None:
+def test_other_tenants_work_that_must_stay_does_not_hide_where_there_is_capacity_to_be_made() -> None:
     """More nodes are full of others' less urgent work than are tried before looking further is given up."""
     cluster = cluster_of(*(machine(f"a{number:02}", gpus=1) for number in range(40)))
     for number in range(39):
@@ -220,14 +220,14 @@ def test_only_nodes_that_are_right_are_cleared() -> None:
     assert set(evicted(cycle(cluster))) <= {"on-a", "on-c"}
 
 
-def test_room_that_company_denies_is_made_by_sending_the_company_away() -> None:
+def test_capacity_that_pod_anti_affinity_denies_is_made_by_evicting_the_pods() -> None:
     cluster = cluster_of(machine("a", gpus=4))
     run(cluster, ask("x", gpus=1, labels={"app": "x"}), "a")
     run(cluster, ask("y", gpus=1), "a")
     assert set(victims_for(cluster, priority=10, where=apart(HOST, app="x"))) == {"x"}
 
 
-def test_room_cleared_for_one_of_a_gang_keeps_the_others_apart_from_it() -> None:
+def test_capacity_cleared_for_one_of_a_gang_keeps_the_others_apart_from_it() -> None:
     cluster = cluster_of(
         machine("a", gpus=1, zone="z1"), machine("b", gpus=1, zone="z1"), machine("c", gpus=1, zone="z2")
     )

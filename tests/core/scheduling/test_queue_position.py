@@ -4,6 +4,7 @@ import pytest
 
 from bursar.core.objects.allocation import Gang
 from bursar.core.objects.ask import Where
+from bursar.core.scheduling.cycle.cycle import decide
 from bursar.core.scheduling.explain.explain import glimpse
 from bursar.core.scheduling.explain.queue_position import QueueOrder, QueueOrders, order_boosted, order_queue
 from bursar.core.scheduling.state.cluster_state import ClusterState
@@ -55,6 +56,22 @@ def test_members_of_a_gang_stand_together() -> None:
     )
     order = in_order(cluster, order_queue(cluster, POLICY, NOW))
     assert abs(order.index("g1") - order.index("g2")) == 1
+
+
+def test_positions_are_the_order_in_which_a_cycle_places() -> None:
+    """Also where shares move while the queue is taken: the traversal is the same."""
+    cluster = cluster_of(*[8] * 60)
+    for index in range(60):
+        tenant = ("physics", "biology", "chemistry")[index % 3]
+        gang = Gang(f"g{index % 3}", 4) if index % 5 == 0 else None
+        gpus = 1 + index % 4
+        waiting(cluster, ask(f"a{index:02}", gpus, tenant=tenant, gang=gang, submitted_at=NOW - 9000 + 97 * index))
+    line = order_queue(cluster, POLICY, NOW)
+    expected = in_order(cluster, line)
+    plan = decide(cluster.copy(), POLICY, NOW)
+    placed_in_order = [uid for one in plan.bindings for uid in sorted(ask.uid for ask, _ in one.members)]
+    assert len(placed_in_order) == 60
+    assert placed_in_order == expected
 
 
 def test_far_behind_the_front_the_order_of_submission_holds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,12 @@ GPU = "nvidia.com/gpu"
     [
         (
             PendingReason(ReasonCode.NO_CAPACITY, GPU, 15, short=(Short(GPU, 4000, 2000, 12, 3),), matching=12),
-            "no node has 4 nvidia.com/gpu free: the most is 2, on 3 of 12 matching nodes",
+            "needs 4 nvidia.com/gpu on one node; the most free is 2, on 3 of 12 matching nodes",
             "Wait for 2 more nvidia.com/gpu to come free on one node, or add a node; 2 nvidia.com/gpu would fit now.",
         ),
         (
             PendingReason(ReasonCode.NO_CAPACITY, GPU, 1, short=(Short(GPU, 4000, 0, 1, 1),), matching=1),
-            "no node has 4 nvidia.com/gpu free: the only matching node has none",
+            "needs 4 nvidia.com/gpu on one node; 0 free on the only matching node",
             "Wait for 4 more nvidia.com/gpu to come free on one node, or add a node.",
         ),
         (
@@ -29,8 +29,8 @@ GPU = "nvidia.com/gpu"
                 short=(Short(GPU, 4000, 8000, 9, 3), Short("memory", 64 << 30, 96 << 30, 3, 1)),
                 matching=12,
             ),
-            "none of 12 matching nodes has all of it free: 9 lack 4 nvidia.com/gpu, 3 lack 64Gi memory",
-            "Wait for something to end, add a node, or ask for less.",
+            "none of 12 matching nodes has everything free: 9 lack 4 nvidia.com/gpu, 3 lack 64Gi memory",
+            "Wait for work to end, add a node, or ask for less.",
         ),
         (
             PendingReason(
@@ -42,8 +42,8 @@ GPU = "nvidia.com/gpu"
                 matching=12,
             ),
             (
-                "no node has 4 nvidia.com/gpu free: the most is 1, on 1 of 2 matching nodes; "
-                "others are kept out by pod anti-affinity (10)"
+                "needs 4 nvidia.com/gpu on one node; the most free is 1, on 1 of 2 matching nodes; "
+                "more nodes are excluded by pod anti-affinity (10)"
             ),
             (
                 "Wait for 3 more nvidia.com/gpu to come free on one node, or add a node; "
@@ -60,36 +60,36 @@ GPU = "nvidia.com/gpu"
                 matching=3,
                 closed=(("a", "cordoned"), ("b", "not ready")),
             ),
-            "there is no room for all 4 nodes at once: 3 would fit now, on 3 nodes of 3; a is cordoned, b is not ready",
             (
-                "An administrator can uncordon a or bring b back. "
-                "Wait for something to end, add a node, or ask for less."
+                "not enough capacity for all 4 nodes at once: 3 would fit now, on 3 nodes of 3; "
+                "a is cordoned, b is not ready"
             ),
+            ("An administrator can uncordon a or bring b back. Wait for work to end, add a node, or ask for less."),
         ),
         (
             PendingReason(ReasonCode.NO_CAPACITY, "nodes", 4, short=(Short("nodes", 3, 1, 3),), matching=4),
-            "3 whole nodes asked: 1 of 4 matching nodes are empty",
-            "Wait for something to end, add a node, or ask for less.",
+            "needs 3 whole nodes; 1 of 4 matching nodes empty",
+            "Wait for work to end, add a node, or ask for less.",
         ),
         (
             PendingReason(ReasonCode.NO_CAPACITY, GPU, 4, (("together", 2),), (Short("members", 8, 5, 2),), matching=4),
-            "there is no room for all 8 members at once: 5 would fit now, on 2 nodes of 4",
-            "Wait for something to end, add a node, or ask for less.",
+            "not enough capacity for all 8 members at once: 5 would fit now, on 2 nodes of 4",
+            "Wait for work to end, add a node, or ask for less.",
         ),
         (
             PendingReason(ReasonCode.NO_CAPACITY, GPU, 9, (("together", 2),), (Short("nodes", 4, 2, 7),), matching=9),
-            "there is no room for all 4 nodes at once: 2 would fit now, on 2 nodes of 9",
-            "Wait for something to end, add a node, or ask for less.",
+            "not enough capacity for all 4 nodes at once: 2 would fit now, on 2 nodes of 9",
+            "Wait for work to end, add a node, or ask for less.",
         ),
         (
             PendingReason(ReasonCode.AFFINITY, nodes=3, excluded=(("pod_affinity", 3),), matching=3),
-            "no node with room is near those it must be near; kept out by pod affinity (3)",
-            "Free room where those are that it must be near, or make the affinity a preference.",
+            "no node with free capacity is near the allocations it must be near; excluded by pod affinity (3)",
+            "Free capacity near the allocations it must be near, or make the affinity a preference.",
         ),
         (
             PendingReason(ReasonCode.AFFINITY, nodes=3, excluded=(("pod_affinity", 3),), matching=3, absent="rack"),
-            "none of those it must be near runs on a node with the label rack",
-            "Start those that it must be near first, correct the labelSelector, or make it a preference.",
+            "none of the allocations it must be near runs on a node with the label rack",
+            "Start the allocations it must be near first, correct the labelSelector, or make it a preference.",
         ),
         (
             PendingReason(ReasonCode.QUOTA_EXCEEDED, limits=(("tenant:physics", GPU, 100_000, 98_000, 4000),)),
@@ -119,20 +119,17 @@ GPU = "nvidia.com/gpu"
                 nodes=3,
                 excluded=(("nodeSelector zone=b", 2), ("not_ready_or_cordoned", 1)),
             ),
-            (
-                "none of 3 nodes is of the kind that is asked for; kept out by nodeSelector zone=b (2), "
-                "not ready or cordoned (1)"
-            ),
+            ("none of 3 nodes matches; excluded by nodeSelector zone=b (2), not ready or cordoned (1)"),
             "Change nodeSelector zone=b, or label, untaint or add a node so that one matches.",
         ),
         (
             PendingReason(ReasonCode.NO_MATCHING_NODES, nodes=3, excluded=(("labels", 3),)),
-            "none of 3 nodes is of the kind that is asked for; kept out by node selector or affinity (3)",
+            "none of 3 nodes matches; excluded by node selector or affinity (3)",
             "Change the node selector, affinity or tolerations, or label, untaint or add a node so that one matches.",
         ),
         (
             PendingReason(ReasonCode.GANG_INCOMPLETE, members=2, members_min=4),
-            "waiting for gang members: 2 of 4 are there",
+            "waiting for gang members: 2 of 4 submitted",
             "Submit 2 more with the same groupId, or ask for a smaller minMembers.",
         ),
         (
@@ -142,13 +139,16 @@ GPU = "nvidia.com/gpu"
         ),
         (
             PendingReason(ReasonCode.NO_NODES_ACTIVE, nodes=2),
-            "none of 2 nodes takes work: all are cordoned or not ready",
+            "none of 2 nodes accepts work: all are cordoned or not ready",
             "Add a node, uncordon one, or bring one back that is not ready.",
         ),
         (
             PendingReason(ReasonCode.SPREAD, nodes=9, excluded=(("topology_spread", 9),), matching=9),
-            "every node with room is where too many of its kind are already; kept out by topology spread (9)",
-            "Free room in the emptier domains, raise maxSkew, or use whenUnsatisfiable: ScheduleAnyway.",
+            (
+                "every node with free capacity is in a domain where one more would exceed maxSkew; "
+                "excluded by topology spread (9)"
+            ),
+            "Free capacity in the emptier domains, raise maxSkew, or use whenUnsatisfiable: ScheduleAnyway.",
         ),
     ],
 )

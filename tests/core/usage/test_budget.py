@@ -11,10 +11,10 @@ from bursar.core.usage.budget import (
     BudgetHours,
     BudgetNews,
     BudgetState,
+    budget_message,
     news,
     next_state,
     penalty,
-    told,
     used_fraction,
 )
 
@@ -153,20 +153,23 @@ def test_people_are_told_what_is_news_to_them(before: str, after: str, what: str
         pytest.param(
             BudgetHours(12.5, 12.5, 0, None, 90),
             BudgetState.EXHAUSTED,
-            "the budget is used up: 12.5 of 12.5 GPU-hours in the last 90 days. New work runs when nobody else wants "
-            "the room; what runs goes on",
+            "the budget is used up: 12.5 of 12.5 GPU-hours in the last 90 days. Running work continues; new work runs "
+            "on capacity nobody else wants",
             id="used up",
         ),
         pytest.param(
             BudgetHours(95, 100, 0, None, 90, "waldur"),
             BudgetState.WARNING,
-            "95 % of the budget is used: 95.0 of 100 GPU-hours as waldur has it",
+            "95 % of the budget is used: 95.0 of 100 GPU-hours according to waldur",
             id="somebody else's figures",
         ),
         pytest.param(
-            BudgetHours(5, None, 5, None, 90), BudgetState.WITHIN, "it has no budget of hours any more", id="none"
+            BudgetHours(5, None, 5, None, 90),
+            BudgetState.WITHIN,
+            "the tenant no longer has a budget of hours",
+            id="none",
         ),
     ],
 )
 def test_how_it_stands_in_words(hours: BudgetHours, state: BudgetState, words: str) -> None:
-    assert told(hours, state) == words
+    assert budget_message(hours, state) == words

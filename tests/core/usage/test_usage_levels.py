@@ -178,7 +178,7 @@ def test_a_placement_counts_what_it_has_and_its_largest_part_of_the_node() -> No
 
 def test_what_begins_and_ends_in_one_batch_is_kept_apart_from_what_ran_before() -> None:
     now = datetime(2026, 3, 1, 10, 0, 7, 900_000, tzinfo=UTC)
-    batch = UnitOfWork(now, Tree(), Counters(Tree(), {}))
+    batch = UnitOfWork(now, Tree(), Counters(Tree(), {}), str)
     one = Placement("a", "u", "ns", "x", "t", 2, False, {"cpu": 1000}, {})
     end_usage(batch, "u", "a", "Pending", "Preempted")
     begin_usage(batch, one, "t/ada", seconds_ago=3)

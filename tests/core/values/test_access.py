@@ -6,20 +6,18 @@ from hypothesis import strategies as st
 
 from bursar.core.values.access import (
     ANY,
-    CATALOGUE,
-    GRANTS,
-    RESOURCES,
     VERBS,
     Identity,
     Reach,
     Role,
-    allows,
     grantable,
     identity_fault,
     reach,
-    rules,
-    table,
 )
+from bursar.wire.kinds.registry import policy
+
+POLICY = policy()
+allows = POLICY.allows
 
 WHO = {
     "system-admin": Identity("root", Role.SYSTEM_ADMIN),
@@ -217,7 +215,7 @@ def test_the_table_says(who: str, may: bool, verb: str, what: str) -> None:
 
 @pytest.mark.parametrize("who", [who for who in WHO if who != "bootstrap"])
 def test_everybody_reads_the_catalogue_and_asks_what_it_may(who: str) -> None:
-    for kind in CATALOGUE:
+    for kind in POLICY.catalogue:
         assert all(allows(WHO[who], verb, kind) for verb in ("get", "list", "watch"))
         assert allows(WHO[who], "get", kind, "status")
     assert allows(WHO[who], "create", "selfsubjectaccessreviews")
@@ -229,7 +227,7 @@ def test_everybody_reads_the_catalogue_and_asks_what_it_may(who: str) -> None:
 def test_what_nobody_named_is_refused_to_everybody(who: str, word: str) -> None:
     if word not in VERBS | {ANY}:
         assert not allows(WHO[who], word, "allocations")
-    if word not in RESOURCES | {ANY}:
+    if word not in POLICY.resources | {ANY}:
         assert not allows(WHO[who], "get", word)
         assert not allows(WHO[who], "get", word, "status")
 
@@ -237,7 +235,7 @@ def test_what_nobody_named_is_refused_to_everybody(who: str, word: str) -> None:
 @pytest.mark.parametrize("who", [who for who in WHO if who != "system-admin"])
 @given(part=st.text(min_size=1, max_size=12).filter(lambda part: part not in {"approval", "status", "scale", "stdin"}))
 def test_only_the_system_s_admins_write_a_part_that_nobody_named(who: str, part: str) -> None:
-    for resource in RESOURCES:
+    for resource in POLICY.resources:
         assert not any(allows(WHO[who], verb, resource, part) for verb in ("create", "update", "patch", "delete"))
 
 
@@ -248,15 +246,15 @@ def test_only_the_system_s_admins_may_ask_for_everything(who: str) -> None:
 
 
 def test_every_word_in_the_table_is_known() -> None:
-    for rule in (rule for granted in GRANTS.values() for rule in granted):
+    for rule in (rule for granted in POLICY.grants.values() for rule in granted):
         assert set(rule.verbs) <= VERBS | {ANY}
-        assert {name.partition("/")[0] for name in rule.resources} <= RESOURCES | {ANY}
+        assert {name.partition("/")[0] for name in rule.resources} <= POLICY.resources | {ANY}
 
 
 def test_every_role_has_its_rules() -> None:
-    assert set(GRANTS) == set(Role)
-    assert rules(WHO["user"]) == GRANTS[Role.USER]
-    assert rules(WHO["bootstrap"]) != GRANTS[Role.NODE]
+    assert set(POLICY.grants) == set(Role)
+    assert POLICY.rules(WHO["user"]) == POLICY.grants[Role.USER]
+    assert POLICY.rules(WHO["bootstrap"]) != POLICY.grants[Role.NODE]
 
 
 @pytest.mark.parametrize(
@@ -331,7 +329,7 @@ def test_identities_that_cannot_be(role: Role, user: str, tenant: str, node: str
 
 
 def test_the_documentation_s_table_names_every_role_once_for_each_rule() -> None:
-    rows = table()
+    rows = POLICY.table()
     assert {row[0] for row in rows} == {"everybody", "node (bootstrap token)", *map(str, Role)}
     assert ("system-admin", "*", "*") in rows
     assert len(set(rows)) == len(rows)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bursar.core.values.address import is_address, is_callable, is_loopback, may_name
+from bursar.core.values.address import is_address, is_callable, is_loopback, may_name, may_resolve_to
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,7 @@ def test_what_is_none(text: str) -> None:
         ("10.1.2.3:8443", True),
         ("gpu-1.example.org:8443", True),
         ("127.0.0.1:8443", True),
+        ("[::1]:8443", True),
         ("[2001:db8::1]:8443", True),
         ("169.254.169.254:80", False),
         ("[::ffff:169.254.169.254]:80", False),
@@ -88,3 +89,27 @@ def test_only_who_comes_over_loopback_is_called_there(address: str) -> None:
 
 def test_who_comes_from_elsewhere_names_any_machine() -> None:
     assert may_name("10.1.2.4:22", "ipv4:10.1.2.3:40000")
+
+
+@pytest.mark.parametrize(
+    ("address", "number", "allowed"),
+    [
+        ("gpu-1.example:8443", "10.0.0.9", True),
+        ("gpu-1.example:8443", "fd00::9", True),
+        ("gpu-1.example:8443", "127.0.0.1", False),
+        ("gpu-1.example:8443", "127.0.1.1", False),
+        ("gpu-1.example:8443", "::1", False),
+        ("gpu-1.example:8443", "::ffff:127.0.0.1", False),
+        ("gpu-1.example:8443", "169.254.169.254", False),
+        ("gpu-1.example:8443", "::ffff:169.254.169.254", False),
+        ("gpu-1.example:8443", "fe80::1%eth0", False),
+        ("gpu-1.example:8443", "0.0.0.0", False),
+        ("gpu-1.example:8443", "::", False),
+        ("gpu-1.example:8443", "224.0.0.1", False),
+        ("localhost:8443", "127.0.0.1", True),
+        ("agent.localhost.:8443", "::1", True),
+        ("localhost:8443", "169.254.169.254", False),
+    ],
+)
+def test_a_name_may_not_lead_where_a_number_may_not(address: str, number: str, allowed: bool) -> None:
+    assert may_resolve_to(address, number) is allowed

@@ -120,9 +120,8 @@ def test_writes(dimension: str, amount: int, expected: str) -> None:
 
 
 def test_quantities_come_back_canonical() -> None:
-    assert quantity.canonical("memory", "8192Mi") == "8Gi"
-    assert quantity.canonical("cpu", "0.50") == "500m"
-    assert quantity.canonical("cpu", "2000m") == "2"
+    for dimension, written, canonical in (("memory", "8192Mi", "8Gi"), ("cpu", "0.50", "500m"), ("cpu", "2000m", "2")):
+        assert quantity.format_amount(dimension, quantity.amount(dimension, written)) == canonical
 
 
 @pytest.mark.parametrize(

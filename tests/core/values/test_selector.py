@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.core.values import selector
-from bursar.core.values.selector import EVERYTHING, Op, Selector, SelectorError, SelectorTerm
+from bursar.core.values.selector import Op, Selector, SelectorError, SelectorTerm
 
 FIELDS = ("metadata.name", "spec.nodeName", "status.phase")
 
@@ -79,69 +79,6 @@ def test_reads_the_string_form(text: str, terms: list[SelectorTerm]) -> None:
 def test_refuses_the_string_form(text: str, fault: str) -> None:
     with pytest.raises(SelectorError, match=fault):
         selector.parse(text)
-
-
-def test_reads_the_mapping_form() -> None:
-    written: dict[str, object] = {
-        "matchLabels": {"b": "2", "a": "1"},
-        "matchExpressions": [
-            {"key": "c", "operator": "In", "values": ["y", "x"]},
-            {"key": "d", "operator": "NotIn", "values": ["z"]},
-            {"key": "e", "operator": "Exists"},
-            {"key": "f", "operator": "DoesNotExist", "values": []},
-        ],
-    }
-    assert selector.to_text(selector.from_mapping(written)) == "a=1,b=2,c in (x,y),d!=z,e,!f"
-
-
-def test_an_empty_mapping_selects_everything() -> None:
-    assert selector.from_mapping({}) == EVERYTHING
-    assert selector.from_mapping({"matchLabels": None, "matchExpressions": None}) == EVERYTHING
-
-
-@pytest.mark.parametrize(
-    ("mapping", "fault"),
-    [
-        pytest.param({"matchlabels": {}}, "unknown field", id="a misspelt field"),
-        pytest.param({"matchLabels": ["a"]}, "must be an object", id="labels as an array"),
-        pytest.param({"matchLabels": {"a": 1}}, "must be strings", id="a number as a value"),
-        pytest.param({"matchLabels": {"a b": "c"}}, "label key", id="a bad key"),
-        pytest.param({"matchExpressions": {}}, "must be an array", id="expressions as an object"),
-        pytest.param({"matchExpressions": ["a"]}, "must be an object", id="an expression as text"),
-        pytest.param({"matchExpressions": [{"key": "a", "op": "In"}]}, "must be an object of", id="an unknown member"),
-        pytest.param({"matchExpressions": [{"operator": "In"}]}, "needs a key", id="no key"),
-        pytest.param(
-            {"matchExpressions": [{"key": "a", "operator": "Gt"}]}, "needs an operator", id="another operator"
-        ),
-        pytest.param(
-            {"matchExpressions": [{"key": "a", "operator": []}]}, "needs an operator", id="no operator at all"
-        ),
-        pytest.param(
-            {"matchExpressions": [{"key": "a", "operator": "In"}]}, "at least one value", id="In without values"
-        ),
-        pytest.param(
-            {"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]},
-            "must not have values",
-            id="Exists with values",
-        ),
-        pytest.param(
-            {"matchExpressions": [{"key": "a", "operator": "In", "values": "b"}]},
-            "must be an array",
-            id="values as text",
-        ),
-        pytest.param(
-            {"matchExpressions": [{"key": "a", "operator": "Exists"}] * 65}, "too many terms", id="too many terms"
-        ),
-        pytest.param(
-            {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"] * 1025}]},
-            "too many values",
-            id="too many values",
-        ),
-    ],
-)
-def test_refuses_the_mapping_form(mapping: dict[str, object], fault: str) -> None:
-    with pytest.raises(SelectorError, match=fault):
-        selector.from_mapping(mapping)
 
 
 @pytest.mark.parametrize(

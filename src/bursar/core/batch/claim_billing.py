@@ -1,15 +1,15 @@
-"""How a claimed node is paid for beforehand: one lease of all that it has, whether anything runs there or not.
+"""Prepaid node claims: one lease pays for the whole node, whether anything runs there or not.
 
-It is a lease like those of placements, with a longer window, for it is nobody's beat that extends it but the
-controller's. What is placed on the node meanwhile is paid by it as well: so it ends as all paid work does when nothing
-more is granted, also where nobody can be reached. What cannot be paid any more is emptied and given back.
+It is a lease like those of placements, with a longer window, because the controller extends it instead of a heartbeat.
+It also pays for the work placed on the node, which therefore ends like all prepaid work when no more time is granted,
+even on an unreachable node. A node that is no longer paid for is emptied and released.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bursar.core.batch.placement_billing import gpus_in, owners_of, payer, priced_of
+from bursar.core.batch.placement_billing import account_of, gpus_in, payer_of, priced_of
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.lease import Lease, LeaseState, Mode
 from bursar.core.credit.ledger import Ledger
@@ -19,28 +19,29 @@ from bursar.core.values.money import MICROS
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
 
-# How far ahead a claim is paid at least; it is renewed when half of that is used.
+# The prepaid time of a claim; it is renewed when half of that is used.
 WINDOW_SECONDS = 600
 
 
 def lease_of_claim(batch: UnitOfWork, capacity: NodeCapacity, claim: NodeClaim) -> Lease | Refusal | None:
-    """The lease that would pay for a claimed node; None where its tenant does not pay beforehand."""
-    terms = batch.tree.prepaid.get(claim.tenant)
-    if terms is None:
+    """The lease that would pay for a claimed node; None if its tenant is not prepaid."""
+    payer = payer_of(batch, claim.tenant, claim.holder)
+    if payer.terms is None:
         return None
-    account = payer(batch, owners_of(claim.tenant, claim.holder))
+    account = account_of(batch, payer.owners)
     if isinstance(account, Refusal):
         return account
     amounts = priced_of(capacity.allocatable)
+    window = max(WINDOW_SECONDS * MICROS, batch.tree.credits.window(payer.terms))
     return Lease(
-        0, account, claim.id, window=max(WINDOW_SECONDS * MICROS, batch.tree.credits.window(terms)), amounts=amounts,
-        klass=batch.classes.get(capacity.name, ""), gpus=gpus_in(amounts), discount=terms.discount, mode=Mode.RESERVE,
-        uid=claim.id, node=capacity.name, work=f"claim of {capacity.name}",
+        0, account, claim.id, window=window, amounts=amounts,
+        klass=batch.classes.get(capacity.name, ""), gpus=gpus_in(amounts), discount=payer.terms.discount,
+        mode=Mode.RESERVE, uid=claim.id, node=capacity.name, work=f"claim of {capacity.name}",
     )  # fmt: skip
 
 
 def lacking_after(ledger: Ledger, closed: Iterable[int], draft: Lease) -> Refusal | None:
-    """Why a lease cannot be opened, though these are closed first. Nothing is changed: all of it is tried on a copy."""
+    """The refusal of opening a lease after closing others; None if it can be opened. It is tried on a copy."""
     copy = Ledger(
         ledger.now,
         ledger.prices,
@@ -53,7 +54,7 @@ def lacking_after(ledger: Ledger, closed: Iterable[int], draft: Lease) -> Refusa
 
 
 def close_now(ledger: Ledger, number: int) -> None:
-    """Settle a lease that is open by our own clock, to this moment and for ever: nobody measures it once more."""
+    """Settle an open lease by the ledger's clock, up to now and finally: no measurement follows."""
     lease = ledger.leases.get(number)
     if lease is None or lease.state is not LeaseState.OPEN:
         return
@@ -62,12 +63,12 @@ def close_now(ledger: Ledger, number: int) -> None:
 
 
 def is_due(lease: Lease, now: int) -> bool:
-    """Whether it is time to pay further ahead: half of what was paid is used, or more was refused before."""
+    """Whether a lease must be extended: half of the paid time is used, or more was refused before."""
     return bool(lease.final) or lease.paid_until - now <= lease.window // 2
 
 
 def is_over(lease: Lease, now: int, freeze_micros: int) -> bool:
-    """Whether what was paid is used up and no more was granted. Who only spends too fast stands still for a while
-    first, as all work does."""
+    """Whether the paid time is used up and no more was granted. If only the spending rate is too high, it is frozen for
+    a while first, like all prepaid work."""
     still = freeze_micros if lease.final == Code.SPEND_RATE_EXCEEDED else 0
     return bool(lease.final) and lease.paid_until + still <= now

@@ -1,18 +1,18 @@
-"""The sheet of a batch: what was read under locks, and what has been decided on it so far.
+"""The unit of work of a batch: the rows read under locks, and the effects decided so far.
 
-Commands are decided one after another on the same sheet, so each sees the effects of those before it. A command that is
-refused must leave the sheet as it found it: rules check everything first, and only then write.
+Commands are decided one after another on the same unit of work, so each sees the effects of those before it. A refused
+command must leave it unchanged: rules check everything before they change anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from bursar.core.credit.ledger import Ledger
 from bursar.core.nodes.liveness import SeenHeartbeat
-from bursar.core.nodes.node import NodeCapacity, Placement
+from bursar.core.nodes.node import CapacityRise, NodeCapacity, Placement
 from bursar.core.objects.allocation import GangKey, GangRow
 from bursar.core.objects.notification import Notification
 from bursar.core.objects.object import UNASSIGNED, Key, Origin, Stored, Write
@@ -24,38 +24,42 @@ from bursar.core.values.replace import replace
 
 @dataclass(slots=True)
 class UnitOfWork:
+    """The unit of work of one batch: the rows read under locks, and the effects decided so far."""
+
     now: datetime
     tree: Tree
     counters: Counters
-    era: int = 0  # of the database: another one, and a later one, after it was restored from a backup
+    new_uid: Callable[[str], str]  # returns a uid with this prefix that sorts by time
+    era: int = 0  # of the database: it rises when the database is restored from a backup
     objects: dict[Key, Stored] = field(default_factory=dict)
-    recent: set[Key] = field(default_factory=set)  # objects that exist, and were not read again
+    recent: set[Key] = field(default_factory=set)  # objects known to exist that were not read again
     nodes: dict[str, NodeCapacity] = field(default_factory=dict)
-    heartbeats: dict[str, SeenHeartbeat] = field(default_factory=dict)  # of the nodes that were ever heard
+    heartbeats: dict[str, SeenHeartbeat] = field(default_factory=dict)  # the nodes' last heartbeats
     placements: dict[str, tuple[Placement, ...]] = field(default_factory=dict)  # by the allocation's uid
     gangs: dict[GangKey, GangRow] = field(default_factory=dict)
-    # Only where a node is claimed for sensitive work: how many are in the whole system, and what is placed on it.
+    # Set only if a node is claimed: the number of claimed nodes in the system, and the work placed on the node.
     claimed: int = 0
     occupants: dict[str, list[tuple[Placement, Stored]]] = field(default_factory=dict)  # by node
-    # Only where something is paid for: accounts and leases, and whose account is which.
+    # Set only if something is prepaid: accounts and leases, and the account of each user.
     ledger: Ledger | None = None
     payers: dict[tuple[str, str], int] = field(default_factory=dict)  # by (tenant, user)
-    # Only where something is paid for or begins to be used: of which class the devices of nodes are.
+    # Set only if something is prepaid or starts: the device class of nodes.
     classes: dict[str, str] = field(default_factory=dict)
-    # What is to be saved.
+    # Effects to save.
     writes: list[Write] = field(default_factory=list)
     recharged: dict[Key, Stored] = field(default_factory=dict)
     touched_nodes: set[str] = field(default_factory=set)
-    used_nodes: set[str] = field(default_factory=set)  # of which nothing moved but their room
+    used_nodes: set[str] = field(default_factory=set)  # nodes of which only the free capacity changed
     removed_nodes: set[str] = field(default_factory=set)
-    disowned_nodes: set[str] = field(default_factory=set)  # whose tokens and certificates count no more
+    disowned_nodes: set[str] = field(default_factory=set)  # nodes whose tokens and certificates become invalid
     node_uids: dict[str, str] = field(default_factory=dict)
     placed: dict[tuple[str, str], Placement] = field(default_factory=dict)  # by (node, uid)
-    # (node, uid) of stored placements that go, before new ones come
+    # (node, uid) of stored placements to remove, before new ones are added
     lifted: set[tuple[str, str]] = field(default_factory=set)
     touched_gangs: set[GangKey] = field(default_factory=set)
     notifications: list[Notification] = field(default_factory=list)
-    # Hours: by (node, uid) what begins to be used, and what that began before ends; apart what does both in one batch.
+    rises: list[CapacityRise] = field(default_factory=list)  # logged after the commit
+    # Usage: by (node, uid) the use that begins, and the use that ends; use that does both in one batch is separate.
     begun: dict[tuple[str, str], UsageBegan] = field(default_factory=dict)
     ended: dict[tuple[str, str], UsageEnded] = field(default_factory=dict)
     spent: list[tuple[UsageBegan, UsageEnded]] = field(default_factory=list)
@@ -71,17 +75,17 @@ class UnitOfWork:
         return write
 
     def remove(self, key: Key, origin: Origin, last: Stored | None = None) -> Write:
-        """Remove an object; `last` is its final state, where that differs from what was stored."""
+        """Remove an object; `last` is its final state, if that differs from the stored one."""
         self.recharged.pop(key, None)
         write = Write(key, self.objects.pop(key), None, origin, last=last)
         self.writes.append(write)
         return write
 
     def recharge(self, after: Stored) -> None:
-        """Change what an object holds, and nothing that it shows."""
+        """Change an object's charge, and no other field."""
         self.objects[after.key] = after
         if after.revision == UNASSIGNED:
-            # It was written in this batch: its line in the feed carries the charge along.
+            # It was written in this batch, and that write saves the charge as well.
             last = next(write for write in reversed(self.writes) if write.key == after.key)
             last.after = after
         else:
@@ -95,7 +99,7 @@ class UnitOfWork:
             self.node_uids[capacity.name] = uid
 
     def use_node(self, capacity: NodeCapacity) -> None:
-        """Give or take back room; what the node offers stays as it is."""
+        """Change a node's allocated amounts; its allocatable ones stay."""
         self.nodes[capacity.name] = capacity
         self.used_nodes.add(capacity.name)
 
@@ -107,7 +111,7 @@ class UnitOfWork:
         self.disown_node(name)
 
     def disown_node(self, name: str) -> None:
-        """Whatever the node proved itself with so far is refused from now on."""
+        """Invalidate the node's tokens and certificates."""
         self.disowned_nodes.add(name)
 
     def place(self, placements: Sequence[Placement]) -> None:
@@ -115,7 +119,7 @@ class UnitOfWork:
         self.placed.update({(one.node, one.uid): one for one in placements})
 
     def lift(self, uid: str, node: str = "") -> tuple[Placement, ...]:
-        """Remove the placements of what is confirmed gone, from one node or from all, and return them."""
+        """Remove the placements of work that is confirmed gone, from one node or from all, and return them."""
         there = self.placements.pop(uid, ())
         gone = tuple(one for one in there if node in ("", one.node))
         if left := tuple(one for one in there if one not in gone):
@@ -130,7 +134,7 @@ class UnitOfWork:
         self.touched_gangs.add(key)
 
     def tenant_of(self, one: Stored) -> str:
-        """Whose it is: its namespace says so."""
+        """The tenant of an object, by its namespace."""
         namespace = self.tree.namespaces.get(one.key.namespace)
         return namespace.tenant if namespace is not None else one.tenant
 
@@ -138,13 +142,13 @@ class UnitOfWork:
         return [one for one in self.objects.values() if one.key.namespace == namespace and one.gang == gang]
 
 
-# Hours.
+# Usage.
 
 
 def begin_usage(batch: UnitOfWork, part: Placement, user: str = "", *, seconds_ago: float = 0.0) -> None:
-    """From now on, in whole seconds, the tenant and the user of a placement use what it has of its node.
+    """Begin counting the use of a placement, for its tenant and its user, from now on, in whole seconds.
 
-    What stands for a claim of a whole node is a placement as well: an exclusive one, that is not stored.
+    A claim of a whole node is represented by a placement as well: an exclusive one that is not stored.
     """
     at = int(batch.now.timestamp() - seconds_ago)
     batch.begun[part.node, part.uid] = UsageBegan(
@@ -154,7 +158,7 @@ def begin_usage(batch: UnitOfWork, part: Placement, user: str = "", *, seconds_a
 
 
 def end_usage(batch: UnitOfWork, uid: str, node: str, phase: str, reason: str = "") -> None:
-    """It is over. What did not begin has nothing to end."""
+    """End counting the use of a placement, if it began."""
     ended = UsageEnded(uid, node, int(batch.now.timestamp()), phase, reason)
     if began := batch.begun.pop((node, uid), None):
         batch.spent.append((began, ended))

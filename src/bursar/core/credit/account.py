@@ -1,6 +1,6 @@
-"""Accounts: what is there, what of it is held for leases, and the limits that the owner must keep.
+"""Credit accounts: the posted balance, the holds of open leases, and limits on credit, GPUs, spend rate and day.
 
-All of it is one row: one lock, one decision. Times are microseconds since 1970 by the database's clock.
+An account is one row, so that one lock covers a decision. Times are microseconds since 1970 by the database's clock.
 """
 
 from __future__ import annotations
@@ -18,45 +18,47 @@ from bursar.core.values.money import MICROS, cost, credits_of
 from bursar.core.values.refusal import Cause, Code, Refusal
 from bursar.core.values.wording import counted
 
-# The system's own accounts. Their balances are summed up when somebody asks: no row of theirs is ever a hot one.
+# The system's own accounts. Their balances are summed on request, so that no transaction contends for their rows.
 TOPUPS, REVENUE, WRITE_OFF, ADJUSTMENTS = 1, 2, 3, 4
 SYSTEM_ACCOUNTS = {TOPUPS: "system/topups", REVENUE: "system/revenue", WRITE_OFF: "system/write-off",
                    ADJUSTMENTS: "system/adjustments"}  # fmt: skip
 FIRST_ACCOUNT = 100
 QUARTER = 15 * 60 * MICROS
-FILED = "@"  # no name of a tenant has it
+FILED = "@"  # no tenant's name may contain it
 
 
 class AccountStatus(StrEnum):
-    ACTIVE = "active"
-    SUSPENDED = "suspended"  # nothing new is leased, and nothing is extended
-    CLOSED = "closed"
+    """The status of an account."""
+
+    ACTIVE = "active"  # it can be spent from
+    SUSPENDED = "suspended"  # no lease is opened or extended
+    CLOSED = "closed"  # it is empty and cannot be activated again
 
 
 class Account(Struct):
-    """A tenant's pool (`user` is empty), or a user's account within a tenant."""
+    """A credit account: a tenant's pool (`user` is empty), or a user's account within a tenant."""
 
     id: int
     tenant: str
     user: str = ""
     status: AccountStatus = AccountStatus.ACTIVE
     posted: int = 0  # the sum of its entries
-    held: int = 0  # of that, what open leases may still use
+    held: int = 0  # the part of it that open leases may still use
     credit_limit: int = 0
-    gpus: int = 0  # thousandths that are leased
+    gpus: int = 0  # leased, in thousandths
     gpus_max: int | None = None
-    spend_rate_max: int | None = None  # nanocredits a second that may be leased in the long run
-    spend_burst: int = 0  # what may be leased at once
+    spend_rate_max: int | None = None  # nanocredits a second: the fill rate of the token bucket
+    spend_burst: int = 0  # the size of the token bucket
     tokens: int = 0
     tokens_at: int = 0
     daily_cap: int | None = None
-    stop_at_cap: bool = False  # whether running work is stopped at the cap as well
+    stop_at_cap: bool = False  # whether the cap also stops running work
     time_zone: str = "UTC"
     day: int = 0  # the day of `day_posted`, in that time zone
     day_posted: int = 0
-    low_balance: int | None = None  # below this its owner is told
+    low_balance: int | None = None  # the threshold of the low-balance notification
     version: int = 0
-    tenant_uid: str = ""  # names are given anew; an account is one tenant's for ever
+    tenant_uid: str = ""  # tells tenants of one name apart: an account belongs to one tenant for ever
 
     @property
     def name(self) -> str:
@@ -68,32 +70,30 @@ class Account(Struct):
 
     @property
     def is_low(self) -> bool:
-        """Whether its owner is to know that little is left."""
+        """Whether the available credit is below the low-balance threshold."""
         return self.low_balance is not None and self.available < self.low_balance
 
 
 class Owner(NamedTuple):
-    """Whose account it is: a user's within a tenant, or the tenant's pool."""
+    """The owner of an account: a user within a tenant, or the tenant (its pool)."""
 
     tenant: str
     user: str = ""
 
 
 def filed_name(tenant: str, uid: str) -> str:
-    """The name under which everything of a deleted tenant is filed: no living tenant can have it."""
+    """The name of a deleted tenant's accounts, NAME@UID, which no present tenant can have."""
     return f"{tenant}{FILED}{uid}"
 
 
 def is_filed(tenant: str) -> bool:
-    """Whether this is the name of a deleted tenant's books, NAME@UID."""
+    """Whether the name is that of a deleted tenant's accounts, NAME@UID."""
     return FILED in tenant
 
 
 def books_closed(owner: Owner) -> Refusal:
-    return Refusal(
-        Code.IMMUTABLE,
-        f"tenant {owner.tenant} was deleted: its accounts can be read, and not changed",
-    )
+    """Refuse a change of a deleted tenant's account."""
+    return Refusal(Code.IMMUTABLE, f"tenant {owner.tenant} was deleted: its accounts can be read, but not changed")
 
 
 def account_name(tenant: str, user: str = "") -> str:
@@ -101,26 +101,26 @@ def account_name(tenant: str, user: str = "") -> str:
 
 
 def no_account(owner: Owner) -> Refusal:
-    """There is none of that name; or none that whoever asks may see, which is said alike."""
+    """Refuse an account that does not exist, or that the caller may not see, with the same message."""
     name = account_name(*owner)
     return Refusal(
         Code.NOT_FOUND,
         f'accounts "{name}" not found',
         f"A billing admin opens it: bursar credit open {name}"
         if owner.user
-        else f"It begins with its first top-up, by a billing admin: bursar credit topup AMOUNT --account {name}",
+        else f"A billing admin opens it with the first top-up: bursar credit topup AMOUNT --account {name}",
     )
 
 
 def spends_anothers(account: Account, own: Account | None) -> Refusal | None:
-    """Why somebody who has an account of their own cannot spend from this one: users do not choose who pays."""
+    """Refuse spending from an account other than the caller's own: users cannot choose the payer."""
     if own is None or own.id == account.id:
         return None
     return Refusal(Code.FORBIDDEN, f"account {own.name} pays for you, and not {account.name}")
 
 
 def left_behind(tenant: str, accounts: Iterable[Account]) -> Refusal | None:
-    """Why a tenant cannot be deleted: nobody could use its credit any more."""
+    """Refuse the deletion of a tenant whose accounts are not empty."""
     left = [one for one in accounts if one.posted or one.held or one.gpus]
     if not left:
         return None
@@ -128,14 +128,15 @@ def left_behind(tenant: str, accounts: Iterable[Account]) -> Refusal | None:
     return Refusal(
         Code.IN_USE,
         f'tenants "{tenant}" still has credit: {told}',
-        "Close its leases, and take out what is left by adjustments.",
+        "Close its leases, and take out the rest with adjustments: bursar credit adjust.",
     )
 
 
-# Limits. Each is asked before anything is changed.
+# Limits. All are checked before anything is changed.
 
 
 def closed(account: Account) -> Refusal | None:
+    """Refuse spending from an account that is not active."""
     if account.status is AccountStatus.ACTIVE:
         return None
     return Refusal(
@@ -146,7 +147,7 @@ def closed(account: Account) -> Refusal | None:
 
 
 def short_of_credit(account: Account, more: int) -> Refusal | None:
-    """Whether so much more cannot be held."""
+    """Refuse a hold beyond the available credit."""
     if more <= account.available:
         return None
     missing = more - account.available
@@ -160,7 +161,7 @@ def short_of_credit(account: Account, more: int) -> Refusal | None:
 
 
 def too_much_to_take(account: Account, amount: int) -> Refusal | None:
-    """Whether somebody would take out more than is neither held nor spent."""
+    """Refuse a withdrawal beyond the available credit."""
     if amount <= account.available:
         return None
     left = credits_of(max(0, account.available))
@@ -173,6 +174,7 @@ def too_much_to_take(account: Account, amount: int) -> Refusal | None:
 
 
 def too_many_gpus(account: Account, gpus: int) -> Refusal | None:
+    """Refuse a lease beyond the account's limit on concurrent GPUs."""
     if account.gpus_max is None or account.gpus + gpus <= account.gpus_max or not gpus:
         return None
     return Refusal(
@@ -185,7 +187,7 @@ def too_many_gpus(account: Account, gpus: int) -> Refusal | None:
 
 
 def tokens_at(account: Account, now: int) -> int:
-    """What of the spend rate has come together by now."""
+    """The tokens in the spend-rate bucket now."""
     if account.spend_rate_max is None:
         return 0
     grown = cost(account.spend_rate_max, max(0, now - account.tokens_at))
@@ -193,7 +195,7 @@ def tokens_at(account: Account, now: int) -> int:
 
 
 def too_fast(account: Account, more: int, now: int) -> Refusal | None:
-    """Whether so much more would be spent faster than allowed; what would help is to wait."""
+    """Refuse spending faster than the spend rate (a token bucket); the hint says how long to wait."""
     if account.spend_rate_max is None or more <= 0:
         return None
     tokens = tokens_at(account, now)
@@ -212,7 +214,7 @@ def too_fast(account: Account, more: int, now: int) -> Refusal | None:
 
 
 def beyond_the_day(account: Account, more: int, now: int) -> Refusal | None:
-    """Whether the day's cap, which counts what is posted and what is held, has no room for so much more."""
+    """Refuse spending beyond the daily cap, which counts the day's posted and all held credit."""
     if account.daily_cap is None or more <= 0:
         return None
     spent = posted_on(account, day_of(now, account.time_zone)) + account.held
@@ -232,7 +234,7 @@ def posted_on(account: Account, day: int) -> int:
 
 
 def day_of(now: int, zone: str) -> int:
-    """The number of the day in a time zone. Every zone's midnight is on a quarter of an hour."""
+    """The ordinal of the day in a time zone, cached by quarter hours: midnight of every zone falls on one."""
     return _day(now // QUARTER, zone)
 
 

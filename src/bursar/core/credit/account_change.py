@@ -1,7 +1,7 @@
-"""What a billing admin may change of an account: its standing and its limits, never its money.
+"""Changes of an account's status and limits by a billing admin. Its balance only changes by ledger entries.
 
-Everything is checked before anything is changed. Limits may be set below what is in use: they refuse what comes next.
-Only the credit limit may not, for then more would be owed than is allowed.
+All values are checked before any is changed. Limits may be set below the present use and then refuse increases. Only
+the credit limit may not, because the account would owe more than allowed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _or_none(check: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: "" if value is None else check(value)
 
 
-# What may be changed, and what is wrong with a value; None takes a limit away.
+# The fields that may be changed, each with the check of its value; None removes a limit.
 _CHECKS: Final[Mapping[str, Callable[[Any], str]]] = {
     "status": _status,
     "credit_limit": _amount,
@@ -64,7 +64,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], str]]] = {
 
 
 def amend(account: Account, changes: Mapping[str, Any], now: int) -> Refusal | None:
-    """Change fields of an account by name. A spend rate that is new begins with a full bucket."""
+    """Change fields of an account by name. A new spend rate begins with a full bucket."""
     if refusal := _wrong(changes) or _closing(account, changes) or _owing(account, changes):
         return refusal
     limited = account.spend_rate_max is not None
@@ -92,32 +92,32 @@ def _closing(account: Account, changes: Mapping[str, Any]) -> Refusal | None:
         return Refusal(Code.ENDED, f"account {account.name} is closed", "It stays closed.")
     if wanted != AccountStatus.CLOSED or account.status is AccountStatus.CLOSED:
         return None
-    return _paying(account) or _not_empty(account)
+    return _has_leases(account) or _not_empty(account)
 
 
-def _paying(account: Account) -> Refusal | None:
+def _has_leases(account: Account) -> Refusal | None:
     if not (account.held or account.gpus):
         return None
     return Refusal(
         Code.IN_USE,
-        f"account {account.name} pays for leases that are open: {credits_of(account.held)} credits are held",
-        "Suspend it, wait until its leases have ended, and close it then.",
+        f"account {account.name} has open leases: {credits_of(account.held)} credits are held",
+        "Suspend it, wait until its leases have ended, then close it.",
         (_left("holds", account, account.held),),
     )
 
 
 def _not_empty(account: Account) -> Refusal | None:
-    """What is closed stays closed: nobody could get at what is left in it, or would pay what it owes."""
+    """Refuse to close an account with a balance: closing is permanent, so nobody could use or pay it."""
     if not account.posted:
         return None
     what = (
         f"has {counted(credits_of(account.posted), 'credit')} left"
         if account.posted > 0
-        else (f"owes {counted(credits_of(-account.posted), 'credit')}")
+        else f"owes {counted(credits_of(-account.posted), 'credit')}"
     )
     return Refusal(
         Code.IN_USE,
-        f"account {account.name} {what}: only an empty account is closed",
+        f"account {account.name} {what}: only an empty account can be closed",
         f"First refund or adjust: bursar credit adjust {credits_of(-account.posted)} --account {account.name}"
         " --reason WHY",
         (_left("posted", account, account.posted),),

@@ -1,4 +1,4 @@
-"""Who pays, and how far ahead: what a tenant's or a tier's billing says, and what holds for all of them."""
+"""Billing terms: whether a tenant's work is prepaid, its lease mode, window and discount, and the system's policy."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from bursar.core.values.money import MICROS, NANO
 
 
 class Billing(StrEnum):
-    NONE = "none"
-    PREPAID = "prepaid"  # nothing runs that is not paid for
+    """Whether a tenant pays for its work in advance."""
+
+    NONE = "none"  # usage is metered, and not charged to an account
+    PREPAID = "prepaid"  # work runs only on leases that its account has paid
 
 
 class BillingTerms(Struct, frozen=True):
-    """A tenant's: its own where it says something, else its tier's."""
+    """The effective billing terms of a tenant: its own values, else those of its tier, else the defaults."""
 
     billing: Billing = Billing.NONE
     mode: Mode = Mode.STRICT
-    window_seconds: int | None = None  # how far each beat pays ahead; None: as the policy says for the mode
+    window_seconds: int | None = None  # how far each heartbeat pays ahead; None: the policy's value for the mode
     discount: int = 0  # hundredths of a percent
 
 
 class StatedTerms(Struct, frozen=True):
-    """What one of them says itself; None where it says nothing."""
+    """The billing terms that a tenant or a tier sets itself; None for values that it does not set."""
 
     billing: Billing | None = None
     mode: Mode | None = None
@@ -37,7 +39,7 @@ NOTHING_SAID = StatedTerms()
 
 
 def terms_of(own: StatedTerms, tier: StatedTerms) -> BillingTerms:
-    """Each answer by itself: the tenant's, else its tier's, else the default."""
+    """Resolve each value: the tenant's, else its tier's, else the default."""
     given = {}
     for name in StatedTerms.__struct_fields__:
         value = getattr(own, name)
@@ -49,22 +51,22 @@ def terms_of(own: StatedTerms, tier: StatedTerms) -> BillingTerms:
 
 
 class CreditPolicy(Struct, frozen=True):
-    """The system's settings, `spec.credits`."""
+    """The system's settings for credit, `spec.credits` of settings system."""
 
     lease_seconds: int = 120
     reserve_seconds: int = 3600
-    extend_seconds_max: int = 3600  # how far ahead anything may be paid by asking
-    throttle_seconds_max: int = 300  # how long work that spends too fast is frozen before it is ended
-    drift_credits: int = NANO  # adjustments beyond this are told
-    drift_account_credits: int = 10 * NANO  # an account whose adjustments add up to more in the period gets an alert
+    extend_seconds_max: int = 3600  # how far ahead an extension on request may pay
+    throttle_seconds_max: int = 300  # how long work above its spend rate is frozen before it is ended
+    drift_credits: int = NANO  # larger adjustments of one lease send a notification
+    drift_account_credits: int = 10 * NANO  # a larger sum of adjustments of an account in the period sends an alert
     drift_account_hours: int = 24  # that period
-    reconcile_seconds: int = 60  # how long after its end a lease is reconciled: late events have come by then
+    reconcile_seconds: int = 60  # the delay between the end of a lease and its reconciliation, for late events
     seal_seconds: int = 60
-    entry_days: int = 30  # how long entries are kept line by line
+    entry_days: int = 30  # how long single entries are kept
     credit_value: str = "1.00"
-    key_days: int = 90  # how old the key gets that signs what is granted to nodes
+    key_days: int = 90  # the rotation period of the key that signs lease tokens
 
     def window(self, terms: BillingTerms) -> int:
-        """In microseconds."""
+        """The lease window in microseconds."""
         default = self.reserve_seconds if terms.mode is Mode.RESERVE else self.lease_seconds
         return MICROS * (terms.window_seconds or default)

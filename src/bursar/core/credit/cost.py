@@ -1,7 +1,7 @@
-"""What use costs: from amounts of time to credits and to money, exactly until it is shown.
+"""Cost of usage in credits and in money, exact until it is displayed.
 
-Use is amount times seconds, in a resource's own unit (thousandths, or bytes); its cost is in nanocredits of the same
-unit. Sums are made over a common denominator and rounded once.
+Usage is amount times seconds in a resource's own unit (thousandths, or bytes); its cost is in nanocredits of the same
+unit. Sums use a common denominator and are rounded once.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from bursar.core.credit.price import GIB, is_device
+from bursar.core.credit.price import GIB
 from bursar.core.values.money import NANO, nanocredits
-from bursar.core.values.quantity import is_bytes
+from bursar.core.values.quantity import is_bytes, is_device
 
-# The parts that a bill is broken down into; what is none of them is `other`.
+# The parts of a bill; all other resources are `other`.
 PARTS: Final = ("cpu", "memory", "gpu", "storage")
 OTHER: Final = "other"
 CENTS: Final = 100
 
-_WHOLE: Final = 1000 * GIB  # what a nanocredit is in the common denominator
+_WHOLE: Final = 1000 * GIB  # one nanocredit over the common denominator
 
 
 def is_gpu(resource: str) -> bool:
@@ -26,7 +26,7 @@ def is_gpu(resource: str) -> bool:
 
 
 def part_of(resource: str) -> str:
-    """Which part of a bill a resource belongs to."""
+    """The part of a bill that a resource belongs to."""
     if is_gpu(resource):
         return "gpu"
     if resource == "memory" or resource.startswith("hugepages-"):
@@ -37,17 +37,17 @@ def part_of(resource: str) -> str:
 
 
 def fraction(resource: str, cost: int) -> int:
-    """A cost over the common denominator."""
+    """Convert a cost to the common denominator."""
     return cost * (1000 if is_bytes(resource) else GIB)
 
 
 def nano_of(fractions: int) -> int:
-    """In whole nanocredits, to the nearest."""
+    """Convert from the common denominator to whole nanocredits, rounded to the nearest."""
     return (2 * fractions + _WHOLE) // (2 * _WHOLE)
 
 
 def breakdown(costs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """What each part of a bill comes to, over the common denominator; all but `other` are always named."""
+    """Sums by part of a bill, over the common denominator; all parts but `other` are always present."""
     parts = dict.fromkeys(PARTS, 0)
     for resource, cost in costs:
         if cost:
@@ -57,9 +57,9 @@ def breakdown(costs: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def bill(parts: Mapping[str, int], credit_value: str) -> tuple[int, dict[str, int]]:
-    """The whole in cents, and its parts. Each is rounded to a neighbouring cent so that they add up to the whole."""
+    """The total in cents and its parts, rounded by the largest-remainder method so that they add up to the total."""
     value = nanocredits(credit_value)
-    cent = _WHOLE * NANO * NANO // CENTS  # what a cent is, of these fractions times the value
+    cent = _WHOLE * NANO * NANO // CENTS  # one cent, in fractions times the value of a credit
     exact = {name: amount * value for name, amount in parts.items()}
     whole = (2 * sum(exact.values()) + cent) // (2 * cent)
     cents = {name: amount // cent for name, amount in exact.items()}
@@ -70,6 +70,6 @@ def bill(parts: Mapping[str, int], credit_value: str) -> tuple[int, dict[str, in
 
 
 def money(cents: int) -> str:
-    """As in $12,450.00."""
+    """Format cents as $12,450.00."""
     sign = "-" if cents < 0 else ""
     return f"{sign}${abs(cents) // CENTS:,}.{abs(cents) % CENTS:02}"

@@ -1,11 +1,10 @@
-"""Drift of an account: by how much reconciliation changed the cost of its leases over a rolling period.
+"""Drift of an account: the sum of its reconciliation adjustments over a rolling period, and when it raises an alert.
 
-Adjustments are added up without their signs: an account that is overcharged for one job and undercharged for another is
-metered wrongly twice, however small the sum of the two. The period is counted in hours of the clock: the present one,
-and as many full ones before it as the settings say.
+Adjustments are summed by absolute value: an overcharge of one job does not cancel an undercharge of another. The period
+consists of clock hours: the present one, and as many full ones before it as the settings say.
 
 The owner gets an alert each time the sum rises above the limit. An account that stays above it gets another one when
-the last alert has left the period, so that drift without an end is not forgotten.
+the last alert has left the period.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ def hour_of(now: int) -> int:
 
 
 def first_hour(now: int, hours: int) -> int:
-    """The first hour of a period of so many full hours before the present one."""
+    """The first hour of a period with this many full hours before the present one."""
     return hour_of(now) - hours
 
 
 def crosses(before: Drift, more: int, limit: int) -> bool:
-    """Whether so much more drift needs an alert: it takes the sum above the limit, or finds it there without an alert
-    in the period."""
+    """Whether more drift raises an alert: the sum rises above the limit, or is above it without an alert in the
+    period."""
     return more > 0 and before.amount + more > limit and (before.amount <= limit or not before.alerted)

@@ -1,13 +1,12 @@
-"""Sealing: entries in blocks, blocks in pages, each with the hash of the one before.
+"""The hash chain of the ledger: entries are sealed in blocks, blocks in pages, each with the hash of its predecessor.
 
-What was sealed cannot be changed, taken out or put in without being seen: whoever changes a line must change the hash
-of its block, and of every block after it, and who has written down one later hash still sees it. Lines are hashed where
-they are kept (`entry_hash` in the schema); `line` says the same in words. What is above the lines is hashed here.
+The chain makes tampering evident: a change, removal or insertion of an entry changes the hash of its block and of every
+later block, so that any later hash that was copied elsewhere (an anchor) reveals it. The database hashes the entries
+(`entry_hash` in the schema); this module hashes blocks and pages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -17,9 +16,8 @@ from typing import Final
 from msgspec import Struct
 
 from bursar.core.credit.account import QUARTER
-from bursar.core.credit.ledger import Entry
 
-GENESIS: Final = bytes(32)  # what the first block and the first page come after
+GENESIS: Final = bytes(32)  # the predecessor's hash of the first block and the first page
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -43,7 +41,7 @@ class SealedBlock(Struct, frozen=True):
 
 
 class SealedPage(Struct, frozen=True):
-    """The blocks of a quarter of an hour that is over, rolled up together."""
+    """The sealed blocks of one past quarter of an hour, rolled up together."""
 
     number: int
     first_block: int
@@ -56,50 +54,35 @@ class SealedPage(Struct, frozen=True):
 
 
 class Check(StrEnum):
-    """What is verified. The names are those that metrics and doors show."""
+    """A check of the ledger's verification, as metrics and the API name it."""
 
-    CHAIN = "chain"  # a block or page is not as it was sealed, or not after the one before
-    ENTRY = "entry"  # a line was changed, taken out or put in
-    KEPT = "kept"  # so with one that is kept for ever
-    ROLLUP = "rollup"  # sums are not those of the lines
+    CHAIN = "chain"  # a block or page was changed, or does not follow its predecessor
+    ENTRY = "entry"  # an entry was changed, removed or inserted
+    KEPT = "kept"  # the same of an entry that is kept for ever
+    ROLLUP = "rollup"  # a rollup is not the sum of its entries
     BALANCE = "balance"  # a balance is not the sum of its entries
-    HELD = "held"  # what is held is not what open leases hold
-    LEASE = "lease"  # a lease's own figures do not agree
-    NEGATIVE = "negative"  # something is below zero that never may be
-    SUM = "sum"  # all accounts together are not zero
+    HELD = "held"  # an account's hold is not the sum of its open leases' holds
+    LEASE = "lease"  # the figures of a lease contradict each other
+    NEGATIVE = "negative"  # a value that must not be negative is
+    SUM = "sum"  # the balances of all accounts do not add up to zero
 
 
 class Finding(Struct, frozen=True):
-    """Something that is not as it must be: where, and what is wrong with it."""
+    """A violation that the verification of the ledger found: the check, the place and the message."""
 
     check: Check
     where: str  # `entry 17`, `block 3`, `account 101`, …
     message: str
-    block: int = 0  # in which it was found; 0: it is of the present
-    lease: int = 0  # of which it was found, where only some of them are looked at each time
+    block: int = 0  # the block with the violation; 0: it concerns the present state
+    lease: int = 0  # the lease with the violation, for checks that look at some leases each time
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """A block's hash that somebody has written down elsewhere."""
+    """A block's hash that was copied outside of the system, to verify the chain against."""
 
     block: int
     hash: bytes
-
-
-def line(number: int, at: int, entry: Entry) -> bytes:
-    """What is hashed of an entry: its numbers, the lengths of its texts, then the texts. No two have the same."""
-    texts = [str(entry.type).encode(), entry.request.encode(), entry.actor.encode(), entry.reason.encode()]
-    numbers = (
-        number, at, entry.debit, entry.credit, entry.amount, entry.lease, entry.seq, entry.rate, entry.begin, entry.end,
-        *(len(text) for text in texts),
-    )  # fmt: skip
-    return " ".join(str(one) for one in numbers).encode() + b" " + b"".join(texts)
-
-
-def lines_hash(lines: Iterable[bytes]) -> bytes:
-    """Of the hashes of all lines, one after another."""
-    return sha256(b"".join(sha256(one).digest() for one in lines)).digest()
 
 
 def block_hash(block: SealedBlock) -> bytes:
@@ -120,8 +103,8 @@ def _hash(*parts: str | int | bytes) -> bytes:
 
 
 def changed_line(block: SealedBlock, checksum: int, weighted: int) -> int | None:
-    """Which entry of a block was changed, if it is one alone. A changed line adds some d to the sum, and d times its
-    place to the weighted sum."""
+    """Locate the changed entry of a block, if there is exactly one: it adds some d to the checksum, and d times its
+    place to the weighted checksum."""
     added, weight = checksum - block.checksum, weighted - block.weighted
     if not added or weight % added:
         return None
@@ -130,38 +113,39 @@ def changed_line(block: SealedBlock, checksum: int, weighted: int) -> int | None
 
 
 def chain_fault(block: SealedBlock, before: SealedBlock | None) -> Finding | None:
-    """Whether a block is what was sealed, right after the one before."""
+    """The violation of a block that was changed, or does not follow its predecessor."""
     where = f"block {block.number}"
     number, first, previous = (before.number + 1, before.last + 1, before.hash) if before else (1, 1, GENESIS)
     if block.number != number:
-        return Finding(Check.CHAIN, f"block {number}", f"it is missing: block {block.number} comes next")
+        return Finding(Check.CHAIN, f"block {number}", f"it is missing: the next block is {block.number}")
     if block.hash != block_hash(block):
-        return Finding(Check.CHAIN, where, "its hash is not that of what it says")
+        return Finding(Check.CHAIN, where, "its hash does not match its content")
     if block.previous != previous:
-        return Finding(Check.CHAIN, where, "it was not sealed after the block that is before it")
+        return Finding(Check.CHAIN, where, "it does not hold the hash of the block before it")
     if block.first != first or block.last < block.first:
-        return Finding(Check.CHAIN, where, f"it begins with entry {block.first}, and should with entry {first}")
+        return Finding(Check.CHAIN, where, f"it begins with entry {block.first} instead of entry {first}")
     return None
 
 
 def page_fault(page: SealedPage, before: SealedPage | None) -> Finding | None:
+    """The violation of a page that was changed, or does not follow its predecessor."""
     where = f"page {page.number}"
     number, first, block, previous = (
         (before.number + 1, before.last + 1, before.last_block + 1, before.hash) if before else (1, 1, 1, GENESIS)
     )
     if page.number != number:
-        return Finding(Check.CHAIN, f"page {number}", f"it is missing: page {page.number} comes next")
+        return Finding(Check.CHAIN, f"page {number}", f"it is missing: the next page is {page.number}")
     if page.hash != page_hash(page):
-        return Finding(Check.CHAIN, where, "its hash is not that of what it says")
+        return Finding(Check.CHAIN, where, "its hash does not match its content")
     if page.previous != previous:
-        return Finding(Check.CHAIN, where, "it was not sealed after the page that is before it")
+        return Finding(Check.CHAIN, where, "it does not hold the hash of the page before it")
     if (page.first, page.first_block) != (first, block):
-        return Finding(Check.CHAIN, where, f"it begins with block {page.first_block}, and should with block {block}")
+        return Finding(Check.CHAIN, where, f"it begins with block {page.first_block} instead of block {block}")
     return None
 
 
 def quarter_end(at: int) -> int:
-    """When the quarter of an hour that a time is in is over."""
+    """The end of the quarter of an hour that contains a time."""
     return (at // QUARTER + 1) * QUARTER
 
 

@@ -1,10 +1,10 @@
-"""When to look at which lease again, to find those that nobody extends any more.
+"""Lease expiry: a timer queue that finds the open leases whose paid time has run out.
 
-A lease is known by until when it was paid when it was last looked at: before that it need not be looked at, however
-often it is extended meanwhile. So a look costs what may be over by now, and what was opened since the last one.
+For each open lease it remembers the `paid_until` read last and skips the lease until then, however often it is extended
+meanwhile. So a scan reads only leases that may have expired, and those opened since the last scan.
 
-Two clocks are told of: the database's, by which leases are paid, in microseconds; and our own, in seconds, which no
-jump of the other moves.
+It compares two clocks: the database's, by which leases are paid, in microseconds; and the process's monotonic clock, in
+seconds, which reveals jumps of the other.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from heapq import heappop, heappush
 
 from bursar.core.values.money import MICROS
 
-LOOKED_MAX = 20_000  # at a time
-UNBEGUN_MICROS = 30 * MICROS  # until what has not begun is looked at again
+LOOKED_MAX = 20_000  # leases per scan
+UNBEGUN_MICROS = 30 * MICROS  # until leases whose work has not started are scanned again
 JUMP_MICROS = 3 * MICROS
-ROUND_SECONDS = 600.0  # after so long all of them are looked at anew, whatever we believe to know
-GAP_SECONDS = 60.0  # numbers become visible in any order: so long the missing ones are asked for
-GAPS_MAX = 4_000  # below the newest: only what is being opened now is missing for a while
+ROUND_SECONDS = 600.0  # the period of a full scan of all leases
+GAP_SECONDS = 60.0  # how long missing numbers are scanned: leases become visible in any order
+GAPS_MAX = 4_000  # below the newest number: only leases being opened now are missing
 
 
 @dataclass(slots=True)
 class ExpiryWatch:
-    """What is known of open leases; and which are overdue, by (number, paid until), since when by our own clock."""
+    """The timer queue of open leases. `since` has the overdue ones by (number, paid until), with the monotonic time."""
 
     since: dict[tuple[int, int], float] = field(default_factory=dict)
-    newest: int = 0  # all up to this number were seen, or are among the gaps
-    looked: int = 0  # how many were read by the last look
-    _looks: list[tuple[int, int]] = field(default_factory=list)  # when to look at which lease, the soonest first
+    newest: int = 0  # all leases up to this number were seen, or are gaps
+    looked: int = 0  # leases read by the last scan
+    _looks: list[tuple[int, int]] = field(default_factory=list)  # a heap of (time of the next scan, lease)
     _gaps: dict[int, float] = field(default_factory=dict)
     _clocks: tuple[float, int] | None = None
     _began_at: float = 0.0
 
     def heed(self, at: float, now: int) -> None:
-        """What the clocks say. Should the database's have jumped, nothing that was worked out by it counts."""
+        """Record both clocks. After a jump of the database's clock, or once in a while, scan all leases again."""
         before, self._clocks = self._clocks, (at, now)
         jumped = before is not None and abs((now - before[1]) - (at - before[0]) * MICROS) > JUMP_MICROS
         if before is None or jumped or at - self._began_at >= ROUND_SECONDS:
             self.restart(at)
 
     def restart(self, at: float) -> None:
-        """Look at all of them anew. What was overdue stays so until it is looked at."""
+        """Scan all leases again. Overdue leases stay overdue until they are scanned."""
         self._looks, self._gaps, self.newest, self._began_at = [], {}, 0, at
 
     def take(self, at: float, now: int) -> list[int]:
-        """What is to be looked at now. Whoever takes it says what was seen, or begins anew."""
+        """The leases to scan now. The caller reports the result to `see`, or restarts."""
         self.looked = 0
         self._gaps = {lease: since for lease, since in self._gaps.items() if at - since < GAP_SECONDS}
         taken = list(self._gaps)
@@ -56,7 +56,7 @@ class ExpiryWatch:
         return taken
 
     def see(self, asked: Collection[int], found: Iterable[tuple[int, int, int | None]], at: float, now: int) -> None:
-        """These of the asked, and of those after them, are open: (number, paid until, when it is over)."""
+        """Record the open leases among the scanned and newer ones: (number, paid until, time of expiry)."""
         there = {lease: (paid_until, over_at) for lease, paid_until, over_at in found}
         gone = {*asked, *there}
         known = self.since
@@ -65,7 +65,7 @@ class ExpiryWatch:
             overdue = over_at is not None and over_at < now
             if overdue:
                 self.since[lease, paid_until] = known.get((lease, paid_until), at)
-            # What is overdue is looked at each time, until it is extended or ended.
+            # Overdue leases are scanned each time, until they are extended or ended.
             heappush(self._looks, (now if overdue else over_at or now + UNBEGUN_MICROS, lease))
         self._note_gaps(there, at)
         self.looked += len(there)
@@ -82,10 +82,10 @@ class ExpiryWatch:
             self.newest = newest
 
     def due(self, at: float, seconds: float, limit: int) -> dict[int, int]:
-        """Those that were overdue for so long."""
+        """The leases that have been overdue for this long."""
         return dict([one for one, since in self.since.items() if at - since >= seconds][:limit])
 
     def settled(self, leases: Iterable[tuple[int, int]]) -> None:
-        """These were ended, or are not overdue after all."""
+        """Forget leases that were ended, or are not overdue after all."""
         for one in leases:
             self.since.pop(one, None)

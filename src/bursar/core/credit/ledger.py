@@ -1,8 +1,8 @@
-"""The book of a batch: accounts and leases that were read under locks, and what has been decided on them so far.
+"""The double-entry ledger: decides all credit commands of one batch on accounts and leases read under locks.
 
-Every movement of money is an entry that names the account that is debited and the one that is credited, so the sum over
-all accounts is zero. Holding and releasing move nothing: they only say what of a balance is spoken for. A rule checks
-everything first and only then writes: what is refused leaves no trace.
+Every movement of credit is an entry with a debited and a credited account, so the sum over all accounts is zero. Holds
+move no credit; they reserve a part of a balance. Every command checks all limits before it changes anything, so a
+refused command has no effect.
 """
 
 from __future__ import annotations
@@ -39,18 +39,20 @@ from bursar.core.values.money import AMOUNT_MAX, cost, credits_of
 from bursar.core.values.refusal import Cause, Code, Refusal
 from bursar.core.values.wording import counted
 
-RECONCILER = "system:reconciliation"  # who takes again what came back twice
+RECONCILER = "system:reconciliation"  # the actor of corrections of double refunds
 
 
 class Type(StrEnum):
-    TOPUP = "topup"
-    DEBIT = "debit"
-    REFUND = "refund"
-    ADJUSTMENT = "adjustment"
+    """The type of a ledger entry."""
+
+    TOPUP = "topup"  # credit added by a payment or a billing admin
+    DEBIT = "debit"  # the cost of leased time
+    REFUND = "refund"  # credit returned for leased time
+    ADJUSTMENT = "adjustment"  # a correction by hand or by reconciliation
 
 
 class Entry(Struct):
-    """One immutable line: `amount` leaves `debit` and comes to `credit`."""
+    """One immutable entry of the ledger: `amount` moves from account `debit` to account `credit`."""
 
     type: Type
     debit: int
@@ -59,7 +61,7 @@ class Entry(Struct):
     lease: int = 0
     seq: int = 0
     rate: int = 0
-    begin: int = 0  # the time that it pays for
+    begin: int = 0  # the leased time that it pays for
     end: int = 0
     request: str = ""
     actor: str = ""
@@ -67,15 +69,17 @@ class Entry(Struct):
 
 
 class News(StrEnum):
-    TOPPED_UP = "credit.topped-up"
-    LOW = "credit.low"
-    EXHAUSTED = "credit.exhausted"
-    DRIFT = "credit.drift"
-    ACCOUNT_DRIFT = "credit.account-drift"
+    """The type of a notification about an account."""
+
+    TOPPED_UP = "credit.topped-up"  # the account was topped up
+    LOW = "credit.low"  # the available credit fell below the low-balance threshold
+    EXHAUSTED = "credit.exhausted"  # the extension of a lease was refused
+    DRIFT = "credit.drift"  # reconciliation changed the cost of a lease by more than the limit
+    ACCOUNT_DRIFT = "credit.account-drift"  # the adjustments of the account exceed the limit of the period
 
 
 class LedgerEvent(Struct, frozen=True):
-    """Something that the owner of an account is told, once it is committed."""
+    """A notification for the owner of an account, sent after the commit."""
 
     news: News
     account: int
@@ -86,27 +90,29 @@ class LedgerEvent(Struct, frozen=True):
 
 @dataclass(slots=True)
 class Ledger:
+    """The accounts and leases of one batch, and the entries and events of the commands decided so far."""
+
     now: int
     prices: PriceList
     accounts: dict[int, Account] = field(default_factory=dict)
     leases: dict[int, Lease] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: iter(()))  # for new leases
-    # What is to be saved.
+    # To be saved.
     entries: list[Entry] = field(default_factory=list)
     events: list[LedgerEvent] = field(default_factory=list)
     changed: set[int] = field(default_factory=set)  # accounts
     opened: set[int] = field(default_factory=set)  # leases
     moved: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
-    refunded: set[int] = field(default_factory=set)  # leases of which something was given back by hand
+    refunded: set[int] = field(default_factory=set)  # leases with a refund by hand
 
-    # Money that comes and goes.
+    # Top-ups, refunds and adjustments.
 
     def top_up(
         self, account: Account, amount: int, *, request: str = "", actor: str = "", reason: str = ""
     ) -> Refusal | None:
         if amount <= 0:
-            return Refusal(Code.INVALID, "a top-up must be more than nothing")
+            return Refusal(Code.INVALID, "a top-up must be more than 0")
         if account.status is AccountStatus.CLOSED:
             return closed(account)
         if account.posted + amount > AMOUNT_MAX:
@@ -125,9 +131,9 @@ class Ledger:
         actor: str = "",
         reason: str = "",
     ) -> Refusal | None:
-        """Give back what was spent; of a lease, never more than it cost."""
+        """Return spent credit; for a lease, at most its cost."""
         if amount <= 0:
-            return Refusal(Code.INVALID, "a refund must be more than nothing")
+            return Refusal(Code.INVALID, "a refund must be more than 0")
         if account.posted + amount > AMOUNT_MAX:
             return too_much(account)
         if lease is not None and (refusal := beyond_the_cost(lease, amount)):
@@ -146,9 +152,9 @@ class Ledger:
     def adjust(
         self, account: Account, amount: int, *, lease: int = 0, request: str = "", actor: str = "", reason: str = ""
     ) -> Refusal | None:
-        """Raise a balance, or lower it; never below what is held and what may be owed."""
+        """Raise or lower a balance; never below the holds and the credit limit."""
         if amount == 0:
-            return Refusal(Code.INVALID, "an adjustment must not be nothing")
+            return Refusal(Code.INVALID, "an adjustment must not be 0")
         if account.posted + amount > AMOUNT_MAX:
             return too_much(account)
         if amount < 0 and (refusal := too_much_to_take(account, -amount)):
@@ -158,11 +164,11 @@ class Ledger:
             self._give(account, ADJUSTMENTS, entry)
         else:
             self._take(account, ADJUSTMENTS, entry)
-            self._tell_if_low(account, -amount)
+            self._notify_if_low(account, -amount)
         return None
 
     def amend(self, account: Account, changes: Mapping[str, Any]) -> Refusal | None:
-        """Change its standing and limits. Whose balance is low from then on is told so, as if it had fallen."""
+        """Change an account's status and limits. A low balance by a new threshold notifies the owner, too."""
         was_low = account.is_low
         if refusal := amend(account, changes, self.now):
             return refusal
@@ -174,7 +180,7 @@ class Ledger:
     # Leases.
 
     def open(self, lease: Lease, *, started: bool) -> Refusal | None:
-        """Hold the first window, if every limit has room. `lease` has no number yet, and all that is asked for."""
+        """Open a lease and hold its first window, if every limit has room. `lease` has no number yet."""
         account = self.accounts[lease.account]
         rate = self.prices.rate(lease.amounts, lease.klass, self.now, lease.discount)
         if isinstance(rate, Unpriced):
@@ -193,7 +199,7 @@ class Ledger:
         return None
 
     def lacking(self, leases: Iterable[Lease]) -> Refusal | None:
-        """Why these cannot be opened all together. Nothing is changed: afterwards each of them can be, or none is."""
+        """Refuse leases that cannot be opened all together; nothing is changed. If None, each of them can be opened."""
         needs: dict[int, int] = {}
         gpus: dict[int, int] = {}
         for lease in leases:
@@ -217,7 +223,7 @@ class Ledger:
         )
 
     def start(self, lease: Lease) -> None:
-        """It runs from now on: its first window begins here."""
+        """Begin the paid time of a lease: its work runs from now on."""
         if lease.started_at or lease.state is not LeaseState.OPEN:
             return
         lease.shift(self.now - lease.posted_until)
@@ -225,12 +231,12 @@ class Ledger:
         self.moved.add(lease.id)
 
     def heartbeat(self, lease: Lease, seq: int, *, running: bool = True) -> Grant | Refusal:
-        """Post what has passed, and pay what is missing of the next window, at the price of now. What is paid already
-        keeps its rate. A beat that came before is answered as it was."""
+        """Post the time that has passed, and pay the rest of the next window at the present price. Paid time keeps its
+        rate. A repeated heartbeat gets the same answer."""
         if lease.state is not LeaseState.OPEN:
             return fenced(lease.name)
         if seq < lease.seq:
-            return Refusal(Code.STALE, f"{lease.name}: beat {seq} came after beat {lease.seq}")
+            return Refusal(Code.STALE, f"{lease.name}: heartbeat {seq} came after heartbeat {lease.seq}")
         self._set_back(lease)
         if seq == lease.seq:
             return self._grant(lease)
@@ -244,32 +250,30 @@ class Ledger:
         return self._grant(lease)
 
     def extend(self, lease: Lease, delta: int, latest: int) -> Grant | Refusal:
-        """Pay so much more time, up to `latest`, at the price of now. What is refused leaves the lease as it is paid:
-        somebody asked for too much, and may ask for less."""
+        """Pay more time on request, up to `latest`, at the present price. A refusal leaves the lease extendable: the
+        caller may ask for less."""
         if lease.state is not LeaseState.OPEN:
             return fenced(lease.name)
         self._set_back(lease)
         until = min(max(self.now, lease.paid_until) + delta, max(latest, lease.paid_until))
-        final, told = lease.final, len(self.events)
+        final, events = lease.final, len(self.events)
         refusal = self._extend(lease, until)
         if refusal is not None:
             lease.final = final
-            del self.events[told:]
+            del self.events[events:]
             return refusal
         return self._grant(lease)
 
     def _set_back(self, lease: Lease) -> None:
-        """Our clock has gone back by more than a window, as when it was wrong before: what is paid and not posted
-        counts from now on. Else it would run for nothing until the clock is there again."""
+        """After the clock has gone back by more than a window, count the paid time from now on. Otherwise the work
+        would run for free until the clock catches up."""
         if not lease.started_at or lease.posted_until - self.now <= lease.window:
             return
         if paid := lease.posted_until - lease.since:
             lease.past = (*lease.past, (lease.rate, paid))
         lease.since = lease.posted_until
         lease.shift(self.now - lease.posted_until)
-        held = lease.between(
-            lease.posted_until, lease.paid_until
-        )  # never more than before, and a fraction less at most
+        held = lease.between(lease.posted_until, lease.paid_until)  # at most a fraction less than before
         self._hold(self.accounts[lease.account], held - lease.held)
         lease.held = held
         self.moved.add(lease.id)
@@ -281,7 +285,7 @@ class Ledger:
         rate = self.prices.rate(lease.amounts, lease.klass, self.now, lease.discount)
         if isinstance(rate, Unpriced):
             return self._refuse(lease, unpriced(rate))
-        gap = max(0, self.now - lease.posted_until)  # that nobody paid for
+        gap = max(0, self.now - lease.posted_until)  # unpaid
         added = max(0, until - lease.paid_until - gap)
         more = lease.cost_of_more(rate, added)
         refusal = (
@@ -300,7 +304,7 @@ class Ledger:
         return None
 
     def _refuse(self, lease: Lease, refusal: Refusal) -> Refusal:
-        """It may use what is paid. Should there be credit again before that is over, it goes on."""
+        """Mark a lease as final: its work may use the paid time. An extension within that time revokes it."""
         if not lease.final:
             self.events.append(LedgerEvent(News.EXHAUSTED, lease.account, lease.held, lease.id, str(refusal.code)))
         lease.final = str(refusal.code)
@@ -311,8 +315,8 @@ class Ledger:
         return Grant(lease.id, lease.paid_until, micros, bool(lease.final), lease.final, lease.rate_at(self.now))
 
     def close(self, lease: Lease, measured: int | None = None, state: LeaseState = LeaseState.CLOSED) -> int:
-        """Settle it: by what was measured, else by our own clock; the rest of what is held is free again. What could
-        not be taken is returned: it is written off."""
+        """Settle a lease by its measured time, else by the clock, and release the rest of its hold. Return the amount
+        that the account could not pay, which is written off."""
         account = self.accounts[lease.account]
         missing = 0
         if lease.started_at:
@@ -330,15 +334,15 @@ class Ledger:
         return missing
 
     def lapse(self, lease: Lease) -> None:
-        """Its time is over and nobody extended it: all of it is posted, until somebody knows what was used."""
+        """End a lease that was not extended: post all its time. Reconciliation corrects it by measured usage."""
         account = self.accounts[lease.account]
         if lease.started_at:
             self._post(lease, account, lease.paid_until)
         self.close(lease, state=LeaseState.LAPSED)
 
     def reconcile(self, lease: Lease, measured: int, *, drift: int) -> int:
-        """Put right what was posted for a lease that has ended, by what was measured; by how much. What cannot be
-        taken is written off, and more than `drift` is told."""
+        """Correct the cost of an ended lease by its measured time, and return the difference. An amount that the
+        account cannot pay is written off; a difference above `drift` notifies the owner."""
         account = self.accounts[lease.account]
         used = max(0, measured)
         difference = lease.cost_of(used) - lease.posted
@@ -350,8 +354,8 @@ class Ledger:
         return difference
 
     def drift(self, account: Account, before: Drift, more: int, *, limit: int, hours: int) -> bool:
-        """Alert the owner of an account whose adjustments, `more` on top of `before`, come to more than `limit` in so
-        many hours; return whether an alert was due."""
+        """Alert the owner of an account whose adjustments, `before` and `more`, exceed `limit` in the period; return
+        whether an alert was due."""
         if not crosses(before, more, limit):
             return False
         reason = f"more than {counted(credits_of(limit), 'credit')} in {hours} h"
@@ -359,7 +363,7 @@ class Ledger:
         return True
 
     def _settle(self, lease: Lease, account: Account, used: int, type_: Type = Type.DEBIT) -> int:
-        """Bring what was posted to what so long a run really cost; what nobody can pay is written off."""
+        """Bring the posted amount to the cost of the used time; write off what the account cannot pay."""
         actual = lease.cost_of(used)
         if actual < lease.posted:
             self._give_back(lease, account, lease.posted - actual)
@@ -376,15 +380,14 @@ class Ledger:
             entry = Entry(Type.ADJUSTMENT, WRITE_OFF, REVENUE, missing, lease.id, rate=lease.rate, reason="not payable")
             self.entries.append(entry)
             lease.written_off += missing
-            # Whoever ran out of credit has a grace to end in, which nobody pays for: that is no surprise.
+            # After running out of credit, work has a grace period to end in, which is expected to stay unpaid.
             if not lease.final:
                 self.events.append(LedgerEvent(News.DRIFT, account.id, missing, lease.id, "written off"))
         lease.posted = actual
         return due - payable
 
     def _give_back(self, lease: Lease, account: Account, amount: int) -> None:
-        """What was written off is not written off any more; only what the account paid itself comes back to it, and
-        nothing that somebody refunded before."""
+        """Reverse write-offs first; the account gets back only what it paid itself, minus earlier refunds by hand."""
         lease.posted -= amount
         if never_paid := min(amount, lease.written_off):
             entry = Entry(Type.ADJUSTMENT, REVENUE, WRITE_OFF, never_paid, lease.id, rate=lease.rate, reason="measured")
@@ -396,17 +399,17 @@ class Ledger:
         self._take_again(lease, account, paid)
 
     def _take_again(self, lease: Lease, account: Account, came: int) -> None:
-        """Of what just came back, what somebody had given back by hand already."""
+        """Take back the part of a refund that had been refunded by hand before."""
         amount = min(came, lease.refunded - lease.paid)
         if amount > 0:
             entry = Entry(Type.ADJUSTMENT, 0, 0, amount, lease.id, actor=RECONCILER, reason="refunded before")
             self._take(account, REVENUE, entry)
             self._repay(lease, -amount)
 
-    # How money moves.
+    # Postings and holds.
 
     def _post(self, lease: Lease, account: Account, until: int, reason: str = "") -> None:
-        """What has passed of the paid time is spent, segment by segment: each entry has one rate."""
+        """Post the paid time that has passed, one entry per segment."""
         end = min(until, lease.paid_until)
         if end <= lease.posted_until or not lease.started_at:
             return
@@ -418,7 +421,7 @@ class Ledger:
         self.moved.add(lease.id)
 
     def _spend(self, lease: Lease, account: Account, end: int, reason: str) -> None:
-        """Of the present segment."""
+        """Post time of the present segment."""
         amount = cost(lease.rate, end - lease.since) - cost(lease.rate, lease.posted_until - lease.since)
         if amount:
             self._hold(account, -amount)
@@ -431,15 +434,15 @@ class Ledger:
         lease.posted_until = end
 
     def _hold(self, account: Account, more: int) -> None:
-        """Speak for so much more of the balance, which is spent from the spend rate as well."""
+        """Hold more of the balance, and take it from the spend-rate bucket as well."""
         account.held += more
         if account.spend_rate_max is not None and more > 0:
             account.tokens = tokens_at(account, self.now) - more
             account.tokens_at = max(account.tokens_at, self.now)
         self.changed.add(account.id)
-        self._tell_if_low(account, more)
+        self._notify_if_low(account, more)
 
-    def _tell_if_low(self, account: Account, less: int) -> None:
+    def _notify_if_low(self, account: Account, less: int) -> None:
         low = account.low_balance
         if low is not None and account.available < low <= account.available + less:
             self.events.append(LedgerEvent(News.LOW, account.id, account.available))
@@ -461,14 +464,15 @@ class Ledger:
 
 
 def unpriced(what: Unpriced) -> Refusal:
+    """Refuse a lease of a device without a price in force."""
     name = f"{what.resource} of class {what.klass!r}" if what.klass else what.resource
-    known = f"There are prices for {', '.join(one or 'any class' for one in what.known)}. " if what.known else ""
+    known = f"Prices exist for {', '.join(one or 'any class' for one in what.known)}. " if what.known else ""
     command = f"bursar price set {what.resource} CREDITS" + (f" --class {what.klass}" if what.klass else "")
     return Refusal(Code.UNPRICED, f"there is no price for {name}", f"{known}A billing admin sets one: {command}")
 
 
 def beyond_the_cost(lease: Lease, amount: int) -> Refusal | None:
-    """Whether so much is more than is left of what a lease cost."""
+    """Refuse a refund beyond the cost of a lease minus its earlier refunds."""
     left = lease.paid - lease.refunded
     if amount <= left:
         return None
@@ -479,7 +483,7 @@ def beyond_the_cost(lease: Lease, amount: int) -> Refusal | None:
     return Refusal(
         Code.UNPROCESSABLE,
         f"{lease.name} cost {counted(credits_of(lease.paid), 'credit')}, of which {credits_of(lease.refunded)}"
-        f" are refunded: {credits_of(amount)} cannot be",
+        f" are refunded: {credits_of(amount)} more cannot be refunded",
         f"Refund {counted(credits_of(left), 'credit')} or less; for goodwill, leave the lease out." if left > 0
         else "For goodwill, leave the lease out.",
         (cause,),
@@ -487,4 +491,5 @@ def beyond_the_cost(lease: Lease, amount: int) -> Refusal | None:
 
 
 def too_much(account: Account) -> Refusal:
+    """Refuse a balance beyond the largest amount that is stored."""
     return Refusal(Code.INVALID, f"account {account.name} cannot hold more than {credits_of(AMOUNT_MAX)} credits")

@@ -1,8 +1,7 @@
-"""Prices per resource and class, in versions: the one in force at a time is the youngest that had begun by then.
+"""Price list: versioned prices per resource and class. The price in force is the latest that has begun.
 
-A price is for one second of one unit: a GPU, a core, a GiB. What a class has no price for costs what the resource costs
-without a class. Devices are never given away because nobody wrote a price: without one they cannot be leased. Cores and
-memory without a price are free.
+A price is for one second of one unit: a GPU, a core, a GiB. A class without a price of its own has the price of the
+resource without a class. Devices without a price cannot be leased. Cores and memory without a price are free.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from bursar.core.values.quantity import is_bytes
+from bursar.core.values.quantity import is_bytes, is_device
 
 GIB = 1 << 30
 FULL = 10_000  # a discount's hundredths of a percent
-RATES_MAX = 10_000  # that are kept
-AMOUNTS_MAX = 8  # of what is kept: what names more is made up, and large
+RATES_MAX = 10_000  # entries of the cache
+AMOUNTS_MAX = 8  # resources of a cached request: requests with more are rare and large
 
 
 class Price(Struct, frozen=True):
-    """`per_second` in nanocredits for one unit, from `effective_from` (microseconds since 1970) on."""
+    """One version of a price: nanocredits per second for one unit, from `effective_from` (microseconds since 1970)."""
 
     resource: str
     klass: str
@@ -32,16 +31,16 @@ class Price(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Unpriced:
-    """What somebody asks for has no price at that time."""
+    """A requested device that has no price at that time."""
 
     resource: str
     klass: str
-    known: tuple[str, ...]  # the classes of this resource that have one
+    known: tuple[str, ...]  # the classes of this resource with a price
 
 
 @dataclass(slots=True)
 class PriceList:
-    """Never changed once it is made, so what was worked out for it is kept until another price begins."""
+    """All versions of all prices. It is immutable, so rates are cached until another price begins."""
 
     _versions: dict[tuple[str, str], list[Price]] = field(default_factory=dict)
     _begins: list[int] = field(default_factory=list)  # of all prices, in order
@@ -56,28 +55,28 @@ class PriceList:
         return listed
 
     def having(self, price: Price) -> PriceList:
-        """With one more; this list stays as it is."""
+        """A new list with one more price."""
         return PriceList.of([*(one for versions in self._versions.values() for one in versions), price])
 
     def without(self, price: Price) -> PriceList:
-        """With one fewer; this list stays as it is."""
+        """A new list without this price."""
         return PriceList.of(one for versions in self._versions.values() for one in versions if one != price)
 
     def version(self, resource: str, klass: str, begin: int) -> Price | None:
-        """The one that begins just then."""
+        """The version that begins at exactly this time."""
         versions = self._versions.get((resource, klass), ())
         return next((one for one in versions if one.effective_from == begin), None)
 
     def at(self, resource: str, klass: str, when: int) -> Price | None:
-        """The price in force then: that of the class, else that of the resource."""
+        """The price in force at a time: of the class, else of the resource."""
         return self._at(resource, klass, when) or (self._at(resource, "", when) if klass else None)
 
     def all_begins(self) -> tuple[int, ...]:
-        """In whole seconds, rounded up, each once."""
+        """The distinct beginnings of all prices in whole seconds, rounded up."""
         return tuple(sorted({-(-at // 1_000_000) for at in self._begins}))
 
     def begins(self, resource: str, klass: str) -> set[int]:
-        """When any price begins that may be in force for this class."""
+        """The beginnings of all prices that can be in force for this class."""
         versions = [*self._versions.get((resource, klass), ()), *self._versions.get((resource, ""), ())]
         return {one.effective_from for one in versions}
 
@@ -87,8 +86,8 @@ class PriceList:
         )
 
     def rate(self, amounts: Mapping[str, int], klass: str, when: int, discount: int = 0) -> int | Unpriced:
-        """Nanocredits a second for these amounts (thousandths, or bytes), rounded up once; discounted by so many
-        hundredths of a percent."""
+        """The rate in nanocredits per second for these amounts (thousandths, or bytes), rounded up once. `discount` is
+        in hundredths of a percent."""
         if len(amounts) > AMOUNTS_MAX:
             return self._rate(amounts, klass, when, discount)
         asked = (klass, discount, *amounts.items())
@@ -120,14 +119,10 @@ class PriceList:
         return versions[place - 1] if place else None
 
 
-# What says of which class a node's devices are; the first that a node has.
+# The labels with the class of a node's devices; the first that a node has counts.
 CLASS_LABELS = ("bursar.io/gpu-class", "gpu-type", "nvidia.com/gpu.product")
 
 
 def class_of(labels: Mapping[str, str]) -> str:
+    """The class of a node's devices; empty if no label has it."""
     return next((labels[name] for name in CLASS_LABELS if labels.get(name)), "")
-
-
-def is_device(resource: str) -> bool:
-    """Whether it is a kind of device, like nvidia.com/gpu: these have classes, and must have a price."""
-    return "/" in resource

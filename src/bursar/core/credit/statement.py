@@ -1,7 +1,7 @@
-"""Statements: what an account had, what came and went, and what it had then; and how long it will last.
+"""Account statements with opening and closing balance, and forecasts of how long the credit lasts.
 
-A period goes from its beginning up to, and without, its end. Every figure is exact: the closing balance is the opening
-one and everything listed. Amounts that came to the account are positive. Times are microseconds since 1970.
+A period includes its beginning and excludes its end. All figures are exact: the closing balance is the opening balance
+plus all listed amounts. Credits to the account are positive. Times are microseconds since 1970.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from bursar.core.values.money import MICROS
 
 
 class LeaseLine(Struct, frozen=True):
-    """What one lease came to within the period."""
+    """The line of one lease in a statement: its sums within the period."""
 
     lease: int
-    amount: int  # all of it: what was paid is negative
-    debited: int  # what was paid for time
+    amount: int  # the total; payments are negative
+    debited: int  # for leased time
     refunded: int
     adjusted: int
-    micros: int  # how long was paid for
+    micros: int  # the paid time
     begin: int  # the first and the last moment of that
     until: int
     entries: int
     job: str = ""
-    work: str = ""  # namespace/name, where we placed it
+    work: str = ""  # namespace/name of the allocation, if Bursar placed it
     node: str = ""
     klass: str = ""
     gpus: int = 0  # thousandths
-    state: str = ""  # empty for a lease that nobody knows any more
+    state: str = ""  # empty if the lease is no longer stored
 
 
 class Item(Struct, frozen=True):
-    """One entry that is of no lease: a top-up, a refund, an adjustment."""
+    """The line of one entry without a lease: a top-up, a refund or an adjustment."""
 
     number: int
     at: int
@@ -48,11 +48,13 @@ class Item(Struct, frozen=True):
 
 
 class PageEnd(Struct, frozen=True):
-    """Where a page of a statement ends, and all that the next one need not add up again. All pages are of the same
-    entries: those after `since`, up to and with `through`, whatever is written meanwhile. It carries sums: whoever is
-    given one gives it back signed."""
+    """The continuation token of a statement: the place where a page ends, and the sums for the next ones.
 
-    lease: int  # the last one that was shown, and the last one there is
+    All pages cover the same entries, those after `since` up to and including `through`, whatever is written meanwhile.
+    Clients get it signed, because it carries sums.
+    """
+
+    lease: int  # the last one shown, and the last one of the statement
     last_lease: int
     item: int
     since: int
@@ -65,7 +67,7 @@ class PageEnd(Struct, frozen=True):
 
 
 class Statement(Struct, frozen=True):
-    """Of one account. `totals` (by type) are of the whole period, however many lines are shown."""
+    """The statement of one account. `totals` (by type) cover the whole period, however many lines a page shows."""
 
     account: int
     name: str
@@ -76,12 +78,12 @@ class Statement(Struct, frozen=True):
     totals: Mapping[str, int]
     items: tuple[Item, ...] = ()
     lines: tuple[LeaseLine, ...] = ()
-    through: int = 0  # the last entry that is counted
-    following: PageEnd | None = None  # where lines and items go on; None: these are all
+    through: int = 0  # the last entry that it covers
+    following: PageEnd | None = None  # the continuation of lines and items; None on the last page
 
 
 class TenantStatement(Struct, frozen=True):
-    """Of all accounts of a tenant: each with its sums, without lines."""
+    """The statement of a tenant: the sums of each of its accounts, without lines."""
 
     tenant: str
     begin: int
@@ -94,7 +96,7 @@ class TenantStatement(Struct, frozen=True):
 
 
 class BalanceAt(Struct, frozen=True):
-    """What was posted to an account before a time; `through` is the last entry of all by then."""
+    """The posted balance of an account at a time; `through` is the last ledger entry before it."""
 
     account: int
     at: int
@@ -103,20 +105,20 @@ class BalanceAt(Struct, frozen=True):
 
 
 class Forecast(Struct, frozen=True):
-    """How long an account lasts if everything that runs now goes on as it does. `micros` is None where nothing runs."""
+    """How long the credit of an account lasts at its present rate. `micros` is None if nothing runs."""
 
     account: int
     now: int
-    available: int  # what is neither spent nor spoken for
-    left: int  # what is not spent yet: what is held for time to come is part of it
+    available: int  # neither spent nor held
+    left: int  # not spent yet, with the holds for future time
     rate: int  # nanocredits a second
     micros: int | None
     runs_out_at: int | None
-    leases: int  # that run
+    leases: int  # running
 
 
 def forecast(account: Account, leases: Iterable[Lease], now: int) -> Forecast:
-    """What is left is the balance and what may be owed, without what has passed and is not posted yet."""
+    """Forecast an account: the balance and credit limit, minus time that has passed and is not posted yet."""
     running = [one for one in leases if one.started_at and one.paid_until > now]
     passed = sum(one.between(one.posted_until, max(one.posted_until, now)) for one in running)
     left = max(0, account.posted + account.credit_limit - passed)
@@ -127,7 +129,7 @@ def forecast(account: Account, leases: Iterable[Lease], now: int) -> Forecast:
 
 
 def total(statements: Iterable[Statement]) -> dict[str, int]:
-    """Sums by type over several accounts."""
+    """Totals by type over several accounts."""
     sums: dict[str, int] = {}
     for one in statements:
         for type_, amount in one.totals.items():

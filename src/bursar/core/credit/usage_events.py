@@ -1,8 +1,7 @@
-"""What was measured of a job, event by event: which lease each belongs to, and what they come to.
+"""Usage events: measured run time of a job, matched to the lease that pays for it, and the measured time of a lease.
 
-Whoever measures has clocks that jump. Wall times only say which of a job's leases is meant; how long it ran is counted
-by a clock that never jumps, and never counts for more than the time between the lease's beginning and its end, which
-are ours.
+The clocks of metering clients jump. Wall-clock times only select one of a job's leases; the run time comes from a
+monotonic clock, and counts at most for the time between the lease's beginning and end by the database's clock.
 """
 
 from __future__ import annotations
@@ -23,33 +22,33 @@ TIME_MAX = 2**62
 
 
 class UsageEvent(Struct, frozen=True):
-    """One measurement. `seq` rises by one with each of a job; `begin` and `end` are microseconds since 1970 by the
-    clock of whoever measured."""
+    """One measurement of a job. `seq` rises by one with each; `begin` and `end` are microseconds since 1970 by the
+    client's clock."""
 
     job: str
     seq: int
     begin: int
     end: int
-    micros: int  # how long it ran
-    klass: str = ""  # the GPUs' type, where it is said
-    gpus: int | None = None  # thousandths that were in use; None: all that are leased
+    micros: int  # the run time
+    klass: str = ""  # the type of the GPUs, if given
+    gpus: int | None = None  # in use, in thousandths; None: all leased ones
     node: str = ""
-    monotonic: int | None = None  # microseconds, when it was measured
+    monotonic: int | None = None  # microseconds of the client's monotonic clock
     utilization: float | None = None  # a fraction
-    # Which lease is meant, where that is said.
+    # The lease, if given.
     account: int = 0
     lease: int = 0
 
     @property
     def body(self) -> tuple[object, ...]:
-        """What a repeat must say again."""
+        """The fields that a repeated event must repeat."""
         return (
             self.node, self.klass, self.gpus, self.begin, self.end, self.micros, self.monotonic, self.utilization
         )  # fmt: skip
 
 
 class PayingLease(Struct, frozen=True):
-    """A lease of a job, open or ended not long ago: what an event may be of."""
+    """A lease to which a usage event can belong: open, or ended recently."""
 
     id: int
     account: int
@@ -62,12 +61,12 @@ class PayingLease(Struct, frozen=True):
     end: int  # 0 while it is open
 
     def overlap(self, event: UsageEvent) -> int:
-        """How long both were; below zero, by how much they missed each other."""
+        """The overlap of the event and the lease; below zero, the gap between them."""
         return min(event.end, self.end or TIME_MAX) - max(event.begin, self.begin)
 
 
 def faults(event: UsageEvent) -> list[Cause]:
-    """Everything that is wrong with an event, whatever it is of."""
+    """All faults of an event by itself."""
     found = []
     if not 0 < len(event.job) <= JOB_CHARS_MAX or not event.job.isprintable():
         found.append(field_fault("job_id", f"must be printable and have 1 to {JOB_CHARS_MAX} characters"))
@@ -90,6 +89,7 @@ def faults(event: UsageEvent) -> list[Cause]:
 
 
 def check(event: UsageEvent) -> Refusal | None:
+    """Refuse an event with faults."""
     causes = faults(event)
     if not causes:
         return None
@@ -100,8 +100,8 @@ def check(event: UsageEvent) -> Refusal | None:
 def payer_of(
     event: UsageEvent, payers: Iterable[PayingLease], *, tenants: Collection[str] | None = None, node: str = ""
 ) -> PayingLease | Refusal:
-    """The lease that an event is of. `tenants` are those that the speaker sees, None being all; a `node` that speaks
-    speaks of its own leases alone. What is out of reach is answered as what does not exist."""
+    """The lease to which an event belongs. `tenants` are those that the caller sees (None: all); a calling `node` sees
+    only its own leases. A lease that the caller does not see is answered as one that does not exist."""
     seen = [
         one
         for one in payers
@@ -116,7 +116,7 @@ def payer_of(
         return Refusal(
             Code.UNPROCESSABLE,
             f"several accounts have a job named {event.job!r}",
-            "Say which is meant: give account or lease_id.",
+            "Name one: give account or lease_id.",
         )
     seen = [one for one in seen if one.node == event.node] or seen
     fitting = [one for one in seen if event.klass in ("", one.klass)]
@@ -124,62 +124,66 @@ def payer_of(
         known = ", ".join(sorted({one.klass or "no type" for one in seen}))
         return Refusal(
             Code.UNPROCESSABLE,
-            f"job {event.job!r} has leased GPUs of {known}, and not of {event.klass}",
+            f"job {event.job!r} has leased GPUs of type {known}, not of {event.klass}",
             "Give the gpu_type of the lease, or leave it out.",
         )
-    # By the wall clocks of those who measure; where they agree with none of the leases, the nearest one is meant.
+    # By the client's wall clock; without any overlap, the nearest lease.
     best = max(fitting, key=lambda one: (one.overlap(event), one.id))
     if event.gpus is not None and event.gpus > best.gpus:
         leased = counted(f"{best.gpus / 1000:g}", "GPU")
         return Refusal(
             Code.UNPROCESSABLE,
-            f"job {event.job!r} has leased {leased}, it cannot have used {event.gpus / 1000:g}",
-            "Give the gpu_count that was used of the lease, or leave it out.",
+            f"job {event.job!r} has leased {leased} and cannot have used {event.gpus / 1000:g}",
+            "Give the gpu_count in use, at most that of the lease, or leave it out.",
         )
     return best
 
 
 def unknown(event: UsageEvent) -> Refusal:
+    """Refuse an event of a job without a lease."""
     return Refusal(
         Code.NOT_FOUND,
         f"no lease pays for job {event.job!r}, or it ended too long ago",
-        "Open a lease before usage of it is sent: POST /api/v1/leases.",
+        "Open a lease before sending usage: POST /api/v1/leases.",
     )
 
 
 def reused(event: UsageEvent) -> Refusal:
+    """Refuse a sequence number that was used with another body."""
     return Refusal(
         Code.REQUEST_REUSED,
         f"usage {event.seq} of job {event.job!r} was sent before with another body",
-        "Send the same body again, or what is new under the next seq.",
+        "Send the same body again, or new usage with the next seq.",
         (Cause("FieldValueDuplicate", "was used before with another body", field="seq"),),
     )
 
 
 def amount(event: UsageEvent, payer: PayingLease) -> int:
-    """What an event adds to the sum of its lease: its time, weighted by the GPUs in use where the lease has some."""
+    """The contribution of an event to its lease: its run time, weighted by the GPUs in use if the lease has GPUs."""
     if not payer.gpus:
         return event.micros
     return event.micros * (payer.gpus if event.gpus is None else event.gpus)
 
 
 def micros_of(total: int, lease: Lease) -> int:
-    """How long the whole lease was in use, by the sum of its events."""
+    """The run time of the whole lease from the sum of its events."""
     return total // lease.gpus if lease.gpus else total
 
 
 def measured(lease: Lease, by_node: int | None, by_events: int | None, *, told: int | None = None) -> int | None:
-    """How long a lease that has ended was really used: as its node has `told` in the end, else as it had measured until
-    it was lost, else as its events add up; None where nobody measured. Nothing is used longer than it is there,
-    whatever the clocks of those who measure say."""
-    # A node writes down what it measures now and then, and is heard far more often: it ran at its last beat.
-    said = max(by_node, beaten(lease)) if by_node is not None else by_events
-    said = said if told is None else told
-    return None if said is None else max(0, min(said, lease.longest(lease.closed_at)))
+    """The measured run time of an ended lease; None if nothing measured it.
+
+    The order of precedence: `told`, the node's report of the end; its last measurement before it was lost; the sum of
+    the usage events. The result is at most the life of the lease, whatever the clients' clocks say.
+    """
+    # A node stores measurements less often than it sends heartbeats: the work ran at its last heartbeat.
+    micros = max(by_node, certain(lease)) if by_node is not None else by_events
+    micros = micros if told is None else told
+    return None if micros is None else max(0, min(micros, lease.longest(lease.closed_at)))
 
 
-def beaten(lease: Lease) -> int:
-    """For how long of its paid time a lease ran for certain: until the beat that paid its last window."""
+def certain(lease: Lease) -> int:
+    """The paid time that a lease certainly ran: until the heartbeat that paid its last window."""
     if not lease.started_at:
         return 0
     paid = lease.paid_until - lease.since + sum(micros for _, micros in lease.past)

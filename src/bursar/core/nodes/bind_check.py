@@ -1,4 +1,7 @@
-"""Placing an allocation on nodes, and taking it off again: room and quota decided together."""
+"""The check of a bind: whether the chosen nodes have the capacity, and the quota charge of the placement.
+
+The scheduler decides on a copy of the cluster state; this check repeats it on locked rows (optimistic concurrency).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from bursar.core.values.wording import counted
 
 
 class Target(Struct, frozen=True):
-    """A node chosen for an allocation. The generation is that of the node the choice was made for."""
+    """A node that a plan chose for an allocation. The generation is that of the node when the plan was made."""
 
     node: str
     generation: int | None = None
@@ -36,7 +39,7 @@ class Target(Struct, frozen=True):
 
 
 class BindCheck(Struct, frozen=True):
-    """What placing takes: from each node, and from the quotas."""
+    """The effect of a placement: the capacities of the nodes after it, what it takes from each, and the charge."""
 
     capacities: tuple[NodeCapacity, ...]
     fits: tuple[Fit, ...]
@@ -46,7 +49,7 @@ class BindCheck(Struct, frozen=True):
 def place(
     capacities: Mapping[str, NodeCapacity], request: ResourceRequest, targets: Sequence[Target], charge: Charge
 ) -> BindCheck | Refusal:
-    """Whether all targets have the room, and what is taken from each; nothing is changed."""
+    """Check that every target has the capacity; the result says what the placement takes from each."""
     if len(targets) != request.nodes or (len(targets) > 1 and len({one.node for one in targets}) != len(targets)):
         return Refusal(
             Code.STALE, f"the plan names {counted(len(targets), 'node')}, the allocation asks for {request.nodes}"
@@ -72,7 +75,7 @@ def place(
 
 
 def bound_charge(charge: Charge, nodes: int) -> Charge:
-    """Placed work is bound for all it was accepted for; shared work learns only now what part of nodes it takes."""
+    """The charge of placed work: everything accepted is also bound, and its fraction of the nodes is known now."""
     known: Charge | None = charge.known.get(nodes)
     if known is None:
         accepted = {**charge.accepted, "nodes": max(nodes, charge.accepted.get("nodes", 0))}
@@ -84,7 +87,7 @@ def bound_charge(charge: Charge, nodes: int) -> Charge:
 def unplace(
     capacities: Mapping[str, NodeCapacity], request: ResourceRequest, placements: Sequence[Placement]
 ) -> list[NodeCapacity]:
-    """The nodes after what ran there is confirmed gone."""
+    """The capacities of the nodes after the placements are confirmed gone."""
     return [
         take_back(capacities[one.node], one.resources, one.devices, request.requests)
         for one in placements
@@ -94,7 +97,7 @@ def unplace(
 
 def no_capacity(node: str, short: Shortage) -> Refusal:
     if short.resource == EXCLUSIVE:
-        return Refusal(Code.NO_CAPACITY, f"node {node} is not empty, or is held as a whole")
+        return Refusal(Code.NO_CAPACITY, f"node {node} is not empty, or an allocation holds it exclusively")
     needs, has = (format_amount(short.resource, value) for value in (short.needs, short.has))
     message = f"node {node} has {has} {short.resource} free, {needs} needed"
     cause = Cause(

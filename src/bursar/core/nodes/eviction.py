@@ -1,4 +1,4 @@
-"""Stopping work: why it is stopped, and what becomes of it when its nodes have spoken."""
+"""Evictions: the reasons and rules for which placed work is stopped, and its phase after its nodes have reported."""
 
 from __future__ import annotations
 
@@ -8,80 +8,80 @@ from enum import StrEnum
 
 from bursar.core.objects.allocation import Phase
 
-# Who wrote this on an allocation wants to be asked first: only force evicts it from a node that is drained.
+# The annotation that excludes an allocation from drains, unless the drain is forced.
 DO_NOT_EVICT = "bursar.io/do-not-evict"
 
 STOPPABLE = frozenset({Phase.SCHEDULED, Phase.RUNNING, Phase.TERMINATING})
 
 
 class EvictionReason(StrEnum):
-    """The `status.reason` of what was stopped, until it is placed again."""
+    """The reason of an eviction, in `status.reason` until the work is placed again."""
 
-    PREEMPTED = "Preempted"
-    DRAINED = "Drained"
-    EVICTED = "Evicted"
-    NODE_LOST = "NodeLost"
-    MEMBER_FAILED = "MemberFailed"  # another of its nodes, or another member of its gang; it does not wait again
+    PREEMPTED = "Preempted"  # the scheduler preempted it for other work
+    DRAINED = "Drained"  # its node is being drained
+    EVICTED = "Evicted"  # an administrator evicted it
+    NODE_LOST = "NodeLost"  # its node is lost, and its run-lease has expired
+    MEMBER_FAILED = "MemberFailed"  # another of its nodes or gang members failed; it is not requeued
 
 
 class EvictionRule(StrEnum):
-    """Under which rule it had to go."""
+    """The rule that allowed an eviction."""
 
-    LOWER_PRIORITY = "LowerPriority"
-    BURST = "Burst"
-    ADMIN = "Admin"
-    DRAIN = "Drain"
-    NODE_LOST = "NodeLost"
-    MEMBER_FAILED = "MemberFailed"
+    LOWER_PRIORITY = "LowerPriority"  # the preemptor has a higher priority
+    BURST = "Burst"  # its tenant is above its fair share, and that of the preemptor is not
+    ADMIN = "Admin"  # an administrator asked for it
+    DRAIN = "Drain"  # its node is being drained
+    NODE_LOST = "NodeLost"  # its node is lost
+    MEMBER_FAILED = "MemberFailed"  # another of its nodes or gang members failed
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What the stopped one is told: why, under which rule, by whom, and how long it may take to end."""
+    """The eviction notice in the status of stopped work: reason, rule, initiator, message and grace period."""
 
     reason: str
     rule: str
-    by: str  # namespace/name of what takes its place, or the person who said so
+    by: str  # namespace/name of the preemptor, or the actor who evicted it
     message: str
     grace_seconds: int = 30
-    failure: Failure | None = None  # of the node or member because of which it is stopped
+    failure: Failure | None = None  # of the node or member that caused it
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How work failed on a node: the first failure of an allocation, or of its gang."""
+    """The first failure of an allocation or its gang: the node, the exit code and the reason."""
 
     node: str
     exit_code: int | None = None
     reason: str = ""
     message: str = ""
-    allocation: str = ""  # the member that failed, where it is another one of the gang
+    allocation: str = ""  # the failed member, if it is another one of the gang
 
     @property
     def words(self) -> str:
-        """`exit code 5 on gpu-7`: what its user has to know first."""
+        """The failure with its node: `exit code 5 on gpu-7`."""
         code = f"exit code {self.exit_code}" if self.exit_code is not None else "it failed"
         return (self.message or self.reason or code) + (f" on {self.node}" if self.node else "")
 
     @property
     def words_alone(self) -> str:
-        """Of work on one node: a bare exit code is told with its node; a message or a reason stays as reported."""
+        """The failure of single-node work: a bare exit code with its node, a message or reason as reported."""
         bare = self.exit_code is not None and not self.reason and not self.message
         return self.words if bare else self.message
 
 
 def member_notice(name: str, failure: Failure, gang: str = "") -> Notice:
-    """What the rest of it is told when one node or member has failed: it is asked to end, and does not wait again."""
+    """The notice to the rest of a gang or allocation after one failure: it is stopped and not requeued."""
     words = f"{name} failed: {failure.words}" if gang else failure.words
-    told = replace(failure, allocation=name if gang else "")
-    return Notice(EvictionReason.MEMBER_FAILED, EvictionRule.MEMBER_FAILED, name, words, failure=told)
+    first = replace(failure, allocation=name if gang else "")
+    return Notice(EvictionReason.MEMBER_FAILED, EvictionRule.MEMBER_FAILED, name, words, failure=first)
 
 
 def ended_as(last: Phase, earlier: Collection[Phase], *, evicted: bool, deleted: bool) -> Phase:
-    """What an allocation is once the last of its nodes has spoken; `earlier` is what the others said before.
+    """The phase of an allocation once the last of its nodes has reported; `earlier` are the reports of the others.
 
-    What was evicted waits again, unless it had come to its own good end everywhere before it was stopped. What is
-    being deleted ends, whatever else was wanted of it.
+    Evicted work is pending again, unless it succeeded on every node before it was stopped. A deletion outranks
+    an eviction: deleted work ends.
     """
     said = {last, *earlier}
     if evicted and not deleted:

@@ -1,9 +1,9 @@
-"""Whether nodes are alive, and what may become of the work of those that are not.
+"""Node liveness: failure detection by heartbeats, and when the work of a lost node may be started elsewhere.
 
-A node that was never heard is left alone. One that falls silent is NotReady after a while and takes no new work, then
-Lost. Its work is started elsewhere only when none of it can still be running: because the lease that it runs on has run
-out, or because an administrator says so. What was silent while nobody listened, or together with very many others, is
-more likely our fault than the nodes': then nothing is given up.
+A node that never sent a heartbeat is left alone. Without heartbeats a node becomes NotReady, takes no new work, and is
+Lost later. Its work starts elsewhere only when it cannot be running any more: its run-lease has expired, or an
+administrator has fenced the node. Silence while no server was listening, or of very many nodes at once, is more likely
+a fault of the server or the network: then no node is declared Lost.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-# More than so many of the nodes at once do not die by themselves; but a single one may, also where there are few.
+# The alarm: more nodes than this fraction do not fail at once by themselves. A single node never raises it.
 SILENT_FRACTION_MAX = 0.3
 SILENT_NODES_MIN = 2
 
-LEASE_EXPIRED = "LeaseExpired"  # why an agent says that leased work has ended: it was granted nothing in time
-# Why an agent says that work has ended of which nobody knows how: with the node, or with what watched over it.
+LEASE_EXPIRED = "LeaseExpired"  # an agent's reason: the run-lease was not extended in time
+# An agent's reasons for work that ended without an exit code: the node restarted, or the shim was lost.
 NODE_RESTARTED, SHIM_LOST = "NodeRestarted", "ShimLost"
 WENT_WITH_ITS_NODE = frozenset({NODE_RESTARTED, SHIM_LOST})
 
 
 class Liveness(StrEnum):
-    """What was said of a node last. Fenced is Lost by an administrator's word: nothing runs there any more."""
+    """The liveness of a node, as its status shows it."""
 
-    READY = "Ready"
-    NOT_READY = "NotReady"
-    LOST = "Lost"
-    FENCED = "Fenced"
+    READY = "Ready"  # heartbeats arrive
+    NOT_READY = "NotReady"  # no heartbeats for a while; the node takes no new work
+    LOST = "Lost"  # no heartbeats for so long that its work is treated as lost
+    FENCED = "Fenced"  # an administrator guarantees that nothing runs on the lost node any more
 
     @property
     def phase(self) -> str:
@@ -44,11 +44,11 @@ class Liveness(StrEnum):
 
 
 class OnLost(StrEnum):
-    """What an allocation wants when its node is lost."""
+    """The policy of an allocation for a lost node (`onNodeLost`)."""
 
-    KEEP = ""  # to stay where it is, for as long as nobody knows
-    REQUEUE = "requeue"  # to wait again: it runs on a lease, so that there is an end to not knowing
-    FAIL = "fail"
+    KEEP = ""  # it stays bound to the node until the node returns or is fenced
+    REQUEUE = "requeue"  # it runs on a run-lease, and is pending again when that has expired
+    FAIL = "fail"  # it fails once it is known to be gone
 
     @property
     def leased(self) -> bool:
@@ -57,7 +57,7 @@ class OnLost(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a silent node is waited for, and for how long its leased work may go on."""
+    """The timeouts of failure detection: heartbeat interval, NotReady, Lost, run-leases and clock skew."""
 
     heartbeat_seconds: int = 5
     not_ready_seconds: int = 15
@@ -68,12 +68,14 @@ class Patience:
 
 
 class SeenHeartbeat(Struct, frozen=True):
-    """When a node was last heard, and until when its leased work may be alive at the latest: until the end of its
-    lease, and of the grace in which it is killed. All by the database's clock."""
+    """The last heartbeat of a node, and the latest time at which its leased work may be alive.
+
+    `granted_until` includes the grace period of the kill. All times are by the database's clock.
+    """
 
     at: datetime
     now: datetime
-    granted_until: datetime | None = None  # None: it was never granted a lease
+    granted_until: datetime | None = None  # None: no run-lease was ever granted
 
     @property
     def silent_seconds(self) -> float:
@@ -81,11 +83,11 @@ class SeenHeartbeat(Struct, frozen=True):
 
 
 class Sighting(Struct, frozen=True):
-    """A node as it stands. `since` is when it was last heard before it was said to be silent."""
+    """A node's recorded liveness and its last heartbeat. `since` is its last heartbeat before it became NotReady."""
 
     node: str
     standing: Liveness = Liveness.READY
-    heartbeat: SeenHeartbeat | None = None  # None: it was never heard
+    heartbeat: SeenHeartbeat | None = None  # None: it never sent one
     since: datetime | None = None
 
     @property
@@ -99,25 +101,21 @@ class Sighting(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class LivenessVerdict:
-    """What is to be said of which nodes. `alarm`: so many are silent at once that nothing is given up."""
+    """The transitions of nodes. With `alarm` so many are silent at once that no node is declared Lost."""
 
     transitions: tuple[tuple[str, Liveness], ...] = ()
-    heartbeating: int = 0  # nodes that were ever heard, and are not lost
-    silent: int = 0  # those of them that are silent
+    heartbeating: int = 0  # nodes that ever sent a heartbeat, and are not lost
+    silent: int = 0  # those of them without recent heartbeats
     alarm: bool = False
-
-    @property
-    def silent_fraction(self) -> float:
-        return self.silent / self.heartbeating if self.heartbeating else 0.0
 
 
 def judge(
     sightings: Sequence[Sighting], heard: int, *, watched_seconds: float, calm_seconds: float, patience: Patience
 ) -> LivenessVerdict:
-    """What is to be said of nodes that are silent or were said to be; `heard` counts all that ever beat.
+    """Decide the transitions of nodes that are silent or recorded as such; `heard` counts all with any heartbeat.
 
-    `watched_seconds` is for how long we ourselves have been listening: before that nobody could be heard.
-    `calm_seconds` is for how long, besides, there was no alarm.
+    `watched_seconds` is how long this process has been listening: it could not observe heartbeats before.
+    `calm_seconds` is how long there has been no alarm.
     """
     known = [one for one in sightings if one.heartbeat is not None]
     heartbeating = heard - sum(one.standing.gone and not one.heard_since for one in known)
@@ -135,12 +133,12 @@ def judge(
 
 
 def is_alarming(silent: int, heartbeating: int) -> bool:
-    """Whether so many are silent at once that the fault is hardly theirs."""
+    """Whether so many nodes are silent at once that a fault of the server or network is more likely."""
     return silent >= SILENT_NODES_MIN and silent > SILENT_FRACTION_MAX * heartbeating
 
 
 def observed_silence(one: Sighting, watched_seconds: float) -> float:
-    """For how long we have listened and not heard it."""
+    """The time for which this process has listened without a heartbeat of the node."""
     return min(one.silent_seconds, watched_seconds)
 
 
@@ -157,11 +155,11 @@ def _standing_after(one: Sighting, watched_seconds: float, patience: Patience, *
     return one.standing
 
 
-# The work of nodes that are gone.
+# The work of lost nodes.
 
 
 def gone_at(on_lost: OnLost, heartbeat: SeenHeartbeat | None, patience: Patience) -> datetime | None:
-    """From when on nothing of an allocation can be running on a node that is not heard; None: that is not known."""
+    """The time from which an allocation cannot be running on a silent node any more; None if that is unknown."""
     if not on_lost.leased or heartbeat is None or heartbeat.granted_until is None:
         return None
     return heartbeat.granted_until + timedelta(seconds=patience.clock_skew_seconds)
@@ -176,11 +174,10 @@ def seconds_to_wait(
     calm_seconds: float = math.inf,
     watched_seconds: float = math.inf,
 ) -> float:
-    """How long the work of a silent node must still be left alone: 0 is now; infinity, until somebody speaks: the node,
-    or an administrator.
+    """The seconds until the work of a silent node may be started elsewhere; infinite without a run-lease.
 
-    The database's clock may have jumped forward, as when another takes its place: so for as long as the node was
-    granted, we must also have listened ourselves, by our own clock.
+    The database's clock may jump forward, for instance at a failover. So this process must also have listened for the
+    length of the grant by its own clock.
     """
     if standing is Liveness.FENCED:
         return 0.0
@@ -192,5 +189,5 @@ def seconds_to_wait(
 
 
 def requeues(on_lost: OnLost) -> bool:
-    """Whether work that is known to be gone with its node waits again: unless it asked to fail, as when evicted."""
+    """Whether work that is gone with its node is pending again, as after an eviction."""
     return on_lost is not OnLost.FAIL

@@ -1,53 +1,65 @@
-"""A node's room: what it can give, what it has given, device by device.
+"""Node capacity: allocatable and allocated resources, device by device.
 
-A whole number of a device resource takes whole devices; a fraction below one shares a single device. Capacity is
-checked for increases only: a node that lost a GPU may stand above what it has left, and nothing is stopped for it.
+A whole number of a device resource takes whole devices; a fraction below one shares a single device. Only increases are
+checked: a node that lost a GPU may have allocated more than it has left, and its work continues.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
 
 from bursar.core.nodes.node_claim import NodeClaim
 from bursar.core.objects.charge import Amounts
+from bursar.core.objects.object import Key
+from bursar.core.values.quantity import is_device
 
 WHOLE = 1000  # one device, one node, in thousandths
 DEVICES_MAX = 1024
-SIMULATED = "bursar.io/simulated"  # the label and the taint of a node that only acts as if it ran something
+SIMULATED = "bursar.io/simulated"  # the label and the taint of a simulated node
 
-Devices = Mapping[str, tuple[int, ...]]  # resource → indices of the devices given
+Devices = Mapping[str, tuple[int, ...]]  # resource → indices of the allocated devices
 
 
 class NodeGate(Struct, frozen=True, omit_defaults=True):
-    """The terms of a node, whatever room it has: its taints, whom it is for, what it does not take, and how its agent
-    keeps tenants apart."""
+    """The admission conditions of a node beside its capacity: taints, tenants, fractions of devices and isolation."""
 
     taints: tuple[tuple[str, str, str], ...] = ()  # (key, value, effect)
-    tenants: tuple[str, ...] = ()  # with those below them; none: everybody's
-    whole_only: bool = False  # it takes no work that asks for a part of a device
+    tenants: tuple[str, ...] = ()  # reserved for these tenants and their subtrees; empty: for all
+    whole_only: bool | None = None  # it takes no fraction of a device; None: as the settings say
     isolated: bool = False  # its agent runs every placement in a sandbox
-    traceless: bool = False  # everything a placement writes is removed with it
+    traceless: bool = False  # its agent removes all files of a placement at its end
     wipes: bool = False  # its agent has a wipe hook
 
 
 class NodeCapacity(Struct, frozen=True):
+    """A node with its allocatable and allocated resources, its claim and its admission conditions."""
+
     name: str
     generation: int
     schedulable: bool
     allocatable: Amounts
     allocated: Amounts = field(default_factory=dict)
-    # resource → what of each device is given away, in thousandths
+    # resource → the allocated part of each device, in thousandths
     devices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     uid: str = ""
-    claim: NodeClaim | None = None  # whose it is, where it is claimed for sensitive work
-    gate: NodeGate | None = None  # None: it keeps nothing off, and isolates nothing
-    soiled: bool = False  # work ran here since the last wipe that may have left something behind
+    claim: NodeClaim | None = None  # if it is claimed for sensitive work
+    gate: NodeGate | None = None  # None: no conditions, and no isolation
+    soiled: bool = False  # work that may have left files ran here since the last wipe
+
+
+class CapacityRise(Struct, frozen=True):
+    """More of a resource than a node offered before, by its own word."""
+
+    node: str
+    resource: str
+    before: int
+    after: int
 
 
 class Shortage(Struct, frozen=True):
-    """Why something does not fit on a node, with its numbers."""
+    """The resource of which a node has too little free, with the numbers."""
 
     resource: str
     needs: int
@@ -55,14 +67,14 @@ class Shortage(Struct, frozen=True):
 
 
 class Fit(Struct, frozen=True):
-    """What a placement takes from a node."""
+    """The resources and devices that a placement takes from a node."""
 
     resources: Amounts
     devices: Devices
 
 
 class Placement(Struct, frozen=True):
-    """What one node is wanted to run, and what it gave for it."""
+    """One node's part of a placed allocation: the desired state for its agent, and the resources allocated for it."""
 
     node: str
     uid: str
@@ -74,19 +86,19 @@ class Placement(Struct, frozen=True):
     resources: Amounts
     devices: Devices
     wanted: bool = True
-    lease: int = 0  # what pays for it; 0 where nobody does
+    lease: int = 0  # the lease that pays for it; 0: it is not prepaid
+
+    @property
+    def key(self) -> Key:
+        """The allocation that is placed."""
+        return Key("Allocation", self.namespace, self.name)
 
 
-EXCLUSIVE = "exclusive"  # the mark on a node that is given as a whole
-
-
-def is_device(resource: str) -> bool:
-    """Extended resources are counted device by device; cpu, memory and the like are not."""
-    return "/" in resource
+EXCLUSIVE = "exclusive"  # the pseudo resource of a node that is allocated as a whole
 
 
 def device_list(allocatable: Amounts, devices: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """One entry per device that the node has; the use of those it had before is kept."""
+    """The allocated part of each device of a node after its capacity changed; devices in use are kept."""
     listed: dict[str, tuple[int, ...]] = {}
     for resource, amount in allocatable.items():
         if is_device(resource):
@@ -94,7 +106,7 @@ def device_list(allocatable: Amounts, devices: Mapping[str, Sequence[int]]) -> d
             count = max(min(amount // WHOLE, DEVICES_MAX), _last_used(used))
             listed[resource] = (used + (0,) * count)[:count]
     for resource, before in devices.items():
-        # A resource that is gone is remembered until what used it is gone as well.
+        # A removed resource is kept until the work that uses it has ended.
         if resource not in listed and any(before):
             listed[resource] = tuple(before)
     return listed
@@ -105,12 +117,12 @@ def _last_used(used: Sequence[int]) -> int:
 
 
 def fit(node: NodeCapacity, requests: Amounts, *, exclusive: bool, wanted: Devices | None = None) -> Fit | Shortage:
-    """What placing this would take, or the first thing that is short."""
+    """The resources that a placement would take, or the first resource that is short."""
     if EXCLUSIVE in node.allocated:
         return Shortage(EXCLUSIVE, WHOLE, 0)
     if exclusive:
         return _fit_whole(node, requests)
-    # Everything placed counts as one, also where nothing limits how many there may be.
+    # Every placement counts as one pod, also on nodes that do not limit their number.
     needs = {**requests, "pods": WHOLE}
     allocatable, allocated = node.allocatable, node.allocated
     devices: dict[str, tuple[int, ...]] = {}
@@ -141,17 +153,17 @@ def _fit_whole(node: NodeCapacity, requests: Amounts) -> Fit | Shortage:
 
 
 def _usable(node: NodeCapacity, resource: str) -> tuple[int, ...]:
-    """The devices still there: a node that lost some keeps the first ones."""
+    """The use of the present devices: a node that lost some keeps the first ones."""
     return tuple(node.devices.get(resource, ()))[: node.allocatable.get(resource, 0) // WHOLE]
 
 
 def choose_devices(used: Sequence[int], amount: int, wanted: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Which devices to give: those asked for if free, else whole ones from the left, a share on the fullest."""
+    """Choose devices: the wanted ones if free, else whole ones from the first on; a fraction goes to the fullest."""
     if amount < WHOLE:
         capacity = [index for index, taken in enumerate(used) if taken + amount <= WHOLE]
         if wanted is not None:
             return (wanted[0],) if len(wanted) == 1 and wanted[0] in capacity else None
-        # The fullest device that still has room, so that whole ones stay whole.
+        # The fullest device with enough left (best fit), so that whole devices stay free.
         return (max(capacity, key=lambda index: (used[index], -index)),) if capacity else None
     count = amount // WHOLE
     if wanted is not None:
@@ -167,22 +179,28 @@ def give(node: NodeCapacity, taken: Fit, requests: Amounts) -> NodeCapacity:
 
 
 def is_traceless(gate: NodeGate | None) -> bool:
-    """Whether nothing of a placement is left on the node once it has ended."""
+    """Whether no files of a placement remain on the node after its end."""
     return gate is not None and gate.traceless
 
 
 def keeps_off(gate: NodeGate | None) -> bool:
-    """Whether some work may not go to the node, by its taints, whom it is for, or what it takes."""
+    """Whether the node refuses some work by its taints, tenants or fractions of devices."""
     return gate is not None and bool(gate.taints or gate.tenants or gate.whole_only)
 
 
+def is_open_to(dedicated: Collection[str], lineage: Iterable[str]) -> bool:
+    """Whether a node dedicated to these tenants takes work of a tenant with this lineage. Without tenants it takes all
+    work."""
+    return not dedicated or any(tenant in dedicated for tenant in lineage)
+
+
 def is_isolated(gate: NodeGate | None) -> bool:
-    """Whether work of one tenant cannot reach another's on the node."""
+    """Whether the node isolates the work of tenants from each other."""
     return gate is not None and gate.isolated
 
 
 def take_back(node: NodeCapacity, resources: Amounts, devices: Devices, requests: Amounts) -> NodeCapacity:
-    """The exact reverse of `give`, but for what work may have left behind."""
+    """The exact reverse of `give`, except that the node stays soiled."""
     return _change(node, resources, devices, requests, -1, soiled=node.soiled)
 
 
@@ -192,12 +210,12 @@ def _change(
     allocated = dict(node.allocated)
     for resource, amount in resources.items():
         allocated[resource] = allocated.get(resource, 0) + sign * amount
-        assert allocated[resource] >= 0, f"node {node.name} would have given back more {resource} than it gave"
+        assert allocated[resource] >= 0, f"node {node.name} would release more {resource} than it allocated"
         if not allocated[resource]:
             del allocated[resource]
     use = dict(node.devices)
     for resource, indices in devices.items():
-        # One shared device carries the fraction; whole ones are taken whole.
+        # A fraction uses a part of one shared device; otherwise devices are used as a whole.
         each = requests[resource] if requests.get(resource, WHOLE) < WHOLE and EXCLUSIVE not in resources else WHOLE
         used = list(use[resource])
         for index in indices:
@@ -209,7 +227,7 @@ def _change(
 
 
 def dominant_fraction(node: NodeCapacity, requests: Amounts) -> int:
-    """The largest part of any of the node's resources that this takes, in thousandths of the node, rounded up."""
+    """The dominant share of the requests on this node (the largest over its resources), in thousandths, rounded up."""
     largest = 1
     for resource, amount in requests.items():
         if amount and (whole := node.allocatable.get(resource)):

@@ -1,7 +1,6 @@
-"""Whether a node is one that was asked for: its labels against what is required of them, its taints against what is
-tolerated. And whether what is required could be met by any node at all.
+"""Node affinity, taints and tolerations: whether a node's labels and taints match, and whether any node's ever could.
 
-Labels come and go, so what no node meets today is no mistake. Requirements that contradict each other are one.
+Labels change, so requirements that no node meets today are valid. Requirements that contradict each other are not.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ INTEGER_DIGITS_MAX: Final = 18  # so that every number fits into 64 bits
 VALUES_SHOWN_MAX: Final = 4
 VALUE_CHARS_SHOWN_MAX: Final = 63
 
-# Taints of ours that are there to be tolerated by whoever says so.
+# Taints of Bursar that everybody may tolerate.
 OPEN_KEYS: Final = frozenset({"bursar.io/simulated"})
 
 _COMPARING: Final = frozenset({Operator.ABOVE, Operator.BELOW, Operator.AT_LEAST, Operator.AT_MOST})
 
 
 def holds(requirement: Requirement, labels: Mapping[str, str]) -> bool:
-    """Whether a node with these labels meets a requirement. A label that is not there meets NotIn and DoesNotExist."""
+    """Whether a node with these labels meets a requirement. A missing label meets NotIn and DoesNotExist."""
     value = labels.get(requirement.key)
     match requirement.operator:
         case Operator.IN:
@@ -38,18 +37,8 @@ def holds(requirement: Requirement, labels: Mapping[str, str]) -> bool:
     return number is not None and _compares(requirement, number)
 
 
-def matches_any(terms: Iterable[Requirements], labels: Mapping[str, str]) -> bool:
-    """Whether one of the terms holds. No terms ask for nothing; a term that says nothing matches nothing."""
-    nothing_asked = True
-    for term in terms:
-        if term and all(holds(one, labels) for one in term):
-            return True
-        nothing_asked = False
-    return nothing_asked
-
-
 def integer(text: str) -> int | None:
-    """The integer that a label or a value writes; None for every other text."""
+    """Parse a label or value as an integer; None for any other text."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= INTEGER_DIGITS_MAX):
         return None
@@ -74,14 +63,14 @@ def _compares(requirement: Requirement, number: int) -> bool:
 
 
 def is_reserved(reserved: Sequence[str], key: str) -> bool:
-    """Whether a taint's key is reserved: it is named, or begins as one that ends in a star."""
+    """Whether a taint's key is reserved, by its name or by a prefix that ends in a star."""
     return key not in OPEN_KEYS and any(
         key.startswith(one[:-1]) if one.endswith("*") else key == one for one in reserved
     )
 
 
 def tolerates(tolerations: Iterable[Toleration], taint: Taint, reserved: Sequence[str] = ()) -> bool:
-    """Whether one of these tolerates a taint. A reserved one is never tolerated without its key."""
+    """Whether one of the tolerations matches a taint. A reserved taint needs a toleration with its key."""
     return any(
         one.effect in ("", taint.effect)
         and (one.key == taint.key or (not one.key and not is_reserved(reserved, taint.key)))
@@ -93,7 +82,7 @@ def tolerates(tolerations: Iterable[Toleration], taint: Taint, reserved: Sequenc
 def untolerated(
     tolerations: tuple[Toleration, ...], taints: Iterable[Taint], reserved: Sequence[str] = ()
 ) -> tuple[Taint, ...]:  # fmt: skip
-    """The taints that keep this off a node. PreferNoSchedule keeps nothing off."""
+    """The taints that are not tolerated, without PreferNoSchedule, which only lowers the score."""
     return tuple(
         taint
         for taint in taints
@@ -105,7 +94,7 @@ def untolerated(
 
 
 def contradiction(where: Where) -> str:
-    """Why no node can ever be right, whatever its labels; empty when one could be."""
+    """Why no node can ever match, whatever its labels; empty if one could."""
     if not where.required:
         return ""
     named = tuple(Requirement(key, Operator.IN, (value,)) for key, value in where.node_labels)
@@ -130,10 +119,10 @@ def _clash(named: Requirements, term: Requirements) -> str:
 
 
 def _can_hold(asked: list[Requirement]) -> bool:
-    """Whether there is a value, or no value, of one label that meets all of these.
+    """Whether some value of one label, or its absence, meets all of these requirements.
 
-    A number in a range can be written in more ways than can be excluded (7, 07, 007), so excluded values count only
-    against a list of allowed ones.
+    A number in a range has infinitely many spellings (7, 07, 007), so excluded values matter only against a list of
+    allowed ones.
     """
     if all(one.operator in (Operator.ABSENT, Operator.NOT_IN) for one in asked):
         return True
@@ -151,7 +140,7 @@ def _can_hold(asked: list[Requirement]) -> bool:
 
 
 def _range(comparing: list[Requirement]) -> tuple[int, int]:
-    """The least and the greatest integer that compare as asked; the wrong way round when there is none."""
+    """The least and the greatest integer that meet the comparisons; least > most if there is none."""
     least, most = -(10**INTEGER_DIGITS_MAX) + 1, 10**INTEGER_DIGITS_MAX - 1
     for one in comparing:
         bound = integer(one.values[0]) if one.values else None

@@ -1,9 +1,9 @@
-"""A node that is claimed for sensitive work: whose it is, who may use it, and what must happen before others may.
+"""Claims of nodes for sensitive work: the holder, the work that may use the node, and its wipes.
 
-A claim is a person's, not their tenant's, and lasts until it is given back, whether the node is used or not. A claim
-begins with a wipe, unless the node is known to be clean: an earlier tenant's work may have left something there. A node
-that was given back is wiped before anybody else comes near it. Who holds a node is told to those who may know of that
-tenant's things; everybody else learns only that it is held.
+A claim belongs to a user, not to their tenant, and lasts until it is released, whether the node is used or not. It
+begins with a wipe, unless the node is known to be clean: earlier work may have left files. A released node is wiped
+before anybody else may use it. The holder is shown to callers who may see that tenant; others see only that the node is
+claimed.
 """
 
 from __future__ import annotations
@@ -15,77 +15,79 @@ from msgspec import Struct
 
 from bursar.core.values.refusal import Cause, Code, Refusal
 
-POOL = "sensitive_pool_size"  # the limit on how many nodes may be claimed, in the whole system
+POOL = "sensitive_pool_size"  # the system's limit on claimed nodes
 UID_PREFIX = "claim"
 SENSITIVE = "sensitive"  # the profile of queues for sensitive work
 NAMES_TOLD_MAX = 8
 
 
 class ClaimState(StrEnum):
-    HELD = "Claimed"
-    WIPING = "Wiping"
-    WIPE_FAILED = "WipeFailed"
+    """The state of a claimed node."""
+
+    HELD = "Claimed"  # its holder may use it
+    WIPING = "Wiping"  # its agent is wiping it, before use or after release
+    WIPE_FAILED = "WipeFailed"  # the wipe failed; an administrator can retry it
 
 
 class NodeClaim(Struct, frozen=True, omit_defaults=True):
-    """That a node is somebody's. It lasts until the node is wiped: only then is it anybody's again."""
+    """A user's exclusive claim of a node. It lasts until the node is released and wiped."""
 
     id: str
     tenant: str
     user: str
     since: str
-    by: str  # who asked for it; an administrator may for somebody else
+    by: str  # who requested it: the user, or an administrator for them
     reason: str = ""
     state: ClaimState = ClaimState.HELD
-    released: str = ""  # when it was given back
-    attempt: int = 0  # how often wiping was asked for
-    message: str = ""  # what went wrong with that
-    tenant_uid: str = ""  # which tenant of that name: it may go while the node is wiped, and another be made
-    lease: int = 0  # what pays for it beforehand; 0 where it is billed afterwards, or was given back
-    unpaid: str = ""  # why no more is paid: nothing is placed there any more, and once it is empty it is given back
+    released: str = ""  # the time of its release
+    attempt: int = 0  # the number of wipes requested
+    message: str = ""  # why the last wipe failed
+    tenant_uid: str = ""  # tells tenants of one name apart: it may be deleted and created again during a wipe
+    lease: int = 0  # the lease that pays for it; 0 if it is billed afterwards, or released
+    unpaid: str = ""  # the refusal of its lease: it takes no new work, and is released once it is empty
 
     @property
     def prepares(self) -> bool:
-        """Whether the node is wiped for its new holder, or that failed; else it is wiped after it was given back."""
+        """Whether the wipe in progress, or failed, is the one before use and not the one after release."""
         return self.state is not ClaimState.HELD and not self.released
 
     @property
     def holder(self) -> str:
-        """As an allocation's status names who submitted it."""
+        """The holder as TENANT/USER, the form of `status.user` of allocations."""
         return f"{self.tenant}/{self.user}"
 
 
 def open_to(claim: NodeClaim | None, user: str, *, sensitive: bool) -> bool:
-    """Whether work of this user may go to a node: to a claimed one only its holder's, and sensitive work nowhere else.
-    A node that is not paid for any more, or not wiped yet, takes nothing."""
+    """Whether work of this user may use a node: a claimed node takes only its holder's work, and sensitive work needs
+    a claimed node. A node whose claim is no longer paid for, or that is not wiped yet, takes no work."""
     if claim is None:
         return not sensitive
     return claim.state is ClaimState.HELD and not claim.unpaid and claim.holder == user
 
 
 def is_of(claim: NodeClaim, tenant_uid: str) -> bool:
-    """Whether a claim is of the tenant that has its tenant's name now. A tenant cannot go while it holds a node."""
+    """Whether a claim belongs to the present tenant of its name. A tenant with a held node cannot be deleted."""
     return not claim.released or claim.tenant_uid == tenant_uid
 
 
 def is_claim(uid: str) -> bool:
-    """Whether what has this uid is a claim, and no allocation."""
+    """Whether a uid is that of a claim, and not of an allocation."""
     return uid.startswith(f"{UID_PREFIX}-")
 
 
 def holds(claim: NodeClaim | None, tenant: str) -> bool:
-    """Whether somebody of a tenant has the node, or it is wiped for them."""
+    """Whether a user of the tenant holds the node, or it is being wiped for them."""
     return claim is not None and not claim.released and claim.tenant == tenant
 
 
 def kept_off(node: str, claim: NodeClaim | None, user: str, *, sensitive: bool) -> Refusal | None:
-    """Why a plan for this node is out of date. It names nobody: it may be told to another tenant."""
+    """Refuse a bind to a node by its claim. The message names no user, because another tenant may read it."""
     if open_to(claim, user, sensitive=sensitive):
         return None
     if claim is None:
-        return Refusal(Code.STALE, f"node {node} is not claimed by who submitted this sensitive work")
+        return Refusal(Code.STALE, f"node {node} is not claimed by the user who submitted this sensitive work")
     if claim.state is ClaimState.HELD and claim.unpaid and claim.holder == user:
-        return Refusal(Code.STALE, f"node {node} is claimed, and not paid for any more")
+        return Refusal(Code.STALE, f"node {node} is claimed, but its claim is no longer paid for")
     if claim.state is ClaimState.HELD:
         return Refusal(Code.STALE, f"node {node} is claimed by somebody else")
     return Refusal(Code.STALE, f"node {node} is not wiped yet")
@@ -95,13 +97,13 @@ def kept_off(node: str, claim: NodeClaim | None, user: str, *, sensitive: bool) 
 
 
 def held(node: str, claim: NodeClaim, *, told: bool) -> Refusal:
-    """That a node is taken; by whom, and since when, for those who may know."""
+    """Refuse a claim of a node that is claimed already; `told` callers may see the holder."""
     if claim.released:
         return not_wiped(node, claim)
     if told:
         message = f"node {node} is claimed by {claim.holder} since {claim.since}"
         if claim.unpaid:
-            message += ", and is given back, for it is not paid for any more"
+            message += ", and is being released, because the claim is no longer paid for"
         cause = Cause("claimed", message, scope=node, current_usage=claim.holder)
         return Refusal(Code.CONFLICT, message, "Choose another node, or ask them to release it.", (cause,))
     message = f"node {node} is claimed by somebody else"
@@ -109,29 +111,30 @@ def held(node: str, claim: NodeClaim, *, told: bool) -> Refusal:
 
 
 def not_wiped(node: str, claim: NodeClaim) -> Refusal:
-    message = f"node {node} was given back at {claim.released} and is not wiped yet"
+    """Refuse a claim of a released node that is not wiped yet."""
+    message = f"node {node} was released at {claim.released} and is not wiped yet"
     if claim.state is ClaimState.WIPE_FAILED:
         message += ", because wiping it failed"
-    hint = f"Wait until it is. An administrator may try again: bursar node wipe {node}"
+    hint = f"Wait until it is wiped. An administrator can retry: bursar node wipe {node}"
     return Refusal(Code.CONFLICT, message, hint, (Cause("wiping", message, scope=node),))
 
 
 def not_clean(node: str, *, placed: bool, wipes: bool) -> Refusal | None:
-    """Why a node that is not known to be clean cannot be wiped for a claim now; None where it can."""
-    seen = f"work has run on node {node} since it was last wiped, and may have left something behind"
+    """Refuse a claim of a node that is not clean and cannot be wiped now; None if it can."""
+    seen = f"work has run on node {node} since it was last wiped, and may have left files"
     if not wipes:
-        message = f"{seen}; nothing wipes it, because its agent has no wipe hook"
-        hint = f"Choose another node. An administrator who has wiped it says so: bursar node wiped {node}"
+        message = f"{seen}; it cannot be wiped, because its agent has no wipe hook"
+        hint = f"Choose another node. An administrator can confirm that it has been wiped: bursar node wiped {node}"
     elif placed:
         message = f"{seen}; it cannot be wiped while work is placed there"
-        hint = "Wait until that has ended, or choose another node."
+        hint = "Wait until that work has ended, or choose another node."
     else:
         return None
     return Refusal(Code.CONFLICT, message, hint, (Cause("not_clean", message, scope=node),))
 
 
 def not_allowed(tenant: str) -> Refusal:
-    """What holds for a tenant holds for those below it as well."""
+    """Refuse a claim in a tenant that may not claim nodes. The permission covers the tenant's subtree."""
     return Refusal(
         Code.FORBIDDEN,
         f'users of tenant "{tenant}" may not claim nodes',
@@ -140,7 +143,7 @@ def not_allowed(tenant: str) -> Refusal:
 
 
 def still_claimed(tenant: str, nodes: Sequence[str]) -> Refusal | None:
-    """Why a tenant cannot go: its nodes would be nobody's, and then whoever's who gets its name next."""
+    """Refuse the deletion of a tenant with claimed nodes, which the next tenant of its name would inherit."""
     if not nodes:
         return None
     told = ", ".join(nodes[:NAMES_TOLD_MAX])
@@ -148,7 +151,7 @@ def still_claimed(tenant: str, nodes: Sequence[str]) -> Refusal | None:
 
 
 def pool_exhausted(claimed: int, size: int) -> Refusal:
-    """The limit is the whole system's, so its numbers are nobody's secret."""
+    """Refuse a claim beyond the system's limit on claimed nodes, whose numbers every caller may see."""
     if not size:
         return Refusal(
             Code.QUOTA_EXCEEDED,
@@ -167,7 +170,7 @@ def pool_exhausted(claimed: int, size: int) -> Refusal:
 
 
 def in_use(node: str, names: Sequence[str], what: str) -> Refusal:
-    """That work is placed there. Only those names are given that the caller may know."""
+    """Refuse a change of a node with placed work. `names` are the allocations that the caller may see."""
     told = ", ".join(names[:NAMES_TOLD_MAX])
     more = len(names) - NAMES_TOLD_MAX
     listed = f": {told}{f' and {more} more' if more > 0 else ''}" if told else ""

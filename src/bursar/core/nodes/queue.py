@@ -1,4 +1,4 @@
-"""A queue for sensitive work: what is in it is sensitive because it is there, so it cannot go while anything is."""
+"""Queues for sensitive work: such a queue cannot be deleted or changed while it has work that it makes sensitive."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from bursar.core.nodes.node_claim import SENSITIVE
 from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.core.values.wording import counted
 
 
 @dataclass(frozen=True, slots=True)
 class InQueue:
-    """What is in a queue and has not ended."""
+    """The counts of allocations and jobs in a queue that have not ended."""
 
     waiting: int = 0
     placed: int = 0
@@ -22,22 +23,22 @@ class InQueue:
 
 
 def bares_its_work(before: str, after: str | None) -> bool:
-    """Whether work that a queue's profile made sensitive would be plain with its next one; None: the queue is gone."""
+    """Whether a new profile would end the protection of a queue's sensitive work; None: the queue is deleted."""
     return before == SENSITIVE != after
 
 
 def still_sensitive(name: str, there: InQueue, *, deleted: bool) -> Refusal | None:
-    """Why a queue for sensitive work stays one: what is in it would go to nodes that it shares with others."""
+    """Refuse a change of a queue whose work would no longer be sensitive, and could share nodes with other users."""
     if not there.total:
         return None
     parts = (
-        (there.waiting, "allocation that waits", "allocations that wait"),
-        (there.placed, "allocation that is placed", "allocations that are placed"),
-        (there.jobs, "job that has not ended", "jobs that have not ended"),
+        (there.waiting, "pending allocation"),
+        (there.placed, "placed allocation"),
+        (there.jobs, "unfinished job"),
     )
-    told = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in parts if count)
+    told = ", ".join(counted(count, what) for count, what in parts if count)
     what = "deleted" if deleted else f"given another profile than {SENSITIVE}"
     message = f'queues "{name}" cannot be {what}: its work would no longer be sensitive ({told})'
     look = f"bursar get allocations,jobs -A --field-selector spec.queue={name}"
-    hint = f"Delete that work, or wait until it has ended; other work wants another queue. To see it: {look}"
+    hint = f"Delete that work, or wait until it has ended, and submit new work to another queue. To list it: {look}"
     return Refusal(Code.IN_USE, message, hint, (Cause("in_use", told, scope=name, current_usage=str(there.total)),))

@@ -1,4 +1,4 @@
-"""Objects as the rules see them: identity, requests, phases, charges, finalizers, and why an allocation is pending.
+"""API objects as values: identity, resource requests, phases, charges, finalizers, jobs and pending reasons.
 
-Read `object.py` (what the store keeps), then `allocation.py` and `ask.py` (what work asks for).
+Read `object.py` (the stored form), then `allocation.py` and `ask.py` (requests and constraints of work).
 """

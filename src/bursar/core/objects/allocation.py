@@ -1,4 +1,4 @@
-"""An allocation as the rules see it: what it asks for, and the phases it goes through."""
+"""Allocations: their phases (a state machine), resource requests and gangs."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from bursar.core.objects.charge import Amounts
 
 
 class Phase(StrEnum):
-    PENDING = "Pending"
-    SCHEDULED = "Scheduled"
-    RUNNING = "Running"
-    TERMINATING = "Terminating"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    CANCELLED = "Cancelled"
+    """The phase of an allocation."""
+
+    PENDING = "Pending"  # it has no nodes yet
+    SCHEDULED = "Scheduled"  # it is bound to nodes, and does not run yet
+    RUNNING = "Running"  # it runs on its nodes
+    TERMINATING = "Terminating"  # it is being stopped
+    SUCCEEDED = "Succeeded"  # it ended with exit code 0 on every node
+    FAILED = "Failed"  # it ended with a failure
+    CANCELLED = "Cancelled"  # a user or its job cancelled it
 
 
 ENDED = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
 
-# What may follow what. A node reports progress; nothing comes back from an end.
+# The state machine: the phases that may follow each phase. The last three are final.
 NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.PENDING: frozenset({Phase.SCHEDULED, Phase.FAILED, Phase.CANCELLED}),
     Phase.SCHEDULED: frozenset({Phase.RUNNING, Phase.TERMINATING, Phase.PENDING, *ENDED}),
     Phase.RUNNING: frozenset({Phase.TERMINATING, Phase.PENDING, *ENDED}),
-    Phase.TERMINATING: frozenset({Phase.PENDING, *ENDED}),  # evicted work waits again
+    Phase.TERMINATING: frozenset({Phase.PENDING, *ENDED}),  # evicted work is requeued
     Phase.SUCCEEDED: frozenset(),
     Phase.FAILED: frozenset(),
     Phase.CANCELLED: frozenset(),
@@ -36,7 +38,7 @@ NEXT: dict[Phase, frozenset[Phase]] = {
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """A set placed all together or not at all; `timeout_seconds` 0 waits for ever."""
+    """A gang: allocations that are placed all together or not at all. `timeout_seconds` 0 means no timeout."""
 
     group_id: str
     min_members: int
@@ -47,7 +49,7 @@ GangKey = tuple[str, str]  # (namespace, group id)
 
 
 class Peer(Struct, frozen=True, array_like=True):
-    """A member of a gang that was placed, and where. `index` is the one it works on in its job, else −1."""
+    """A placed member of a gang and its nodes. `index` is its index in its job, or −1 outside of jobs."""
 
     name: str
     index: int
@@ -56,7 +58,7 @@ class Peer(Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class GangRow:
-    """How many members a gang has, whether they were charged as a set, and where they were placed, in rank order."""
+    """The stored state of a gang: the number of members, whether they are charged, and its peers in rank order."""
 
     min_members: int
     members: int = 0
@@ -66,9 +68,9 @@ class GangRow:
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:
-    """What is asked of each of `nodes` nodes."""
+    """The resources that an allocation requests on each of `nodes` nodes."""
 
     requests: Amounts
     nodes: int = 1
     exclusive: bool = False
-    sensitive: bool = False  # it goes to nodes that its user has claimed, and to no others
+    sensitive: bool = False  # it runs only on nodes that its user has claimed

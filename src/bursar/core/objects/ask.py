@@ -1,7 +1,6 @@
-"""What an allocation asks of the scheduler, in the form in which it is compared, cached and decided.
+"""Scheduling requests: the resources and constraints of an allocation as hashable values.
 
-Everything here is a value that can be hashed: thousands of allocations of one template share one `Shape`, and what was
-worked out for a shape once need not be worked out again.
+Thousands of allocations of one template share one `Shape`, and the scheduler caches its results per shape.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from bursar.core.values.selector import EVERYTHING, Selector
 
 
 class Operator(StrEnum):
-    """What a requirement asks of a node's label; the last four compare integers."""
+    """An operator of a requirement on a node's label; the last four compare integers."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -30,6 +29,8 @@ class Operator(StrEnum):
 
 
 class Effect(StrEnum):
+    """The effect of a taint, as in Kubernetes."""
+
     NO_SCHEDULE = "NoSchedule"
     PREFER_NO_SCHEDULE = "PreferNoSchedule"
     NO_EXECUTE = "NoExecute"
@@ -37,6 +38,8 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
+    """A condition on one label of a node (node affinity)."""
+
     key: str
     operator: Operator
     values: tuple[str, ...] = ()
@@ -47,6 +50,8 @@ Requirements = tuple[Requirement, ...]  # all of them must hold
 
 @dataclass(frozen=True, slots=True)
 class Taint:
+    """A mark on a node that keeps off work without a matching toleration."""
+
     key: str
     value: str = ""
     effect: Effect = Effect.NO_SCHEDULE
@@ -54,17 +59,20 @@ class Taint:
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
-    """Tolerates taints with this key, value and effect; an empty key or effect stands for every one."""
+    """Lets work onto nodes with taints of this key, value and effect; an empty key or effect matches all."""
 
     key: str = ""
-    exists: bool = False  # any value will do
+    exists: bool = False  # matches any value
     value: str = ""
     effect: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class InterPodTerm:
-    """Allocations in the same domain of a topology: wanted near, or wanted apart. No namespaces means one's own."""
+    """A term of inter-pod affinity or anti-affinity: the selected allocations, and the topology of their domain.
+
+    Without namespaces it selects in the allocation's own.
+    """
 
     topology_key: str
     selector: Selector = EVERYTHING
@@ -73,7 +81,7 @@ class InterPodTerm:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How evenly the selected allocations lie over a topology's domains; without a selector: the gang, or the job."""
+    """A topology spread constraint: the largest skew between domains. Without a selector it counts the gang or job."""
 
     topology_key: str
     skew_max: int = 1
@@ -83,10 +91,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where something may run, where it would rather, and with whom."""
+    """Placement constraints: node affinity, tolerations, inter-pod affinity, topology spread and node claims."""
 
     node_labels: tuple[tuple[str, str], ...] = ()
-    required: tuple[Requirements, ...] = ()  # any one of them; none at all asks for nothing
+    required: tuple[Requirements, ...] = ()  # one of them must hold; without any, every node matches
     preferred: tuple[tuple[int, Requirements], ...] = ()
     tolerations: tuple[Toleration, ...] = ()
     near: tuple[InterPodTerm, ...] = ()
@@ -94,12 +102,13 @@ class Where:
     rather_near: tuple[tuple[int, InterPodTerm], ...] = ()
     rather_apart: tuple[tuple[int, InterPodTerm], ...] = ()
     spreads: tuple[Spread, ...] = ()
-    sensitive: bool = False  # it goes to nodes that its user has claimed, and to no others
-    claimant: str = ""  # its user, where that makes a difference: it may also go to nodes that they have claimed
-    reserved: tuple[str, ...] = ()  # keys of taints that no toleration without a key tolerates
-    tenants: tuple[str, ...] = ()  # of the tenants that nodes are kept for, those whose nodes it may use
-    fractional: bool = False  # it asks for a part of a device
-    isolated: bool = False  # it goes only to nodes whose agents isolate tenants from each other
+    sensitive: bool = False  # it runs only on nodes that its user has claimed
+    claimant: str = ""  # its user, if they have claimed nodes, which it may use as well
+    reserved: tuple[str, ...] = ()  # keys of taints that only tolerations with that key tolerate
+    tenants: tuple[str, ...] = ()  # tenants whose reserved nodes it may use
+    fractional: bool = False  # it requests a fraction of a device
+    isolated: bool = False  # it runs only on nodes whose agents isolate tenants from each other
+    whole_only: bool = False  # it requests a fraction of a device, and nodes that do not say take none
 
 
 ANYWHERE = Where()
@@ -107,13 +116,16 @@ ANYWHERE = Where()
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What is asked of each of `nodes` nodes, and of which nodes. Requests are sorted by name, without zeros."""
+    """The part of a scheduling request that all allocations of a template share: requests per node and constraints.
+
+    Requests are sorted by name, without zeros.
+    """
 
     requests: tuple[tuple[str, int], ...]
     nodes: int = 1
     exclusive: bool = False
     where: Where = ANYWHERE
-    # It is looked up with every decision: what it hashes to is worked out once.
+    # Every scheduling decision looks shapes up in dictionaries, so the hash is computed once.
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
@@ -125,19 +137,19 @@ class Shape:
 
 @lru_cache(4096)
 def claiming(shape: Shape, claimant: str, sensitive: bool) -> Shape:
-    """The same for somebody who has claimed nodes, or may not go elsewhere."""
+    """The shape with a claimant: it may use the nodes that they have claimed, or only these if it is sensitive."""
     return replace(shape, where=replace(shape.where, claimant=claimant, sensitive=sensitive))
 
 
 @lru_cache(4096)
 def welcome_at(shape: Shape, tenants: tuple[str, ...]) -> Shape:
-    """The same for somebody who may use the nodes that are kept for these tenants."""
+    """The shape that may use nodes reserved for these tenants."""
     return replace(shape, where=replace(shape.where, tenants=tenants))
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One allocation that wants room, or has it. Times are seconds since the epoch."""
+    """The scheduling request of one allocation, pending or placed. Times are seconds since 1970."""
 
     uid: str
     namespace: str
@@ -148,13 +160,13 @@ class Ask:
     priority: int = 0
     preempts: bool = True
     queue: str = "default"
-    ttl_seconds: int = 0  # 0: nobody knows how long it runs
+    ttl_seconds: int = 0  # 0: its run time is unknown
     gang: Gang | None = None
     job: str = ""
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
     charge: Charge = field(default=NOTHING, hash=False)
-    checkpoint_seconds: int = 0  # how often it saves its work; 0: never
-    data_ready: float | None = None  # the part of its data that is where it is needed
-    payer: str = ""  # who submitted it, where it is paid for beforehand
+    checkpoint_seconds: int = 0  # the interval of its checkpoints; 0: none
+    data_ready: float | None = None  # the fraction of its data that is staged
+    payer: str = ""  # its user, if it is prepaid
     owner: str = ""  # the uid of the Job that made it
-    cross_tenant: bool = False  # its priority counts against other tenants' work as well
+    cross_tenant: bool = False  # it may preempt other tenants' work by priority

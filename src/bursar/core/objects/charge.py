@@ -1,8 +1,8 @@
-"""What an object holds: exact amounts per dimension, and the facts by which quotas recognise it.
+"""Charges: the exact amounts per dimension that an object adds to quota counters, and the facts for quota scopes.
 
-The charge is stored with the object, so that giving back returns exactly what was taken, whatever has been edited
-since. Which counters were raised follows from the facts and the tree; the tree cannot change under a charge without
-recomputing its counters, so the two always agree.
+The charge is stored with the object, so that a release subtracts exactly what was added, whatever has been edited
+since. The facts and the tenant tree determine the counters. A change of the tree recomputes the counters of all
+charges, so the two always agree.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ Amounts = Mapping[str, int]  # dimension → amount, in the dimension's unit
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What scopes of a ResourceQuota may ask about."""
+    """The properties of an object that the scopes of a ResourceQuota match."""
 
     scoped: bool = False
     terminating: bool = False
     best_effort: bool = False
     priority_class: str = ""
-    priority: int | None = None  # where it is given as a number
+    priority: int | None = None  # if the object names a number and no class
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """`accepted` from the moment the object is let in; `bound` from the moment it is placed.
+    """The amounts that an object adds to quota counters: `accepted` from its creation, `bound` from its placement.
 
-    A gang is charged as a set: until it is complete, what a member will be charged is `due`, and counts nowhere.
+    A gang is charged as a whole: until it is complete, the amounts of a member are `due` and count nowhere.
     """
 
     facts: Facts = Facts()
     accepted: Amounts = field(default_factory=dict)
     bound: Amounts = field(default_factory=dict)
     due: Amounts = field(default_factory=dict)
-    # What was worked out from it before. Work of one template shares one charge, so it is worked out once for all.
+    # A cache of derived values, shared by all work of one template.
     known: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -52,13 +52,15 @@ NOTHING = Charge()
 
 
 def deferred(charge: Charge) -> Charge:
+    """The charge of a member whose gang is not complete yet."""
     return replace(charge, accepted={}, due=charge.accepted)
 
 
 def fallen_due(charge: Charge) -> Charge:
+    """The charge of a member once its gang is complete."""
     return replace(charge, accepted=charge.due, due={}) if charge.due else charge
 
 
 def unbound(charge: Charge) -> Charge:
-    """What a stopped object keeps when it waits to run again."""
+    """The charge of evicted work that is pending again."""
     return replace(charge, bound={})

@@ -1,4 +1,4 @@
-"""How a line of the audit log reads as a Kubernetes event: its reason, whether it is a warning, and its message."""
+"""Kubernetes events from entries of the audit log: the reason, the type (normal or warning) and the message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bursar.core.values.wording import listed
 
 _REASONS: Final = {"ADDED": "Created", "MODIFIED": "Changed", "DELETED": "Deleted"}
 
-# Reasons of evictions, and of what ended badly: these are warnings.
+# Verbs of evictions: their events are warnings.
 _STOPPING: Final = {"preempt": "Preempted", "drain": "Drained", "evict": "Evicted"}
 _PHASES: Final = {
     Phase.RUNNING: ("Started", "started"),
@@ -23,22 +23,23 @@ _PHASES: Final = {
 }
 
 
-# The verb of the job controller. What a step did is written as its why: `SuccessfulCreate: created allocation train-0`.
+# The verb of the job controller. The audit entry's reason is the effect of the step:
+# `SuccessfulCreate: created allocation train-0`.
 STEP: Final = "step"
 
 
 class StepReason(StrEnum):
-    """The reason of one step of the job controller, as Kubernetes names it where it has a name."""
+    """The reason of an event of a job, as Kubernetes names it if it has a name."""
 
-    COMPLETED = "Completed"
-    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
-    DEADLINE_EXCEEDED = "DeadlineExceeded"
-    CANCELLED = "Cancelled"
-    FAILED_CREATE = "FailedCreate"
-    SUCCESSFUL_CREATE = "SuccessfulCreate"
-    ALLOCATION_FAILED = "AllocationFailed"
-    PROGRESSED = "Progressed"
-    STARTED = "Started"
+    COMPLETED = "Completed"  # the job has succeeded
+    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"  # more allocations failed than `backoffLimit`
+    DEADLINE_EXCEEDED = "DeadlineExceeded"  # the job ran longer than `activeDeadlineSeconds`
+    CANCELLED = "Cancelled"  # the job was cancelled
+    FAILED_CREATE = "FailedCreate"  # the controller could not create an allocation
+    SUCCESSFUL_CREATE = "SuccessfulCreate"  # the controller created allocations
+    ALLOCATION_FAILED = "AllocationFailed"  # an allocation of the job failed
+    PROGRESSED = "Progressed"  # an allocation of the job succeeded
+    STARTED = "Started"  # the first allocation of the job runs
 
 
 _STEPS: Final = {reason.value: reason for reason in StepReason}
@@ -53,30 +54,32 @@ _STEP_WARNINGS: Final = frozenset(
 
 
 class ObjectState(NamedTuple):
-    """How an allocation stood after a change."""
+    """The state of an allocation after a change, as far as events show it."""
 
     phase: str
     nodes: tuple[str, ...] = ()
     message: str = ""
     exit_code: int | None = None
-    waits_for: str = ""  # why it is not placed, by its condition `Scheduled`
+    waits_for: str = ""  # its pending reason, from its condition `Scheduled`
 
     @property
     def where(self) -> str:
-        """` on gpu-7`, ` on 2 nodes: gpu-7, gpu-8`; empty where it is on none."""
+        """The nodes as a phrase: ` on gpu-7`, ` on 2 nodes: gpu-7, gpu-8`; empty without nodes."""
         return f" on {listed(self.nodes, 'node')}" if self.nodes else ""
 
 
 class EventText(NamedTuple):
+    """The reason, type and message of a Kubernetes event."""
+
     reason: str
     warning: bool
     message: str
 
 
 def tell(type_: str, verb: str, actor: str, why: str, after: ObjectState | None = None) -> EventText:
-    """`Scheduled: placed on gpu-7` where an allocation's change has a word in Kubernetes; else who did what and why."""
+    """The event of a change: `Scheduled: placed on gpu-7` if Kubernetes has a reason for it, else actor and verb."""
     plain = EventText(_REASONS[type_], False, f"{verb} by {actor}" + (f": {why}" if why else ""))
-    if type_ == "MODIFIED" and verb == STEP and (step := _step_told(why)) is not None:
+    if type_ == "MODIFIED" and verb == STEP and (step := _step_event(why)) is not None:
         return step
     if after is None or type_ != "MODIFIED":
         return plain
@@ -85,9 +88,9 @@ def tell(type_: str, verb: str, actor: str, why: str, after: ObjectState | None 
     if verb == "refuse":
         return EventText("OutOfCredit", True, after.message or plain.message)
     if verb == "grant":
-        return EventText("CreditRestored", False, "its time is paid for again")
+        return EventText("CreditRestored", False, "its lease is extended again")
     if verb == "note":
-        # The message of evicted work goes on saying why it was stopped; the condition has the current reason.
+        # The message of evicted work still says why it was stopped; the condition has the current reason.
         return EventText("FailedScheduling", True, after.waits_for or after.message or "cannot be placed now")
     if verb == STEP and after.phase == Phase.TERMINATING:
         return EventText("Stopping", False, "is being stopped by its job")
@@ -109,7 +112,7 @@ def _reported(after: ObjectState) -> EventText:
 
 
 def step_why(before: JobProgress, after: JobProgress, made: Sequence[str], blocked: str = "") -> str:
-    """The most important effect of a step in one line; empty if there is none."""
+    """The most important effect of a step as one line; empty without effect."""
     if after.phase in JOB_ENDED and before.phase not in JOB_ENDED:
         return _end_why(after)
     if blocked:
@@ -134,8 +137,8 @@ def _end_why(after: JobProgress) -> str:
     return f"{StepReason.CANCELLED}: job cancelled"
 
 
-def _step_told(why: str) -> EventText | None:
-    """The event of a step, by what `step_why` wrote."""
+def _step_event(why: str) -> EventText | None:
+    """The event of a step, from the line that `step_why` wrote."""
     word, _, message = why.partition(": ")
     reason = _STEPS.get(word)
     return EventText(reason, reason in _STEP_WARNINGS, message) if reason is not None and message else None

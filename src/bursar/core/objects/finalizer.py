@@ -1,7 +1,7 @@
-"""Finalizers: names in `metadata.finalizers` of somebody who has to clean up before an object may go.
+"""Finalizers: names in `metadata.finalizers` that hold back the deletion of an object until its owners cleaned up.
 
-A deletion marks such an object with the time and waits until the list is empty. Whoever put a name there takes it away
-again; nothing else does.
+A deletion sets `deletionTimestamp` on such an object and completes when the list is empty. Each finalizer is removed by
+the client that added it, and by nothing else.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Final
 from bursar.core.values.names import qualified_name, quoted
 
 COUNT_MAX: Final = 32
-# On a job that was deleted without what it made, while others still have to clean up: its allocations stay.
+# On a job that is deleted with `propagationPolicy: Orphan`, while it has other finalizers: its allocations remain.
 ORPHAN: Final = "bursar.io/orphan"
 _OURS: Final = "bursar.io/"
 
 
 def faults(names: Sequence[str]) -> Iterator[str]:
-    """What is wrong with a list of finalizers."""
+    """The faults of a list of finalizers."""
     if len(names) > COUNT_MAX:
         yield f"must have at most {COUNT_MAX} entries, got {len(names)}"
         return
@@ -27,12 +27,12 @@ def faults(names: Sequence[str]) -> Iterator[str]:
 
 
 def added(before: Iterable[str], after: Iterable[str]) -> list[str]:
-    """The names that are new."""
+    """The new names of a changed list."""
     known = set(before)
     return [name for name in dict.fromkeys(after) if name not in known]
 
 
 def reserved(names: Iterable[str]) -> str:
-    """Why one of these names is not for users; empty where all are theirs to give."""
+    """Why users may not set one of these names; empty if they may set all."""
     ours = next((name for name in names if name.startswith(_OURS)), "")
-    return f"{quoted(ours)} is not for users: names below {_OURS} are the server's" if ours else ""
+    return f"{quoted(ours)} is reserved: names that begin with {_OURS} belong to the server" if ours else ""

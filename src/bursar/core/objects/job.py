@@ -1,8 +1,8 @@
-"""A job as the rules see it: how far it is, and what its next step is.
+"""Indexed jobs: the progress of a job, and the next step of its controller.
 
-A job is a number of completions, each with an index. One allocation works on an index at a time; one that fails is
-followed by another try, under a name of its own. So an end is counted once, by its index and try, whoever looks at it
-and however often, and what is counted stays counted when the allocation itself is long gone.
+A job is a number of completions, each with an index. One allocation works on an index at a time; after a failure
+another attempt follows, under its own name. Every end is counted once, by its index and attempt, however often the
+controller observes it, and stays counted after the allocation is deleted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from bursar.core.values.wording import counted
 
 
 class JobPhase(StrEnum):
-    QUEUED = "Queued"
-    RUNNING = "Running"
-    CANCELLING = "Cancelling"
-    SUCCEEDED = "Succeeded"
-    FAILED = "Failed"
-    CANCELLED = "Cancelled"
+    """The phase of a job."""
+
+    QUEUED = "Queued"  # none of its allocations has run yet
+    RUNNING = "Running"  # at least one of its allocations has run
+    CANCELLING = "Cancelling"  # its allocations are being stopped
+    SUCCEEDED = "Succeeded"  # every index has succeeded
+    FAILED = "Failed"  # it exceeded its backoff limit or its deadline
+    CANCELLED = "Cancelled"  # it was cancelled, and nothing of it runs
 
 
 BACKOFF_SECONDS_MAX = 360
@@ -34,9 +36,9 @@ JOB_ENDED = frozenset({JobPhase.SUCCEEDED, JobPhase.FAILED, JobPhase.CANCELLED})
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """What a job asks for; `deadline_seconds` 0 is no deadline, `backoff_seconds` 0 no pause between tries.
+    """The specification of a job. `deadline_seconds` 0 means no deadline, `backoff_seconds` 0 no pause before a retry.
 
-    `as_set` says that its allocations are one gang that lives and dies as one: when one fails all are tried again.
+    With `as_set` its allocations are one gang: when one fails, all are retried.
     """
 
     parallelism: int
@@ -48,13 +50,13 @@ class JobPlan:
 
     @property
     def width(self) -> int:
-        """How many allocations a job begins with."""
+        """The number of allocations that a job begins with."""
         return min(self.parallelism, self.completions)
 
 
 @dataclass(frozen=True, slots=True)
 class Boost:
-    """A priority that replaces the job's own until it expires."""
+    """A temporary priority that replaces the job's own until it expires."""
 
     priority: int
     expires: datetime
@@ -62,9 +64,9 @@ class Boost:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """How far a job is. Indexes below `started` were worked on; `failures` counts the tries of each that failed.
+    """The progress of a job. Indexes below `started` were begun; `failures` counts the failed attempts of each.
 
-    Of these tries, `spared` were stopped because another failed: the job is not judged by them.
+    Of these attempts, `spared` were stopped because another one failed: they do not count towards the backoff limit.
     """
 
     phase: JobPhase = JobPhase.QUEUED
@@ -74,14 +76,14 @@ class JobProgress:
     completed: frozenset[int] = frozenset()
     failures: Mapping[int, int] = field(default_factory=dict)
     spared: int = 0
-    retry_at: datetime | None = None  # nothing is tried again before
+    retry_at: datetime | None = None  # no retry before
     active: int = 0
     started_at: datetime | None = None
     ended_at: datetime | None = None
     boost: Boost | None = None
     deleting: bool = False
-    held: bool = False  # while it is being deleted: somebody has to clean up before it may go
-    orphaning: bool = False  # what it made stays when it goes
+    held: bool = False  # while it is being deleted: it has finalizers
+    orphaning: bool = False  # its allocations remain after its deletion
 
     @property
     def succeeded(self) -> int:
@@ -93,18 +95,18 @@ class JobProgress:
 
     @property
     def attempt(self) -> int:
-        """Of a job that is tried as a set: which try this is, from 0."""
+        """The current attempt of a job with `as_set`, from 0."""
         return max(self.failures.values(), default=0)
 
     @property
     def settled(self) -> bool:
-        """Whether nothing will happen to the job any more."""
+        """Whether the job needs no further steps."""
         return self.phase in JOB_ENDED and not self.active and self.boost is None and not self.deleting
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class JobAttempt:
-    """One try at one index: what an allocation of a job is."""
+    """One attempt at one index of a job: each allocation of a job is one."""
 
     index: int
     attempt: int = 0
@@ -112,7 +114,7 @@ class JobAttempt:
 
 @dataclass(frozen=True, slots=True)
 class JobMember:
-    """An allocation of the job as it was seen."""
+    """An allocation of the job as the controller observed it."""
 
     turn: JobAttempt
     phase: Phase
@@ -124,10 +126,10 @@ class JobMember:
 
 @dataclass(frozen=True, slots=True)
 class JobStep:
-    """What to do next: allocations to make and to release, and how far the job then is.
+    """The next step of a job: allocations to create and to release, and the progress after it.
 
-    `progress.active` leaves out what is released or made: who does that knows what became of it. `remove` says that a
-    deleted job has nothing left to wait for.
+    `progress.active` does not count the allocations of `create` and `release`: the caller adds those that succeeded.
+    `remove` says that the deletion of the job can complete.
     """
 
     progress: JobProgress
@@ -140,33 +142,32 @@ class JobStep:
 
 
 def turn_name(job: str, turn: JobAttempt) -> str:
-    """`train-3`, and `train-3-1` for the first try after it failed."""
+    """The name of an attempt's allocation: `train-3`, and `train-3-1` for its first retry."""
     return f"{job}-{turn.index}" + (f"-{turn.attempt}" if turn.attempt else "")
 
 
 def open_turns(progress: JobProgress) -> Iterator[JobAttempt]:
-    """The turns whose outcome is not counted yet: at most one allocation each exists."""
+    """The attempts whose outcome is not counted yet: for each, at most one allocation exists."""
     for index in range(progress.started):
         if index not in progress.completed:
             yield JobAttempt(index, progress.failures.get(index, 0))
 
 
 def all_turns(progress: JobProgress) -> Iterator[JobAttempt]:
-    """Every turn there ever was, and so every name that an allocation of the job may have."""
+    """All attempts ever made, and so all names that allocations of the job can have."""
     for index in range(progress.started):
         for attempt in range(progress.failures.get(index, 0) + 1):
             yield JobAttempt(index, attempt)
 
 
-# What comes next.
+# The next step.
 
 
 def next_step(plan: JobPlan, progress: JobProgress, members: Sequence[JobMember], now: datetime) -> JobStep:
-    """Count what ended, judge the job by it, and say what is to be made and released.
+    """Count ended allocations, update the job's phase, and decide which allocations to create and release.
 
-    `members` are the allocations that exist of the turns that are open, or, of a job that is being deleted, of all its
-    turns. That one of them has moved on since does no harm: nothing comes back from an end, and the rest is seen next
-    time.
+    `members` are the existing allocations of open attempts or, of a job that is being deleted, of all its attempts.
+    The observation may be old: ends are final, and the next step observes the rest.
     """
     live = [one for one in members if one.phase not in ENDED]
     progress = observed(plan, progress, members, now)
@@ -187,7 +188,7 @@ def next_step(plan: JobPlan, progress: JobProgress, members: Sequence[JobMember]
 
 
 def observed(plan: JobPlan, progress: JobProgress, members: Sequence[JobMember], now: datetime) -> JobProgress:
-    """How far a job is by what was seen of its members."""
+    """The progress of a job after an observation of its members."""
     counted = _counted_as_set(progress, members) if plan.as_set else _counted(progress, members)
     if counted.failed > progress.failed:
         counted = replace(counted, retry_at=_next_try(plan, progress, counted, now))
@@ -214,8 +215,8 @@ def _counted(progress: JobProgress, members: Iterable[JobMember]) -> JobProgress
 
 
 def _counted_as_set(progress: JobProgress, members: Sequence[JobMember]) -> JobProgress:
-    """One failure is the failure of all: what has come to an end in the same try, be it a good one, counts no more,
-    and all have the same number of tries once the last of them has ended."""
+    """Count a failure as the failure of all: ends in the same attempt, also successes, no longer count, and all indexes
+    have the same number of attempts once the last of them has ended."""
     attempt, completed, failures = progress.attempt, set(progress.completed), dict(progress.failures)
     ended = [one for one in members if one.phase in ENDED and one.turn.attempt == attempt]
     completed |= {one.turn.index for one in ended if one.phase is Phase.SUCCEEDED}
@@ -245,7 +246,7 @@ def _started(progress: JobProgress, members: Iterable[JobMember], now: datetime)
 
 
 def _judged(plan: JobPlan, progress: JobProgress, live: bool, now: datetime) -> JobProgress:
-    """Whether the job has come to an end, and to which."""
+    """Decide whether the job has ended, and in which phase."""
     if progress.phase in JOB_ENDED:
         return progress
     if progress.phase is JobPhase.CANCELLING:
@@ -253,7 +254,7 @@ def _judged(plan: JobPlan, progress: JobProgress, live: bool, now: datetime) -> 
     if progress.succeeded >= plan.completions:
         return _ended(progress, JobPhase.SUCCEEDED, now)
     if progress.failed > plan.backoff_limit:
-        last = f"; the last one: {progress.message}" if progress.message else ""
+        last = f"; last failure: {progress.message}" if progress.message else ""
         words = f"{counted(progress.failed, 'allocation')} failed, backoffLimit is {plan.backoff_limit}{last}"
         return _ended(progress, JobPhase.FAILED, now, "BackoffLimitExceeded", words)
     if (end := deadline(plan, progress)) is not None and end <= now:
@@ -267,15 +268,15 @@ def _ended(progress: JobProgress, phase: JobPhase, now: datetime, reason: str = 
 
 
 def _releasable(members: Iterable[JobMember]) -> tuple[JobAttempt, ...]:
-    """What is being stopped already is waited for, and so is what was deleted and has finalizers."""
+    """The members to release: not those that are being stopped already, nor ended ones with finalizers."""
     return tuple(
         one.turn for one in members if one.phase is not Phase.TERMINATING and not (one.deleting and one.phase in ENDED)
     )
 
 
 def _wanted(plan: JobPlan, progress: JobProgress, live: Sequence[JobMember]) -> Iterator[JobAttempt]:
-    """Turns to make allocations for: first what must be done again, then what was never begun. A set is begun again
-    when the last of it has ended."""
+    """The attempts to create allocations for: first retries, then new indexes. A set is retried when all its members
+    have ended."""
     if plan.as_set and any(one.turn.attempt < progress.attempt for one in live):
         return
     capacity = min(plan.parallelism, plan.completions - progress.succeeded) - len(live)
@@ -289,16 +290,16 @@ def _wanted(plan: JobPlan, progress: JobProgress, live: Sequence[JobMember]) -> 
     yield from islice((turn for turns in (again, new) for turn in turns), max(0, capacity))
 
 
-# Trying again.
+# Retries.
 
 
 def backoff(base_seconds: int, failures: int) -> int:
-    """How long to wait after so many failures: twice as long each time, up to a bound."""
+    """Exponential backoff: the pause doubles with each failure, up to a bound."""
     return min(base_seconds << min(failures - 1, 16), BACKOFF_SECONDS_MAX) if failures > 0 else 0
 
 
 def _next_try(plan: JobPlan, before: JobProgress, counted: JobProgress, now: datetime) -> datetime | None:
-    """After the longest pause of those that have just failed; who waits already waits at least as long."""
+    """The time of the next retry: after the longest pause of the new failures, and never earlier than set before."""
     tries = max(
         (count for index, count in counted.failures.items() if count > before.failures.get(index, 0)), default=0
     )
@@ -311,35 +312,36 @@ def _pending_retry(progress: JobProgress, now: datetime) -> datetime | None:
     return progress.retry_at if progress.retry_at is not None and progress.retry_at > now else None
 
 
-# When to look again.
+# Timers.
 
 
 def deadline(plan: JobPlan, progress: JobProgress) -> datetime | None:
+    """The time by `activeDeadlineSeconds` at which a running job fails; None without one."""
     if not plan.deadline_seconds or progress.started_at is None or progress.phase in JOB_ENDED:
         return None
     return progress.started_at + timedelta(seconds=plan.deadline_seconds)
 
 
 def next_look(plan: JobPlan, progress: JobProgress) -> datetime | None:
-    """When time alone will have changed something."""
+    """The next time at which the job needs a step although none of its allocations changed."""
     boosted_until = progress.boost.expires if progress.boost is not None else None
     ends = (deadline(plan, progress), boosted_until, progress.retry_at)
     return min((end for end in ends if end is not None), default=None)
 
 
-# What it is charged.
+# Charges.
 
 
 def times(charge: Charge, count: int) -> Charge:
-    """What so many of the same hold together."""
+    """The charge of this many equal allocations together."""
     return replace(charge, accepted={name: amount * count for name, amount in charge.accepted.items()})
 
 
-# How indexes are written.
+# The text form of index sets.
 
 
 def format_indexes(indexes: Iterable[int]) -> str:
-    """`0-3,5`: sorted, neighbours as a range."""
+    """Format indexes as sorted ranges: `0-3,5`."""
     ranges: list[list[int]] = []
     for index in sorted(indexes):
         if ranges and ranges[-1][1] == index - 1:
@@ -350,6 +352,7 @@ def format_indexes(indexes: Iterable[int]) -> str:
 
 
 def parse_indexes(text: str) -> frozenset[int]:
+    """Parse the ranges that `format_indexes` writes."""
     indexes: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")

@@ -1,4 +1,4 @@
-"""What people outside are told: committed with what it tells of, and sent to those who asked (bridges/webhook.py)."""
+"""Notifications: events for webhooks, committed with the change that caused them (a transactional outbox)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from msgspec import Struct
 
 
 class Notification(Struct, frozen=True):
-    """A notice before it has a number and receivers."""
+    """An event for webhooks before it has a number and receivers; bridges/webhook.py delivers it."""
 
     type: str  # such as budget.warning
-    tenant: str  # whose people may hear of it
-    subject: str  # what it is about
+    tenant: str  # whose webhooks receive it
+    subject: str  # the object that it is about
     data: bytes  # a JSON object

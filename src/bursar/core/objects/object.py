@@ -1,7 +1,7 @@
-"""Objects as the store keeps them: identity, what selectors ask about, what they hold, and two opaque documents.
+"""Stored objects: identity, the values for selectors, the charge, and two opaque JSON documents.
 
 `doc` is metadata and spec, `status` is status; both are JSON without the resourceVersion, which is `revision`. Rules do
-not look inside: whoever builds a draft says beside it what the rules need to know.
+not parse them: the code that builds an object passes the values that the rules need.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from msgspec import Struct
 
 from bursar.core.objects.charge import NOTHING, Charge
 
-UNASSIGNED = -1  # the revision of what was written in a batch that has not taken its numbers yet
+UNASSIGNED = -1  # the revision of a change whose batch has not taken its numbers yet
 
 
 class Key(NamedTuple):
+    """The identity of an object: kind, namespace and name."""
+
     kind: str
     namespace: str  # empty for kinds without one
     name: str
 
 
 class Stored(Struct, frozen=True):
+    """An object as the database stores it."""
+
     key: Key
     uid: str
     tenant: str
@@ -36,7 +40,7 @@ class Stored(Struct, frozen=True):
 
 
 class Origin(Struct, frozen=True):
-    """Who did what, and why: committed with what was done."""
+    """The actor, verb and reason of a change, committed with it for the audit log."""
 
     actor: str
     verb: str
@@ -44,14 +48,14 @@ class Origin(Struct, frozen=True):
 
 
 class Write(Struct):
-    """One change of one object: its line in the feed. The revision is known once the batch has taken its numbers."""
+    """One change of one object, an entry of the change feed. Its revision is assigned when the batch commits."""
 
     key: Key
     before: Stored | None
     after: Stored | None
     origin: Origin
     revision: int = UNASSIGNED
-    last: Stored | None = None  # how a deleted object ended, where that differs from what it was before
+    last: Stored | None = None  # the final state of a deleted object, if it differs from `before`
 
     @property
     def type(self) -> str:
@@ -61,7 +65,7 @@ class Write(Struct):
 
     @property
     def shown(self) -> Stored:
-        """The object that a watcher is shown: the last state of what was deleted."""
+        """The object that watchers receive: for a deletion its last state."""
         shown = self.after or self.last or self.before
         assert shown is not None
         return shown

@@ -1,7 +1,7 @@
-"""Ranks: who is who among those that run as one, the members of a gang or the nodes of one allocation.
+"""Ranks of distributed work: the order of a gang's members, or of an allocation's nodes.
 
-A gang is ranked when it is placed, all of it at once: by the index of its members in their job, else by their names.
-Whoever joins what runs already, as a retry does, takes the place of the one it follows, or the next.
+A gang is ranked when it is placed: by the index of its members in their job, else by their names. A member that joins a
+running gang, such as a retry, takes the rank of its predecessor, or the next one.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from zlib import crc32
 
 from bursar.core.objects.allocation import Peer
 
-# Ports below those that kernels give away by themselves.
+# Ports below the ephemeral range of Linux.
 PORT_FIRST, PORTS = 20_000, 10_000
 
 _DIGITS = re.compile(r"(\d+)")
 
 
 def ranked(peers: Iterable[Peer]) -> tuple[Peer, ...]:
-    """In rank order: `m-2` comes before `m-10`."""
+    """The peers in rank order: `m-2` comes before `m-10`."""
     return tuple(sorted(peers, key=lambda one: (one.index < 0, one.index, _natural(one.name))))
 
 
 def joined(running: Sequence[Peer], coming: Iterable[Peer]) -> tuple[Peer, ...]:
-    """Those that were ranked before, and those that come to them."""
+    """The running peers with the new ones at their ranks."""
     peers = list(running)
     for new in ranked(coming):
         place = next((at for at, one in enumerate(peers) if one.index == new.index >= 0 or one.name == new.name), None)
@@ -36,7 +36,7 @@ def joined(running: Sequence[Peer], coming: Iterable[Peer]) -> tuple[Peer, ...]:
 
 
 def rank_of(peers: Sequence[Peer], name: str) -> int | None:
-    """The rank of a member on its first node; those of its other nodes follow. None where it is not among them."""
+    """The rank of a member on its first node; its other nodes have the next ranks. None if it is not a peer."""
     rank = 0
     for one in peers:
         if one.name == name:
@@ -50,7 +50,7 @@ def size_of(peers: Iterable[Peer]) -> int:
 
 
 def meeting_port(name: str) -> int:
-    """The port on which those that run as one meet; the same for all that are told the same name."""
+    """The rendezvous port (MASTER_PORT) of distributed work, derived from the name so that all ranks agree."""
     return PORT_FIRST + crc32(name.encode()) % PORTS
 
 

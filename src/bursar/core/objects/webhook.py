@@ -1,7 +1,7 @@
-"""Webhooks: how what is sent is signed, when it is tried again, and which addresses are never called.
+"""Webhooks: HMAC signatures, retries with exponential backoff, and the addresses that are never called (SSRF).
 
-Signatures are those of Standard Webhooks: an HMAC over id, timestamp and body, so that who receives it knows that we
-sent it, that it is whole, and that it is not an old one sent again. Payments that others tell us of are signed alike.
+Signatures follow Standard Webhooks: an HMAC over id, timestamp and body. It proves the sender and the integrity of a
+message and detects replays. Incoming payment webhooks are signed in the same form.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BACKOFF_SECONDS: Final = 5.0
 BACKOFF_SECONDS_MAX: Final = 3600.0
 GIVE_UP_SECONDS: Final = 3 * 86_400
 
-# Where clouds tell machines their secrets, beside the link-local addresses.
+# Metadata services of clouds outside of the link-local range.
 _METADATA: Final = frozenset(ipaddress.ip_address(one) for one in ("100.100.100.200", "fd00:ec2::254", "192.0.0.192"))
 _TRANSLATED: Final = ipaddress.ip_network("64:ff9b::/96")
 
@@ -36,7 +36,7 @@ def secret_of(random: bytes) -> str:
 
 
 def secret_fault(secret: str) -> str:
-    """What is wrong with a secret that somebody chose, as a sentence; empty when nothing is."""
+    """The fault of a secret that a user chose, as a sentence; empty if it is valid."""
     try:
         size = len(_key(secret))
     except (ValueError, binascii.Error):
@@ -56,16 +56,16 @@ def sign(secret: str, id_: str, timestamp: int, body: bytes) -> str:
 
 
 def verify(secret: str, id_: str, timestamp: str, body: bytes, signatures: str, now: float) -> bool:
-    """Whether one of the signatures is right, and not too old or too new."""
+    """Whether one of the signatures is valid and its timestamp is recent."""
     if signature_fault(id_, timestamp, signatures, now):
         return False
     wanted = sign(secret, id_, int(timestamp), body).encode()
-    # Each is compared in full: how long it takes tells nothing.
+    # Compare all of them, so that the time taken reveals nothing.
     return any([hmac.compare_digest(wanted, one.encode()) for one in signatures.split(" ")[:SIGNATURES_MAX]])  # noqa: C419
 
 
 def signature_fault(id_: str, timestamp: str, signatures: str, now: float) -> str:
-    """What is wrong before any secret is asked, as a sentence; empty when nothing is."""
+    """The fault of signature headers before any secret is tried, as a sentence; empty if there is none."""
     if not id_ or not timestamp or not signatures:
         return "webhook-id, webhook-timestamp and webhook-signature must be given"
     if len(id_) > ID_CHARS_MAX or not id_.isascii() or not id_.isprintable():
@@ -78,14 +78,13 @@ def signature_fault(id_: str, timestamp: str, signatures: str, now: float) -> st
 
 
 def backoff_seconds(tries: int, chance: float) -> float:
-    """How long to wait after so many tries: twice as long each time, and never all at the same moment. `chance` is
-    between 0 and 1."""
+    """The pause before the next delivery: exponential backoff with jitter. `chance` is between 0 and 1."""
     full = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS * (1 << min(tries - 1, 16)))
     return full * (0.5 + 0.5 * chance)
 
 
 def url_fault(url: str) -> str:
-    """What is wrong with where notices are to be sent, as a sentence; empty when nothing is."""
+    """The fault of a webhook's URL, as a sentence; empty if it is valid."""
     if len(url) > URL_CHARS_MAX or not url.isascii() or not url.isprintable() or " " in url:
         return f"must be at most {URL_CHARS_MAX} printable ASCII characters without spaces"
     try:
@@ -98,13 +97,15 @@ def url_fault(url: str) -> str:
     if port == 0:
         return "must not name port 0"
     if parts.username is not None or parts.password is not None:
-        return "must not hold a user or a password: what is sent is signed"
+        return "must not hold a user or a password: deliveries are signed instead"
     return "must not have a fragment" if parts.fragment else ""
 
 
 def local_fault(address: str) -> str:
-    """Why an address is not called unless that is allowed, as words; empty when it may be. Addresses that stand for
-    others are looked through."""
+    """Why an address is only called if private addresses are allowed, as a phrase; empty if it may be called.
+
+    IPv6 addresses that embed an IPv4 address (mapped, 6to4, Teredo, NAT64) are judged by that address.
+    """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
@@ -113,9 +114,9 @@ def local_fault(address: str) -> str:
         if inner is not None:
             return local_fault(str(inner))
     if ip.is_loopback:
-        return "this machine itself"
+        return "a loopback address"
     if ip.is_link_local or ip in _METADATA:
         return "a link-local or metadata address"
     if ip.is_multicast or ip.is_unspecified or ip.is_reserved:
-        return "no address of a host"
+        return "not the address of a host"
     return ""

@@ -1,4 +1,5 @@
-"""Quotas: the tenant tree, counters and hard limits, permits, and the messages of refusals.
+"""Quota arithmetic: counters and hard limits in the tenant tree, permits, satisfiability, and texts of quota refusals.
 
-Read `quota.py` first (the arithmetic), then `tenant_tree.py` (which scopes an object charges).
+Read `quota.py` first (the arithmetic), then `tenant_tree.py` (which scopes an object charges). `quota_messages.py` has
+the texts, and `visibility.py` hides figures that their reader may not see.
 """

@@ -1,8 +1,8 @@
-"""What work of a tenant may ask for: priorities, priority classes, tolerations of reserved taints, parts of devices.
+"""Permits: the priorities, priority classes, reserved tolerations and device fractions that a tenant's work may use.
 
-Everything here comes from the tree, which is in memory: asking costs no statement. It is asked when something is
-submitted or changed, when the scheduler reads it, and again when it is bound: what was allowed may not be any more.
-Administrators may let work in beyond it; that they did stands in its status.
+Permits come from the tenant tree in memory, so a check costs no statement. Work is checked when it is submitted or
+changed, when the scheduler reads it, and when it is bound, because permits may be revoked. Administrators may submit
+work beyond a permit; its status records that.
 """
 
 from __future__ import annotations
@@ -14,39 +14,41 @@ from itertools import chain
 
 from msgspec import Struct
 
-from bursar.core.nodes.node import WHOLE, NodeGate, is_device, is_isolated
+from bursar.core.nodes.node import WHOLE, NodeGate, is_isolated, is_open_to
 from bursar.core.nodes.node_affinity import is_reserved, untolerated
 from bursar.core.objects.ask import Effect, Shape, Taint, Toleration
 from bursar.core.quota.tenant_tree import PriorityClass, Tenant, Tree, lineage
+from bursar.core.values.quantity import is_device
 from bursar.core.values.refusal import Cause, Code, Refusal
 from bursar.core.values.replace import replace
 
 
 @dataclass(frozen=True, slots=True)
 class Permit:
-    """What a tenant's work may ask for."""
+    """The limits on the priorities, tolerations and nodes of a tenant's work."""
 
     lineage: tuple[str, ...] = ()  # the tenant, its parent, and so on
     priority_max: int = 0
     tolerations: tuple[Toleration, ...] = ()  # of reserved taints
     reserved: tuple[str, ...] = ()
-    isolated: bool = False  # its work goes only to nodes that isolate tenants
+    isolated: bool = False  # its work runs only on nodes that isolate tenants
+    whole_only: bool = False  # nodes that do not say take no fractions of devices
 
 
 class Asking(Struct, frozen=True):
-    """What a spec asks for that has to be permitted, each with its field."""
+    """The parts of a spec that need a permit, each with its field."""
 
     priorities: tuple[tuple[str, int], ...] = ()
     classes: tuple[tuple[str, str], ...] = ()
     tolerations: tuple[tuple[str, Toleration], ...] = ()
-    fractions: tuple[tuple[str, str, int], ...] = ()  # (field, resource, thousandths) of parts of devices
+    fractions: tuple[tuple[str, str, int], ...] = ()  # (field, resource, thousandths) of a device
 
 
 NOTHING_ASKED = Asking()
 
 
 def together(some: Iterable[Asking]) -> Asking:
-    """What several ask for, each thing once."""
+    """The union of several."""
     distinct = list(dict.fromkeys(some))
     if len(distinct) == 1:
         return distinct[0]
@@ -55,26 +57,28 @@ def together(some: Iterable[Asking]) -> Asking:
 
 
 def permit_of(tree: Tree, tenant: str) -> Permit:
+    """The permit of a tenant, with the tolerations and the isolation of its ancestors."""
     known: Permit | None = tree.known_permits.get(tenant)
     if known is None:
         path = tuple(lineage(tree, tenant))
         granted = tuple(dict.fromkeys(one for name in path for one in tree.tenants[name].tolerations))
         isolated = any(tree.tenants[name].isolated for name in path)
-        known = Permit(path, _priority_max(tree, path), granted, tree.permits.reserved, isolated)
+        policy = tree.permits
+        known = Permit(path, _priority_max(tree, path), granted, policy.reserved, isolated, policy.whole_only)
         tree.known_permits[tenant] = known
     return known
 
 
 def _priority_max(tree: Tree, path: Iterable[str]) -> int:
-    """The nearest that is said: of the tenant, its tier, its parent, that one's tier, and so on; else the system's."""
+    """The nearest value: of the tenant, its tier, its parent, the parent's tier, and so on; else the system's."""
     for name in path:
-        said = _said(tree, tree.tenants[name])
-        if said is not None:
-            return said
+        value = _own_priority_max(tree, tree.tenants[name])
+        if value is not None:
+            return value
     return tree.permits.user_priority_max
 
 
-def _said(tree: Tree, tenant: Tenant) -> int | None:
+def _own_priority_max(tree: Tree, tenant: Tenant) -> int | None:
     if tenant.user_priority_max is not None:
         return tenant.user_priority_max
     tier = tree.tiers.get(tenant.tier)
@@ -85,17 +89,17 @@ def _said(tree: Tree, tenant: Tenant) -> int | None:
 
 
 def missing_classes(tree: Tree, asking: Asking) -> list[tuple[str, str]]:
-    """(field, name) of classes that are not there."""
+    """(field, name) of priority classes that do not exist."""
     return [(field, name) for field, name in asking.classes if name not in tree.classes]
 
 
 def too_small(tree: Tree, asking: Asking) -> Refusal | None:
-    """Parts of a device that are smaller than anybody may ask for, administrators included."""
+    """Refuse fractions of a device below the system's minimum, which also binds administrators."""
     least = tree.permits.fraction_min
     causes = tuple(
         Cause(
             "FieldValueInvalid",
-            f"{_part(amount)} of a device is less than the smallest part that may be asked for, {_part(least)}",
+            f"{_part(amount)} of a device is less than the smallest fraction allowed, {_part(least)}",
             field=field, dimension=resource, limit=_part(least), requested_delta=_part(amount),
         )
         for field, resource, amount in asking.fractions
@@ -112,7 +116,7 @@ def _part(amount: int) -> str:
 
 
 def beyond(tree: Tree, tenant: str, asking: Asking) -> Refusal | None:
-    """What of this only an administrator may let in; None where the tenant's own users may ask for all of it."""
+    """Refuse the parts of a spec beyond the tenant's permit, which only an administrator may submit."""
     if asking is NOTHING_ASKED:
         return None
     permit = permit_of(tree, tenant)
@@ -140,7 +144,7 @@ def beyond(tree: Tree, tenant: str, asking: Asking) -> Refusal | None:
 def _too_high(permit: Permit, field: str, value: int) -> Cause:
     return Cause(
         "Forbidden",
-        f"priority {value} is above {permit.priority_max}, the highest that users of this tenant may ask for",
+        f"priority {value} is above {permit.priority_max}, the highest that users of this tenant may use",
         field=field, limit=str(permit.priority_max), requested_delta=str(value),
     )  # fmt: skip
 
@@ -153,16 +157,16 @@ def _not_for(permit: Permit, one: PriorityClass | None) -> str:
     if one.allowed_tenants:
         return f"priority class {one.name} is not for this tenant"
     most = permit.priority_max
-    return f"priority class {one.name} has value {one.value}, and users of this tenant may ask for {most} at most"
+    return f"priority class {one.name} has value {one.value}; users of this tenant may use at most {most}"
 
 
 def _not_granted(one: Toleration) -> str:
     value = "" if one.exists else f"={one.value}"
-    return f"the taint {one.key}{value} is reserved, and this tenant was not granted to tolerate it"
+    return f"the taint {one.key}{value} is reserved, and this tenant has no grant to tolerate it"
 
 
 def may_name(permit: Permit, one: PriorityClass) -> bool:
-    """Whether users of a tenant may name a class. One that allows tenants grants its value to them, however high."""
+    """Whether users of a tenant may use a class. A class that lists tenants grants its value to them, however high."""
     if one.admin_only:
         return False
     if one.allowed_tenants:
@@ -171,7 +175,7 @@ def may_name(permit: Permit, one: PriorityClass) -> bool:
 
 
 def priority_in_force(permit: Permit, number: int | None, one: PriorityClass | None, default: int) -> int:
-    """The priority that work counts with: what it asks for, or as much of it as it may."""
+    """The effective priority of work: the requested one, capped at the tenant's maximum."""
     if number is not None:
         return min(number, permit.priority_max)
     if one is None:
@@ -179,14 +183,13 @@ def priority_in_force(permit: Permit, number: int | None, one: PriorityClass | N
     return one.value if may_name(permit, one) else min(one.value, permit.priority_max)
 
 
-# Names of tenants in grants. They are names: a tenant cannot go while one names it, and none names a tenant to come.
+# Names of tenants in grants. Grants name existing tenants only, and a named tenant cannot be deleted.
 
 NAMES_TOLD_MAX = 5
 
 
 def unknown_tenants(tree: Tree, field: str, names: Iterable[str]) -> Refusal | None:
-    """Why a node or a priority class cannot name these tenants: some do not exist, and whoever is given such a name
-    later would get what was granted to it."""
+    """Refuse a grant to tenants that do not exist, which a later tenant of that name would inherit."""
     absent = sorted({name for name in names if name not in tree.tenants})[:NAMES_TOLD_MAX]
     if not absent:
         return None
@@ -195,8 +198,8 @@ def unknown_tenants(tree: Tree, field: str, names: Iterable[str]) -> Refusal | N
 
 
 def still_granted(tree: Tree, tenant: str, nodes: Sequence[str]) -> Refusal | None:
-    """Why a tenant can neither be deleted nor created: nodes (`nodes`, in order) or priority classes name it, and the
-    next tenant of this name would inherit them."""
+    """Refuse to delete or create a tenant that nodes (`nodes`, in order) or priority classes name, because the next
+    tenant of this name would inherit the grants."""
     classes = sorted(one.name for one in tree.classes.values() if tenant in one.allowed_tenants)
     named = [("node", "spec.tenants", nodes), ("priorityclass", "allowedTenants", classes)]
     told = [f"{field} of {kind} {', '.join(names[:NAMES_TOLD_MAX])}" for kind, field, names in named if names]
@@ -206,7 +209,7 @@ def still_granted(tree: Tree, tenant: str, nodes: Sequence[str]) -> Refusal | No
     return Refusal(
         Code.IN_USE,
         f'tenants "{tenant}" is named by {" and by ".join(told)}',
-        f"Take the name out first: bursar edit {kind} {names[0]}. An empty {field} is for all tenants.",
+        f"Remove the name first: bursar edit {kind} {names[0]}. An empty {field} means all tenants.",
     )
 
 
@@ -214,7 +217,7 @@ def still_granted(tree: Tree, tenant: str, nodes: Sequence[str]) -> Refusal | No
 
 
 def is_granted(permit: Permit, asked: Toleration) -> bool:
-    """Whether a tenant's work may have a toleration. One without a key is no claim on reserved taints, and harmless."""
+    """Whether a tenant's work may have a toleration. One without a key never matches a reserved taint."""
     if not asked.key or not is_reserved(permit.reserved, asked.key):
         return True
     return any(_covers(one, asked) for one in permit.tolerations)
@@ -230,14 +233,15 @@ def _covers(grant: Toleration, asked: Toleration) -> bool:
 
 @lru_cache(4096)
 def permitted(shape: Shape, permit: Permit, exempt: bool) -> Shape:
-    """The same with the tolerations that are granted, and isolated where its tenant demands that. A toleration without
-    a key leaves reserved taints alone, whoever asks."""
+    """The shape with the granted tolerations only, isolated if its tenant requires that, and kept off nodes that do
+    not say whether they take fractions if the settings refuse those. A toleration without a key never matches reserved
+    taints, not even for administrators."""
     where = shape.where
+    whole_only = where.fractional and permit.whole_only
     kept = tuple(one for one in where.tolerations if exempt or is_granted(permit, one))
     reserved = permit.reserved if any(not one.key for one in kept) else ()
-    if (kept, reserved, permit.isolated) == (where.tolerations, where.reserved, where.isolated):
-        return shape
-    return replace(shape, where=replace(where, tolerations=kept, reserved=reserved, isolated=permit.isolated))
+    now = replace(where, tolerations=kept, reserved=reserved, isolated=permit.isolated, whole_only=whole_only)
+    return shape if now == where else replace(shape, where=now)
 
 
 # Binding.
@@ -252,16 +256,17 @@ def kept_out(
     exempt: bool,
     fractional: bool,
 ) -> Refusal | None:
-    """Why a plan for this node is out of date: by its taints, the tenants it is for, what it takes, or because it
-    isolates nothing. It names no tenant: it may be told to another."""
+    """Refuse a bind to a node by its taints, tenants, fractions of devices or isolation. The message names no tenant,
+    because another tenant may read it."""
     if permit.isolated and not is_isolated(gate):
         return Refusal(Code.STALE, f"node {node} does not isolate tenants from each other")
+    said = gate.whole_only if gate is not None else None
+    if fractional and (permit.whole_only if said is None else said):
+        return Refusal(Code.STALE, f"node {node} takes no work that requests a fraction of a device")
     if gate is None:
         return None
-    if gate.tenants and set(permit.lineage).isdisjoint(gate.tenants):
-        return Refusal(Code.STALE, f"node {node} is kept for other tenants")
-    if fractional and gate.whole_only:
-        return Refusal(Code.STALE, f"node {node} takes no work that asks for a part of a device")
+    if not is_open_to(gate.tenants, permit.lineage):
+        return Refusal(Code.STALE, f"node {node} is reserved for other tenants")
     granted = tuple(one for one in tolerations if exempt or is_granted(permit, one))
     taints = [Taint(key, value, Effect(effect)) for key, value, effect in gate.taints]
     if left := untolerated(granted, taints, permit.reserved):

@@ -1,7 +1,7 @@
-"""Quota arithmetic: counters, what raises them, and when that is refused.
+"""Quota arithmetic: counters of used amounts against hard limits, in every scope that an object charges.
 
-A counter is one row of (scope, dimension). Only increases are guarded: usage may stand above a limit that was lowered,
-and nothing is stopped for it; it may just not grow.
+A counter is one row of (scope, dimension). Only increases are checked: after a limit was lowered, usage may exceed it
+and running work continues; it just may not grow.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from bursar.core.quota.tenant_tree import (
     ResourceQuota,
     Row,
     Tree,
+    children_of,
     enforcement_of,
     hard_of,
     limits_of,
@@ -34,22 +35,17 @@ from bursar.core.values.quantity import AMOUNT_MAX, UNLIMITED
 
 @dataclass(frozen=True, slots=True)
 class Counter:
+    """The limits and the used amounts of one (scope, dimension)."""
+
     hard: int = UNLIMITED
     soft: int | None = None
     accepted: int = 0
     bound: int = 0
 
 
-def headroom(counter: Counter) -> int:
-    """How much more may be accepted before the hard limit; zero when usage is already above it."""
-    if counter.hard == UNLIMITED:
-        return UNLIMITED
-    return max(0, counter.hard - counter.accepted)
-
-
 @dataclass(frozen=True, slots=True)
 class Exceeded:
-    """A limit without room for what was asked."""
+    """A hard limit without room for a request, with the numbers."""
 
     scope: str
     dimension: str
@@ -59,7 +55,7 @@ class Exceeded:
 
 
 class Move(Struct, frozen=True):
-    """An object's charge, before and after a command."""
+    """The change of an object's charge by a command."""
 
     namespace: str
     before: Charge = NOTHING
@@ -71,7 +67,7 @@ ScopePair = tuple[int, int]  # (accepted, bound)
 
 @dataclass(slots=True)
 class _Cell:
-    """A counter while a batch is decided, with the ceiling on what may be accepted."""
+    """A counter while a batch is decided, with the ceiling on the accepted amount."""
 
     hard: int
     soft: int | None
@@ -81,19 +77,21 @@ class _Cell:
     start: ScopePair
 
 
-_Step: TypeAlias = tuple[Row, _Cell, int, int]  # a counter, and by how much accepted and bound move
+_Step: TypeAlias = tuple[Row, _Cell, int, int]  # a counter, and the changes of accepted and bound
 
 
 @dataclass(slots=True)
 class Delta:
+    """The change of one counter."""
+
     accepted: int = 0
     bound: int = 0
 
 
 class Counters:
-    """The counters of one batch as they stand after the commands decided so far.
+    """The counters of one batch after the commands decided so far.
 
-    A move that finds no room leaves no trace, so that each command sees exactly the effects of those before it.
+    A refused move changes nothing, so each command sees exactly the effects of the commands before it.
     """
 
     def __init__(self, tree: Tree, rows: Mapping[Row, Counter]) -> None:
@@ -106,7 +104,7 @@ class Counters:
         return Counter(cell.hard, cell.soft, cell.accepted, cell.bound)
 
     def move(self, moves: Sequence[Move]) -> list[Exceeded]:
-        """Charge all the moves together or, where any limit has no room, none; nearest scope first."""
+        """Apply all moves, or none if a limit has no headroom; return the exceeded limits, nearest scope first."""
         if len(moves) == 1 and moves[0].before is NOTHING and not moves[0].after.bound:
             return self._accept(moves[0].namespace, moves[0].after)
         steps = self._steps(moves[0]) if len(moves) == 1 else self._steps_together(moves)
@@ -123,10 +121,10 @@ class Counters:
         return []
 
     def _steps(self, move: Move) -> Sequence[_Step]:
-        """What a move does to each counter. Work of one template moves them alike, and shares its charges."""
+        """The changes of a move, cached: work of one template shares its charges."""
         key = (move.namespace, id(move.before), id(move.after))
         if key not in self._known:
-            # The move is kept beside it: as long as its charges are there, nothing else has their identity.
+            # The cache keeps the move, so that no other charge gets the same id().
             self._known[key] = (move, self._steps_together([move]))
         return self._known[key][1]
 
@@ -139,7 +137,7 @@ class Counters:
         ]
 
     def _accept(self, namespace: str, charge: Charge) -> list[Exceeded]:
-        """The commonest move by far: something new is let in."""
+        """Charge a new object, which is by far the most frequent move."""
         accepted = charge.accepted
         if not accepted:
             return []
@@ -155,7 +153,7 @@ class Counters:
         return exceeded
 
     def changes(self) -> dict[Row, ScopePair]:
-        """By how much each counter was moved in all, without those that ended where they began."""
+        """The total change of each changed counter."""
         return {
             row: (cell.accepted - cell.start[0], cell.bound - cell.start[1])
             for row, cell in self._cells.items()
@@ -176,7 +174,7 @@ def _exceeded(row: Row, cell: _Cell, accepted: int, bound: int) -> Exceeded:
 
 
 def nearest_first(tree: Tree, faults: Iterable[Exceeded]) -> list[Exceeded]:
-    """Quotas of the namespace, its tenant, the ancestors upwards, the system; in each by dimension."""
+    """Sort by scope: quotas of the namespace, its tenant, the ancestors upwards, the system; then by dimension."""
 
     def distance(fault: Exceeded) -> tuple[int, int, str, str]:
         kind, _, name = fault.scope.partition(":")
@@ -187,7 +185,7 @@ def nearest_first(tree: Tree, faults: Iterable[Exceeded]) -> list[Exceeded]:
 
 
 def deltas(tree: Tree, moves: Iterable[Move]) -> dict[Row, Delta]:
-    """By how much each counter moves in all."""
+    """The total change of each counter by these moves."""
     changes: dict[Row, Delta] = {}
     for move in moves:
         _add(changes, tree, move.namespace, move.after, 1)
@@ -208,13 +206,13 @@ def _add(changes: dict[Row, Delta], tree: Tree, namespace: str, charge: Charge, 
             delta.bound += sign * bound.get(row[1], 0)
 
 
-# Recounting: what the counters must be after the tree changed.
+# Recounting after a change of the tree.
 
 
 def needs_recount(old: Tree, new: Tree) -> bool:
-    """Whether a change of the tree moves usage between counters, rather than only limits on counters.
+    """Whether a change of the tree moves usage between counters, and does not only change limits.
 
-    A tenant that has nothing below it counts the same with and without a limit.
+    A tenant without children counts the same with and without a limit.
     """
     if frozenset(old.system) != frozenset(new.system):
         return True
@@ -231,9 +229,9 @@ def _moved(old: Tree, new: Tree, name: str, is_parent: bool) -> bool:
 
 
 def recount(old: Tree, new: Tree, rows: Mapping[Row, Counter]) -> dict[Row, Counter]:
-    """The counters of tenants and the system as the new tree wants them, from those that the old tree kept.
+    """The counters of tenants and the system under the new tree, computed from those of the old tree.
 
-    `rows` must have all that exist of the recounted dimensions.
+    `rows` must contain all existing counters of the recounted dimensions.
     """
     own = _own_usage(old, rows)
     dimensions = sorted(recounted_dimensions(old, new))
@@ -254,7 +252,7 @@ def recount(old: Tree, new: Tree, rows: Mapping[Row, Counter]) -> dict[Row, Coun
 
 
 def recounted_dimensions(old: Tree, new: Tree) -> set[str]:
-    """Those that something limits, before or after: all others are counted by each tenant for itself alone."""
+    """The dimensions limited anywhere in either tree; all others are counted by each tenant for itself."""
     return _limited_anywhere(old) | _limited_anywhere(new) | set(old.system) | set(new.system)
 
 
@@ -263,8 +261,8 @@ def _limited_anywhere(tree: Tree) -> set[str]:
 
 
 def _own_usage(tree: Tree, rows: Mapping[Row, Counter]) -> dict[Row, ScopePair]:
-    """What each tenant's own namespaces use: its counter, less what its descendants put into it."""
-    below = _below(tree)
+    """The usage of each tenant's own namespaces: its counter minus the part of its descendants."""
+    below = children_of(tree)
     totals: dict[Row, ScopePair] = {}
     own: dict[Row, ScopePair] = {}
     dimensions = sorted({dimension for _, dimension in rows})
@@ -284,8 +282,8 @@ def _own_usage(tree: Tree, rows: Mapping[Row, Counter]) -> dict[Row, ScopePair]:
 
 
 def _bottom_up(tree: Tree) -> list[str]:
-    """Every tenant after all that is below it."""
-    below = _below(tree)
+    """All tenants, each after its descendants."""
+    below = children_of(tree)
     order: list[str] = []
     queue = [name for name, tenant in tree.tenants.items() if tenant.parent not in tree.tenants]
     while queue:
@@ -295,16 +293,9 @@ def _bottom_up(tree: Tree) -> list[str]:
     return order[::-1]
 
 
-def _below(tree: Tree) -> dict[str, list[str]]:
-    below: dict[str, list[str]] = {}
-    for name, tenant in tree.tenants.items():
-        below.setdefault(tenant.parent, []).append(name)
-    return below
-
-
 def _totals(tree: Tree, own: Mapping[Row, ScopePair], dimensions: Sequence[str]) -> dict[Row, ScopePair]:
-    """What each tenant and everything below it use together."""
-    below = _below(tree)
+    """The usage of each tenant with its subtree."""
+    below = children_of(tree)
     totals: dict[Row, ScopePair] = {}
     for name in _bottom_up(tree):
         for dimension in dimensions:
@@ -321,7 +312,7 @@ def _sum(pairs: Sequence[ScopePair]) -> ScopePair:
 def count_quota(
     quota: ResourceQuota, charges: Iterable[Charge], classes: Mapping[str, PriorityClass]
 ) -> dict[Row, Counter]:  # fmt: skip
-    """The counters of a ResourceQuota from everything charged in its namespace."""
+    """The counters of a ResourceQuota from all charges in its namespace."""
     counted = [charge for charge in charges if matches(quota, charge.facts, classes)]
     return {
         (quota.scope, dimension): Counter(
@@ -335,10 +326,9 @@ def count_quota(
 
 
 def overrun(old: Tree, new: Tree, before: Mapping[Row, Counter], after: Mapping[Row, Counter]) -> list[Exceeded]:
-    """Counters that moving a tenant would raise above their limit.
+    """The counters that moving a tenant would raise above their limit.
 
-    A limit that is new, or lower than before, raises nothing: it shows what was there already. Only what is more than
-    can be counted is refused in any case.
+    A new or lowered limit raises no counter. An amount too large to count is refused in any case.
     """
     faults: list[Exceeded] = []
     for row, counter in after.items():

@@ -1,15 +1,15 @@
-"""How refusals for quota read: the words that users, their scripts and their support tickets rely on."""
+"""Messages of quota refusals. Users, their scripts and their support tickets rely on the exact wording."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from bursar.core.quota.quota import Exceeded
-from bursar.core.quota.visibility import ABOVE, Sees, everything, told
+from bursar.core.quota.visibility import ABOVE, Sees, everything, visible
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Cause, Code, Refusal
 
-# Names that Kubernetes knows; every other plain word is a limit of the platform and is printed with its `max_`.
+# Resource names of Kubernetes; every other plain word is a limit of Bursar and is printed with the prefix `max_`.
 _KUBERNETES = frozenset(
     {
         "cpu",
@@ -26,27 +26,28 @@ _KUBERNETES = frozenset(
 _PRINTED = {"allocations": "max_concurrent_allocations"}
 
 _WAIT = "Wait for running allocations to complete, or contact your tenant admin."
-_ASK = "Delete something that is no longer needed, ask for less, or ask {} for a higher limit."
+_ASK = "Delete objects that are no longer needed, request less, or ask {} for a higher limit."
 
 
 def dimension_label(dimension: str) -> str:
-    """`nodes` → `max_nodes`; resources keep their full name."""
+    """The printed name of a dimension: `max_nodes` for `nodes`; resources keep their name."""
     if dimension in _KUBERNETES or "/" in dimension or "." in dimension or "-" in dimension:
         return dimension
     return _PRINTED.get(dimension, f"max_{dimension}")
 
 
 def dimension_of(label: str) -> str:
-    """`max_nodes` → `nodes`: the name under which a limit is stored."""
+    """The stored name of a printed dimension: `nodes` for `max_nodes`."""
     stored = {printed: dimension for dimension, printed in _PRINTED.items()}
     return stored.get(label, label.removeprefix("max_"))
 
 
 def quota_refusal(subject: str, exceeded: Sequence[Exceeded], sees: Sees = everything) -> Refusal:
-    """The first limit speaks; all of them are causes. Who does not see a scope is not told its figures."""
-    exceeded = told(exceeded, sees)
+    """Refuse by the first exceeded limit, with all of them as causes. Figures of scopes that the caller does not see
+    are left out."""
+    exceeded = visible(exceeded, sees)
     first = exceeded[0]
-    # Quotas of a namespace are the tenant's own; its limits, and those above it, are set by the system's admins.
+    # Tenant admins set quotas of namespaces; system admins set limits of tenants and of the system.
     whom = "your tenant admin" if first.scope.startswith("quota:") else "a system admin"
     hint = _WAIT if first.used > first.limit and first.scope != ABOVE else _ASK.format(whom)
     return Refusal(
@@ -82,7 +83,7 @@ def _message(subject: str, fault: Exceeded) -> str:
     label = dimension_label(fault.dimension)
     if fault.scope == ABOVE:
         asked = format_amount(fault.dimension, fault.requested)
-        return f"{subject} rejected: a limit above this tenant has no room for it: {label} quota (requested: {asked})"
+        return f"{subject} rejected: a limit above this tenant has no headroom: {label} quota (requested: {asked})"
     used, asked, limit = (format_amount(fault.dimension, value) for value in (fault.used, fault.requested, fault.limit))
     kind, _, name = fault.scope.partition(":")
     if kind == "quota":

@@ -1,7 +1,8 @@
-"""What could never run, however empty the cluster: refused at the door, because waiting would not help.
+"""Satisfiability: refuses requests that could never run on the cluster, even if it were empty.
 
-Only sizes count. Labels, taints, cordons and health come and go, and so does what others use; the machines do not. A
-cluster without any nodes refuses nothing: it is one that is being set up.
+Only the sizes of the nodes that the tenant may use count. Labels, taints, cordons, health and other work change;
+machines do not. Without any such node nothing is refused: the cluster is being set up, or all nodes are dedicated to
+other tenants, which an administrator changes as easily as a label.
 """
 
 from __future__ import annotations
@@ -11,31 +12,37 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from bursar.core.nodes.node import DEVICES_MAX, WHOLE, is_device
+from bursar.core.nodes.node import DEVICES_MAX, WHOLE
 from bursar.core.objects.charge import Amounts
-from bursar.core.values.quantity import format_amount
+from bursar.core.values.quantity import format_amount, is_device
 from bursar.core.values.refusal import Cause, Code, Refusal
 from bursar.core.values.wording import counted
 
 PODS: Final = "pods"
-CAUSES_TOLD_MAX: Final = 10  # in the message; the rest stand among the details
+CAUSES_TOLD_MAX: Final = 10  # in the message; the details have all of them
 _ANY_NUMBER: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """The machines there are: what each kind of node has when empty, and how many there are of it."""
+    """The nodes of the cluster by size: the capacity of each kind of node, and the number of nodes of that kind."""
 
     kinds: tuple[tuple[Amounts, int], ...] = ()
+    partial: bool = False  # other nodes exist, dedicated to other tenants
 
     @property
     def nodes(self) -> int:
         return sum(count for _, count in self.kinds)
 
+    @property
+    def usable(self) -> str:
+        """The phrase by which messages qualify the counted nodes."""
+        return " that its tenant may use" if self.partial else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What `members` members of a gang ask together: each of them this much on each of `nodes` different nodes."""
+    """The request of a gang of `members` members: each needs these resources on each of `nodes` different nodes."""
 
     requests: Amounts
     nodes: int = 1
@@ -43,14 +50,14 @@ class Demand:
     members: int = 1
 
 
-def ceiling_of(capacities: Iterable[Amounts]) -> Ceiling:
-    """Equal nodes are counted, not listed; the order is that of their contents."""
+def ceiling_of(capacities: Iterable[Amounts], *, partial: bool = False) -> Ceiling:
+    """Group nodes of equal size and count them."""
     counts = Counter(tuple(sorted(one.items())) for one in capacities)
-    return Ceiling(tuple((dict(pairs), count) for pairs, count in sorted(counts.items())))
+    return Ceiling(tuple((dict(pairs), count) for pairs, count in sorted(counts.items())), partial)
 
 
 def refusal(demand: Demand, ceiling: Ceiling) -> Refusal | None:
-    """Why this can never run on these machines; None when it could, or when there are none yet."""
+    """Refuse a demand that these nodes could never run; None if they could, or if there are no nodes yet."""
     if not ceiling.kinds:
         return None
     capacity = [(copies(kind, demand), count) for kind, count in ceiling.kinds]
@@ -58,21 +65,21 @@ def refusal(demand: Demand, ceiling: Ceiling) -> Refusal | None:
     if not able:
         return _too_large(demand, ceiling)
     if demand.nodes > able:
-        return _too_many_nodes(demand, able)
+        return _too_many_nodes(demand, able, ceiling)
     if not _hold(capacity, demand.members, demand.nodes):
-        return _too_many_members(demand, _members_max(capacity, demand))
+        return _too_many_members(demand, _members_max(capacity, demand), ceiling)
     return None
 
 
 def copies(capacity: Amounts, demand: Demand) -> int:
-    """How often what is asked of one node fits into an empty one: the arithmetic of `bursar.core.nodes.node.fit`."""
+    """How often the request fits on an empty node, by the arithmetic of `bursar.core.nodes.node.fit`."""
     needs = _needs(capacity, demand)
     most = min((_times(capacity, name, amount) for name, amount in needs.items()), default=_ANY_NUMBER)
     return min(most, 1) if demand.exclusive else most
 
 
 def _needs(capacity: Amounts, demand: Demand) -> dict[str, int]:
-    """What is asked for. Everything that shares a node counts as one pod, where the node says how many it takes."""
+    """The needs on one node. Work that shares a node counts as one pod, if the node limits their number."""
     needs = {name: amount for name, amount in demand.requests.items() if demand.exclusive or name != PODS}
     return {**needs, PODS: WHOLE} if PODS in capacity and not demand.exclusive else needs
 
@@ -81,13 +88,13 @@ Room = list[tuple[int, int]]  # (how often it fits into a node, how many such no
 
 
 def _hold(capacity: Room, members: int, nodes: int) -> bool:
-    """Whether so many members find their nodes. They can take turns over them, so places need only be counted; but a
-    node is only one node to a member, however often it would fit there."""
+    """Whether this many members fit. Members can be spread over the nodes in any way, so counting places suffices; but
+    a member uses each node at most once."""
     return sum(min(each, members) * count for each, count in capacity) >= members * nodes
 
 
 def _members_max(capacity: Room, demand: Demand) -> int:
-    """The largest gang that finds its nodes; one that is smaller always does."""
+    """The largest gang that fits, by binary search: smaller gangs always fit."""
     enough, too_many = 1, demand.members
     while too_many - enough > 1:
         middle = (enough + too_many) // 2
@@ -102,22 +109,22 @@ def _times(capacity: Amounts, resource: str, amount: int) -> int:
     if not is_device(resource):
         return has // amount
     devices = min(has // WHOLE, DEVICES_MAX)
-    # Shares of one device lie on that device alone.
+    # A fraction lies on a single device.
     return devices * (WHOLE // amount) if amount < WHOLE else devices // -(-amount // WHOLE)
 
 
-# The words.
+# Messages.
 
 
 def _too_large(demand: Demand, ceiling: Ceiling) -> Refusal:
-    """No node is large enough. What no node has is named; else what the nearest one lacks."""
+    """Refuse a demand that no node is large enough for: name what no node has, else what the nearest node lacks."""
     kinds = [kind for kind, _ in ceiling.kinds]
     names = {name for kind in kinds for name in kind}
     has: Amounts = {name: max(kind.get(name, 0) for kind in kinds) for name in names}
-    whose = "the largest node has"
+    whose = f"the largest node{ceiling.usable} has"
     if not _short(has, demand):
         has = min(kinds, key=lambda kind: len(_short(kind, demand)))
-        whose = "no single node has all that is requested: the nearest one has"
+        whose = f"no single node{ceiling.usable} has all that is requested: the nearest one has"
     needs = _needs(has, demand)
     causes = tuple(
         Cause(
@@ -131,21 +138,21 @@ def _too_large(demand: Demand, ceiling: Ceiling) -> Refusal:
         )
         for name in _short(has, demand)
     )
-    return _unsatisfiable(causes, _smaller([one.dimension for one in causes], has, names))
+    return _unsatisfiable(causes, _smaller([one.dimension for one in causes], has, names, ceiling))
 
 
-def _smaller(short: list[str], has: Amounts, offered: set[str]) -> str:
-    """What would help. A name that no node offers is likely misspelt, so those that there are are told."""
+def _smaller(short: list[str], has: Amounts, offered: set[str], ceiling: Ceiling) -> str:
+    """The hint. A resource that no node offers is likely misspelt, so the hint lists the resources that exist."""
     unknown = [name for name in short if name not in offered][:CAUSES_TOLD_MAX]
     less = [name for name in short if name in offered][:CAUSES_TOLD_MAX]
     hints: list[str] = []
     if unknown:
-        there_is = ", ".join(sorted(offered - {PODS})[:CAUSES_TOLD_MAX])
-        hints.append(f"No node offers {' or '.join(unknown)}; there is {there_is}.")
+        existing = ", ".join(sorted(offered - {PODS})[:CAUSES_TOLD_MAX])
+        hints.append(f"No node{ceiling.usable} offers {' or '.join(unknown)}; nodes offer {existing}.")
     if less:
         most = " and ".join(_amount(name, has.get(name, 0)) for name in less)
         hints.append(
-            f"Ask for at most {most} on each node, over several nodes (spec.nodes) if need be, or add a larger node."
+            f"Request at most {most} on each node, on several nodes (spec.nodes) if necessary, or add a larger node."
         )
     return " ".join(hints)
 
@@ -155,23 +162,28 @@ def _short(capacity: Amounts, demand: Demand) -> list[str]:
     return sorted(name for name, amount in needs.items() if not _times(capacity, name, amount))
 
 
-def _too_many_nodes(demand: Demand, able: int) -> Refusal:
+def _too_many_nodes(demand: Demand, able: int, ceiling: Ceiling) -> Refusal:
     what = f"large enough for {_together(demand.requests)}" if demand.requests else "registered"
-    message = f"{counted(demand.nodes, 'node')} requested, the cluster has {able} {what}"
+    message = f"{counted(demand.nodes, 'node')} requested, the cluster has {able}{ceiling.usable} {what}"
     cause = _counted("ExceedsNodes", message, "spec.nodes", able, demand.nodes)
-    return _unsatisfiable((cause,), f"Ask for at most {counted(able, 'node')}, for less on each of them, or add nodes.")
+    return _unsatisfiable((cause,), f"Request at most {counted(able, 'node')}, or less on each of them, or add nodes.")
 
 
-def _too_many_members(demand: Demand, fit: int) -> Refusal:
-    each = f"each with {_together(demand.requests)}" if demand.requests else "each asking for nothing"
+def _too_many_members(demand: Demand, fit: int, ceiling: Ceiling) -> Refusal:
+    each = f"each with {_together(demand.requests)}" if demand.requests else "each without requests"
     if demand.nodes > 1:
         each += f" on each of {demand.nodes} nodes"
     elif demand.exclusive:
         each += " on a node of its own"
-    message = f"a gang of {demand.members} requested, {each}; the cluster holds {fit} when it is empty"
+    holds = (
+        f"the nodes{ceiling.usable} hold {fit} when they are"
+        if ceiling.partial
+        else f"the cluster holds {fit} when it is"
+    )
+    message = f"a gang of {demand.members} requested, {each}; {holds} empty"
     cause = _counted("ExceedsCluster", message, "spec.gangScheduling.minMembers", fit, demand.members)
     return _unsatisfiable(
-        (cause,), f"Ask for at most {counted(fit, 'member')}, for less for each of them, or add nodes."
+        (cause,), f"Request at most {counted(fit, 'member')}, or less for each of them, or add nodes."
     )
 
 

@@ -1,8 +1,8 @@
-"""The tree: tenants under tenants, their tiers, their namespaces and the quotas in them; priority classes.
+"""The tenant tree: tenants and their parents, tiers, namespaces, ResourceQuotas, system limits and priority classes.
 
-It says which counters a charge raises, and what work may ask for (permit.py). It changes rarely and is read by every
-write, so it is an immutable value: a change makes a new tree, and whoever charges holds the tree's row shared, so that
-the tree it reads is the one in force.
+It determines the counters that a charge raises, and the permits of work (permit.py). It changes rarely and every write
+reads it, so it is an immutable value: a change makes a new tree. Writers hold a shared lock on the tree's row, so that
+they read the tree in force.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from bursar.core.credit.billing_terms import NOTHING_SAID, Billing, BillingTerms, CreditPolicy, StatedTerms, terms_of
 from bursar.core.objects.ask import Toleration
 from bursar.core.objects.charge import Charge, Facts
+from bursar.core.objects.object import Key
 from bursar.core.values.access import Reach
 from bursar.core.values.quantity import UNLIMITED
 
@@ -25,32 +26,37 @@ Row = tuple[str, str]  # (scope, dimension): the key of one counter
 
 
 class Enforcement(StrEnum):
-    """Whether a limit without room refuses at the door, or lets the request in to wait."""
+    """The effect of a hard limit without room on a new object."""
 
-    REJECT = "Reject"
-    QUEUE = "Queue"
+    REJECT = "Reject"  # the object is refused
+    QUEUE = "Queue"  # the object is accepted, and pending until the limit has room
 
 
 @dataclass(frozen=True, slots=True)
 class PermitPolicy:
-    """What work may ask for where nothing else is said of its tenant. Parts of devices are in thousandths."""
+    """The system's defaults for permits. The minimum of device fractions is in thousandths."""
 
     user_priority_max: int = 1000
     reserved: tuple[str, ...] = ("tenant", "tenant.*", "bursar.io/*")  # keys of taints
     fraction_min: int = 100
+    whole_only: bool = False  # nodes that do not say take whole devices only
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityClass:
+    """A named priority, and the tenants that may use it."""
+
     name: str
     value: int = 0
     admin_only: bool = False
-    allowed_tenants: frozenset[str] = frozenset()  # with those below them; none: everybody, up to their own ceiling
-    cross_tenant: bool = False  # whether its work may evict other tenants' by its priority alone
+    allowed_tenants: frozenset[str] = frozenset()  # with their subtrees; empty: all, up to their own maximum
+    cross_tenant: bool = False  # whether its work may preempt other tenants' work by priority alone
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
+    """Default limits and billing terms for the tenants that name it."""
+
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
     billing: StatedTerms = NOTHING_SAID
@@ -59,6 +65,8 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
+    """The owner of limits, budgets, shares and credit; its limits hold for its subtree."""
+
     name: str
     parent: str = ""
     tier: str = ""
@@ -66,15 +74,17 @@ class Tenant:
     enforcement: Enforcement = Enforcement.REJECT
     billing: StatedTerms = NOTHING_SAID
     may_claim: bool = True  # whether its users may claim nodes for sensitive work
-    uid: str = ""  # names are given anew; what is left of a tenant that is gone is not its namesake's
+    uid: str = ""  # tells tenants of one name apart: the name of a deleted tenant can be used again
     created_at: str = ""  # RFC 3339, UTC, to the second
     user_priority_max: int | None = None
-    tolerations: tuple[Toleration, ...] = ()  # of reserved taints, which its work may have
-    isolated: bool = False  # whether its work, and that of tenants below it, demands isolation
+    tolerations: tuple[Toleration, ...] = ()  # of reserved taints, granted to its work
+    isolated: bool = False  # whether its work, and that of its subtree, requires isolation
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
+    """A namespace of objects; it belongs to exactly one tenant."""
+
     name: str
     tenant: str
     terminating: bool = False
@@ -82,7 +92,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class ScopeTerm:
-    """One expression of a scope selector, as Kubernetes writes it: scopeName, operator, values."""
+    """One expression of a ResourceQuota's scope selector: scopeName, operator and values as in Kubernetes."""
 
     scope: str
     operator: str
@@ -91,6 +101,8 @@ class ScopeTerm:
 
 @dataclass(frozen=True, slots=True)
 class ResourceQuota:
+    """Hard and soft limits within a namespace, for the objects that match its scopes."""
+
     namespace: str
     name: str
     hard: Mapping[str, int] = field(default_factory=dict)
@@ -109,7 +121,7 @@ class ResourceQuota:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """An effective limit and where it comes from: `override`, `tier:<name>`, or `unlimited`."""
+    """An effective limit and its source: `override`, `tier:<name>`, or `unlimited`."""
 
     value: int
     source: str
@@ -117,17 +129,19 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
+    """One version of the tenant tree."""
+
     tenants: Mapping[str, Tenant] = field(default_factory=dict)
     tiers: Mapping[str, Tier] = field(default_factory=dict)
     namespaces: Mapping[str, Namespace] = field(default_factory=dict)
     quotas: Mapping[str, tuple[ResourceQuota, ...]] = field(default_factory=dict)  # by namespace
     system: Mapping[str, int] = field(default_factory=dict)
     credits: CreditPolicy = field(default_factory=CreditPolicy)
-    # At which revisions tenants of a name were last deleted, the one before and the last, as far as the feed knows.
+    # The revisions of the last two deletions of a tenant of this name, as far as the feed goes back.
     ended: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     classes: Mapping[str, PriorityClass] = field(default_factory=dict)
     permits: PermitPolicy = PermitPolicy()
-    # Answers already worked out for this tree, which never change: it is immutable.
+    # Caches: the tree is immutable.
     known_rows: dict[tuple[str, Facts, frozenset[str]], tuple[Row, ...]] = field(default_factory=dict, compare=False)
     known_limits: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
     known_prepaid: list[Mapping[str, BillingTerms]] = field(default_factory=list, compare=False)
@@ -135,7 +149,7 @@ class Tree:
 
     @property
     def prepaid(self) -> Mapping[str, BillingTerms]:
-        """Those who pay beforehand, and how: asked with every batch, and in most systems there are none."""
+        """The billing terms of all prepaid tenants. Every batch reads them, and most systems have none."""
         if not self.known_prepaid:
             self.known_prepaid.append(_prepaid(self.tenants, self.tiers))
         return self.known_prepaid[0]
@@ -150,7 +164,7 @@ def quota_scope(namespace: str, name: str) -> str:
 
 
 def billing_terms(tree: Tree, tenant: str) -> BillingTerms:
-    """How a tenant pays; one that is not in the tree does not."""
+    """The billing terms of a tenant; the defaults if it is not in the tree."""
     owner = tree.tenants.get(tenant)
     return _terms(owner, tree.tiers) if owner is not None else BillingTerms()
 
@@ -170,7 +184,7 @@ def _prepaid(tenants: Mapping[str, Tenant], tiers: Mapping[str, Tier]) -> dict[s
 
 
 def effective_limits(tree: Tree, tenant: Tenant) -> dict[str, Limit]:
-    """Explicit override of the tenant, else its tier's default; what neither names is unlimited."""
+    """The limits of a tenant: its own, else those of its tier. Other dimensions are unlimited."""
     tier = tree.tiers.get(tenant.tier)
     limits = {
         dimension: Limit(value, f"tier:{tenant.tier}") for dimension, value in (tier.limits if tier else {}).items()
@@ -198,19 +212,19 @@ def lineage(tree: Tree, tenant: str) -> Iterator[str]:
 
 
 def is_current(tree: Tree, whose: Reach) -> bool:
-    """Whether the tenant of that name is still the caller's own, or there is none."""
+    """Whether the present tenant of that name is the caller's own, or does not exist."""
     own = tree.tenants.get(whose.tenant)
     return own is None or whose.tenant_uid in ("", own.uid)
 
 
 def sees(tree: Tree, whose: Reach, tenant: str) -> bool:
-    """Whether somebody sees what is a tenant's. The people of a tenant that was deleted see nothing of its namesake."""
+    """Whether the objects of a tenant are visible. Users of a deleted tenant see nothing of a new one of its name."""
     return whose.everything or (is_current(tree, whose) and whose.sees(lineage(tree, tenant)))
 
 
 def saw(tree: Tree, whose: Reach, tenant: str, revision: int) -> bool:
-    """Whether somebody sees what happened to a tenant's things: nothing from before the tenant was made, when another
-    may have had its name. That it was deleted is told to its own."""
+    """Whether a change of a tenant's object is visible: none from before the tenant was created, when another one may
+    have had its name. Its own users see its deletion."""
     before, last = tree.ended.get(tenant, (0, 0))
     if whose.everything:
         return True
@@ -219,15 +233,17 @@ def saw(tree: Tree, whose: Reach, tenant: str, revision: int) -> bool:
     return whose.tenant == tenant and revision > before
 
 
-def children(tree: Tree, tenant: str) -> list[str]:
-    return sorted(name for name, other in tree.tenants.items() if other.parent == tenant)
+def children_of(tree: Tree) -> dict[str, list[str]]:
+    """The children of every tenant that has some."""
+    below: dict[str, list[str]] = {}
+    for name, tenant in tree.tenants.items():
+        below.setdefault(tenant.parent, []).append(name)
+    return below
 
 
 def subtree(tree: Tree, tenant: str) -> set[str]:
-    """The tenant and everything below it."""
-    below: dict[str, list[str]] = {}
-    for name, other in tree.tenants.items():
-        below.setdefault(other.parent, []).append(name)
+    """The tenant and its descendants."""
+    below = children_of(tree)
     found: set[str] = set()
     queue = [tenant]
     while queue:
@@ -247,7 +263,7 @@ def matches(quota: ResourceQuota, facts: Facts, classes: Mapping[str, PriorityCl
 
 def _term_holds(term: ScopeTerm, facts: Facts, classes: Mapping[str, PriorityClass]) -> bool:
     if not facts.scoped:
-        return True  # Kinds that know no scopes (services, volumes) are counted by every quota that names them.
+        return True  # Every quota counts kinds without scopes (services, volumes).
     match term.scope:
         case "Terminating":
             return facts.terminating
@@ -265,8 +281,8 @@ def _term_holds(term: ScopeTerm, facts: Facts, classes: Mapping[str, PriorityCla
 def _priority_class_holds(
     term: ScopeTerm, name: str, priority: int | None, classes: Mapping[str, PriorityClass]
 ) -> bool:  # fmt: skip
-    """A number stands for the classes that it reaches: otherwise work would leave a class's quota by writing its
-    priority as a number."""
+    """Match a priority class. A numeric priority matches the classes that it reaches: otherwise work could evade the
+    quota of a class with a number."""
     values = [classes[one].value for one in term.values if one in classes] if priority is not None else []
     match term.operator:
         case "In":
@@ -279,13 +295,13 @@ def _priority_class_holds(
 
 
 def rows_of(tree: Tree, namespace: str, charge: Charge) -> tuple[Row, ...]:
-    """The counters that a charge raises: of its namespace's matching quotas, its tenant, ancestors that limit, the
+    """The counters that a charge raises: of matching quotas in its namespace, its tenant, limited ancestors and the
     system."""
     key = (namespace, charge.facts, charge.dimensions)
     rows = tree.known_rows.get(key)
     if rows is None:
         if len(tree.known_rows) >= KNOWN_ROWS_MAX:
-            tree.known_rows.clear()  # Tenants invent dimensions: what is remembered must not grow with them.
+            tree.known_rows.clear()  # Users can invent dimensions: the cache must stay bounded.
         rows = tuple(_rows_of(tree, namespace, charge.facts, charge.dimensions))
         tree.known_rows[key] = rows
     return rows
@@ -306,12 +322,8 @@ def enforcement_of(tree: Tree, scope: str) -> Enforcement:
     kind, _, name = scope.partition(":")
     if kind == "tenant":
         return tree.tenants[name].enforcement
-    if kind == "quota":
-        namespace, _, quota_name = name.partition("/")
-        for quota in tree.quotas.get(namespace, ()):
-            if quota.name == quota_name:
-                return quota.enforcement
-    return Enforcement.REJECT
+    quota = _find_quota(tree, name) if kind == "quota" else None
+    return quota.enforcement if quota else Enforcement.REJECT
 
 
 def hard_of(tree: Tree, row: Row) -> int:
@@ -338,7 +350,7 @@ def _find_quota(tree: Tree, key: str) -> ResourceQuota | None:
     return next((quota for quota in tree.quotas.get(namespace, ()) if quota.name == name), None)
 
 
-# Changes. Each returns a new tree; the caches of the old one are not carried over.
+# Changes. Each returns a new tree with empty caches.
 
 
 def with_tenant(tree: Tree, tenant: Tenant) -> Tree:
@@ -346,13 +358,13 @@ def with_tenant(tree: Tree, tenant: Tenant) -> Tree:
 
 
 def without_tenant(tree: Tree, name: str, revision: int = 0) -> Tree:
-    """`revision` is that of the deletion."""
+    """The tree without a tenant, whose deletion has this revision."""
     ended = with_end(tree.ended, name, revision)
     return _fresh(tree, tenants={key: value for key, value in tree.tenants.items() if key != name}, ended=ended)
 
 
 def with_end(ended: Mapping[str, tuple[int, int]], name: str, revision: int) -> Mapping[str, tuple[int, int]]:
-    """With one more deletion, in order; one that is known already changes nothing."""
+    """Add a deletion, in order; a known one changes nothing."""
     _, last = ended.get(name, (0, 0))
     return {**ended, name: (last, revision)} if revision > last else ended
 
@@ -401,3 +413,12 @@ def with_system(
 
 def _fresh(tree: Tree, **changes: object) -> Tree:
     return replace(tree, **changes, known_rows={}, known_limits={}, known_prepaid=[], known_permits={})  # type: ignore[arg-type]
+
+
+class TreeChange(NamedTuple):
+    """A new version of an object that the tree is made of, or its deletion."""
+
+    key: Key
+    deleted: bool
+    doc: bytes
+    revision: int = 0  # of the change, where it is one of the feed

@@ -1,4 +1,4 @@
-"""Whose figures somebody may read: no message tells the limits and the use of a scope that its reader does not see."""
+"""Visibility of quota figures: messages leave out the limits and usage of scopes that their reader may not see."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from bursar.core.quota.tenant_tree import Tree, lineage
 from bursar.core.quota.tenant_tree import sees as sees_tenant
 from bursar.core.values.access import Reach
 
-Sees = Callable[[str], bool]  # whether the figures of a scope may be told
+Sees = Callable[[str], bool]  # whether the figures of a scope are visible
 
-ABOVE = ""  # in place of a scope that is not told
-HIDDEN = "<hidden>"  # in place of tenants' names that are not told; no tenant can be called so
+ABOVE = ""  # in place of a hidden scope
+HIDDEN = "<hidden>"  # in place of hidden names of tenants; no tenant can have this name
 
 
 def everything(_: str) -> bool:
+    """The sight of readers who see all tenants."""
     return True
 
 
 def reader_of(actor: str, tenant: str) -> str | None:
-    """The tenant whose people read what is answered to this actor; None for those who see all tenants. What the system
-    writes down itself is read by people of the tenant whose work it is about."""
+    """The tenant whose users read an answer to this actor; None for actors who see all tenants. Records of the system
+    itself are read by users of the tenant that owns the work."""
     kind, _, who = actor.partition(":")
     if kind == "user":
         owner, slash, _ = who.partition("/")
@@ -32,7 +33,7 @@ def reader_of(actor: str, tenant: str) -> str | None:
 
 
 def sight(tree: Tree, reader: str | None) -> Sees:
-    """What people of a tenant see: quotas of the namespaces they work in, their tenant, and those below it."""
+    """The scopes that users of a tenant see: quotas of namespaces, their tenant, and its subtree."""
     if reader is None:
         return everything
 
@@ -44,24 +45,24 @@ def sight(tree: Tree, reader: str | None) -> Sees:
 
 
 def conceal_grant(tree: Tree, whose: Reach, names: Sequence[str]) -> list[str]:
-    """The tenants that a grant names, as somebody may read them: HIDDEN stands for all that they do not see."""
+    """The tenants of a grant that a reader sees, with HIDDEN in place of all others."""
     seen = [name for name in names if sees_tenant(tree, whose, name)]
     return seen if len(seen) == len(names) else [*seen, HIDDEN]
 
 
 def is_strangers(tree: Tree, whose: Reach, names: Sequence[str]) -> bool:
-    """Whether what is granted to these tenants is others' alone: neither seen by somebody nor for their work."""
+    """Whether a grant concerns only other tenants: none that the reader sees, nor one whose grants cover their work."""
     own = set(lineage(tree, whose.tenant))
     return bool(names) and own.isdisjoint(names) and not any(sees_tenant(tree, whose, name) for name in names)
 
 
-def told(exceeded: Sequence[Exceeded], sees: Sees) -> list[Exceeded]:
-    """Limits without room, as they may be told: of those above somebody's tenant no more than that they are there."""
+def visible(exceeded: Sequence[Exceeded], sees: Sees) -> list[Exceeded]:
+    """The exceeded limits without the figures of hidden scopes."""
     return [one if sees(one.scope) else Exceeded(ABOVE, one.dimension, 0, 0, one.requested) for one in exceeded]
 
 
 def reason_for(reason: PendingReason, sees: Sees) -> PendingReason:
-    """Why something waits, as it may be told."""
+    """The pending reason without the figures of hidden scopes."""
     if all(sees(scope) for scope, *_ in reason.limits):
         return reason
     limits = tuple(

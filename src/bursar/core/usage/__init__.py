@@ -1,4 +1,4 @@
-"""Usage over time: GPU-hours and node-hours as levels, budgets and their penalty, figures of reports.
+"""Usage over time: GPU-hours and node-hours from step functions, budgets and their penalty, usage reports.
 
 Read `usage_levels.py` first.
 """

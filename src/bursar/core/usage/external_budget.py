@@ -1,7 +1,7 @@
-"""What somebody else says is left of a tenant's budgets, and how that becomes hours used.
+"""External budgets: remaining hours reported by another system, such as a marketplace, converted to used hours.
 
-Where a contract's hours are kept elsewhere, that figure is the one that counts for as long as it is fresh: it knows
-what was used in other places and when its period began. What it does not say is counted here, as always.
+If another system keeps the hours of a contract, its figure takes precedence while it is fresh: it includes usage in
+other places, and knows the period. Budgets that it does not report are counted by Bursar.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final
 
 from msgspec import Struct
 
-INTERNAL: Final = "internal"  # the source of a figure that was counted here
+INTERNAL: Final = "internal"  # the source of figures that Bursar counted
 
 
 class Remaining(Struct, frozen=True):
-    """Hours left of a tenant's budgets, by a source; None where it says nothing of that budget."""
+    """The remaining hours of a tenant's budgets according to a source; None for a budget that it does not report."""
 
     gpu_hours: float | None = None
     node_hours: float | None = None
@@ -23,10 +23,10 @@ class Remaining(Struct, frozen=True):
 
 
 def hours_used(counted: float, budget: float | None, left: float | None) -> float:
-    """How much of a budget counts as used: all of it but what is said to be left, else what was counted here.
+    """The used hours of a budget: the budget minus the reported remainder, else the hours that Bursar counted.
 
-    So nothing left is a budget used up, whatever the budget is; more left than the budget is nothing used. Without a
-    budget, or with a figure that is no number, what was counted stands.
+    A remainder above the budget counts as no use. Without a budget, or with a remainder that is not finite, the counted
+    hours apply.
     """
     if budget is None or left is None or not math.isfinite(left):
         return counted
@@ -34,9 +34,9 @@ def hours_used(counted: float, budget: float | None, left: float | None) -> floa
 
 
 def source_of(remaining: Remaining | None, gpu_budget: float | None, node_budget: float | None) -> str:
-    """Whose figure the use of a tenant's budgets is: another's as soon as one of them is said by it."""
+    """The source of a tenant's used hours: the external one if it reports at least one of its budgets."""
     if remaining is None:
         return INTERNAL
-    said = ((gpu_budget, remaining.gpu_hours), (node_budget, remaining.node_hours))
-    believed = any(budget is not None and left is not None and math.isfinite(left) for budget, left in said)
-    return remaining.source if believed else INTERNAL
+    reported = ((gpu_budget, remaining.gpu_hours), (node_budget, remaining.node_hours))
+    external = any(budget is not None and left is not None and math.isfinite(left) for budget, left in reported)
+    return remaining.source if external else INTERNAL

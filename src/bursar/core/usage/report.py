@@ -1,4 +1,4 @@
-"""Figures of reports: hours, what is bound below a tenant, and the highest of what several used together."""
+"""Usage reports: hours and cost, bound amounts and quotas of a tenant's subtree, and combined peaks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Final
 from msgspec import Struct
 
 from bursar.core.credit.cost import breakdown, is_gpu, nano_of
-from bursar.core.credit.price import GIB, is_device
+from bursar.core.credit.price import GIB
 from bursar.core.quota.quota import Counter
-from bursar.core.quota.tenant_tree import Row, ScopeTerm, Tree, limits_of, subtree, tenant_scope
+from bursar.core.quota.tenant_tree import Row, ScopeTerm, Tree, children_of, limits_of, subtree, tenant_scope
 from bursar.core.usage.usage_levels import HOUR, NODES, Used, hours
-from bursar.core.values.quantity import UNLIMITED, is_bytes
+from bursar.core.values.quantity import UNLIMITED, is_bytes, is_device
 
 THOUSANDTHS: Final = 1000  # amounts that are not bytes are counted in thousandths
 
@@ -21,11 +21,11 @@ MeteredUse = tuple[str, str]  # (resource, class)
 Uses = Mapping[MeteredUse, Used]
 
 MIB: Final = 1 << 20
-HOURS_DIGITS: Final = 6  # after the point, when hours are told
+HOURS_DIGITS: Final = 6  # decimals of hours in reports
 
 
 class ReportSum(Struct, frozen=True):
-    """What uses come to."""
+    """The totals of a usage report."""
 
     node_hours: float
     gpu_hours: float
@@ -33,7 +33,7 @@ class ReportSum(Struct, frozen=True):
 
 
 def add_up(uses: Iterable[tuple[MeteredUse, Used]]) -> ReportSum:
-    """Hours of nodes and of GPUs of all classes, and what everything costs."""
+    """Sum node-hours, GPU-hours of all classes, and cost."""
     nodes = gpus = 0
     costs: list[tuple[str, int]] = []
     for (resource, _), used in uses:
@@ -45,7 +45,7 @@ def add_up(uses: Iterable[tuple[MeteredUse, Used]]) -> ReportSum:
 
 
 def together(several: Iterable[Uses]) -> dict[MeteredUse, Used]:
-    """The uses of several, by resource and class. Their peaks need not have come at one time: there are none."""
+    """Sum the uses of several, by resource and class. Peaks are left out: they need not coincide."""
     sums: dict[MeteredUse, Used] = defaultdict(Used)
     for uses in several:
         for metered, one in uses.items():
@@ -55,12 +55,12 @@ def together(several: Iterable[Uses]) -> dict[MeteredUse, Used]:
 
 
 def unit_hours(resource: str, total: int) -> float:
-    """Hours of one unit: a GPU, a core, a node, a GiB."""
+    """Convert a total to hours of one unit: a GPU, a core, a node or a GiB."""
     return round(total / GIB / HOUR if is_bytes(resource) else hours(total), HOURS_DIGITS)
 
 
 def plain_units(resource: str, amount: int) -> str:
-    """An amount as a plain number of its unit, for spreadsheets: `0.5` cores, `128` GiB."""
+    """Format an amount as a plain number of its unit, for spreadsheets: `0.5` cores, `128` GiB."""
     units = amount / GIB if is_bytes(resource) else amount / THOUSANDTHS
     return f"{units:.6f}".rstrip("0").rstrip(".")
 
@@ -74,32 +74,30 @@ def unit_of(resource: str) -> str:
 
 
 def is_metered(dimension: str) -> bool:
-    """Whether it is something that is used for a time, and not a number of things, or a bound on what may be used."""
+    """Whether the dimension is a resource that is used over time, and not a count of objects or a bound on limits."""
     return dimension in ("cpu", "memory", NODES, "ephemeral-storage") or (
         is_device(dimension) and not dimension.startswith(("limits.", "requests."))
     )
 
 
 def bound_below(tree: Tree, counters: Mapping[Row, Counter], tenant: str, dimensions: Iterable[str]) -> dict[str, int]:
-    """What is placed of a tenant and of all below it. Where a tenant is limited its counter has all of that; else it
-    has only the tenant's own."""
-    below: dict[str, list[str]] = defaultdict(list)
-    for name, other in tree.tenants.items():
-        below[other.parent].append(name)
+    """The bound amounts of a tenant's subtree. The counter of a limited dimension includes the descendants; other
+    counters have the tenant's own amount only."""
+    below = children_of(tree)
 
     def bound(name: str, dimension: str) -> int:
         counter = counters.get((tenant_scope(name), dimension))
         own = counter.bound if counter is not None else 0
         if dimension in limits_of(tree, name):
             return own
-        return own + sum(bound(child, dimension) for child in below[name])
+        return own + sum(bound(child, dimension) for child in below.get(name, ()))
 
     return {dimension: bound(tenant, dimension) for dimension in dimensions}
 
 
 def quotas_below(tree: Tree, tenant: str) -> dict[str, int]:
-    """What a tenant and all below it may use, by dimension: the tenant's own limit, else the sum of the ResourceQuotas
-    in their namespaces. Of several in one namespace that count the same work the lowest holds."""
+    """The quotas of a tenant's subtree by dimension: the tenant's own limit, else the sum of the ResourceQuotas of its
+    namespaces. Of several quotas in a namespace with the same scopes the lowest counts."""
     below = subtree(tree, tenant)
     lowest: dict[str, dict[tuple[str, frozenset[ScopeTerm]], int]] = defaultdict(dict)
     for namespace in tree.namespaces.values():
@@ -115,8 +113,8 @@ def quotas_below(tree: Tree, tenant: str) -> dict[str, int]:
 
 
 def peaks_together(rows: Iterable[tuple[int, str, int]]) -> dict[str, int]:
-    """The highest sum of any hour or day, by resource, from (when, resource, peak) of several: what they may have used
-    at one time, and at least what they have."""
+    """The highest sum of peaks in one hour or day, by resource, from (when, resource, peak): an upper bound of the
+    combined peak."""
     sums: dict[tuple[str, int], int] = defaultdict(int)
     for at, resource, peak in rows:
         sums[resource, at] += peak
@@ -127,6 +125,6 @@ def peaks_together(rows: Iterable[tuple[int, str, int]]) -> dict[str, int]:
 
 
 def average(resource: str, total: int, seconds: int) -> int:
-    """The amount that would have been used all the time; large amounts of bytes are told to the MiB."""
+    """The average amount over a time; large amounts of bytes are rounded to MiB."""
     amount = round(total / seconds)
     return round(amount / MIB) * MIB if is_bytes(resource) and amount >= MIB else amount

@@ -1,10 +1,10 @@
-"""Hours: what somebody uses over time, as a level that steps up when something starts and down when it ends.
+"""Usage metering: the used amount as a step function of time, integrated into hourly and daily buckets.
 
-Nothing is ever added up from the beginning. A step moves the level; the time up to then is entered in the bucket of its
-hour or day. So a job that runs for a year costs two steps, and a report reads buckets, however many jobs there were.
+The level steps up when work starts and down when it ends. Each step adds the time before it to the buckets of its hours
+or days. So a job that runs for a year costs two steps, and a report reads buckets, however many jobs there were.
 
-Times are whole seconds since 1970. Levels are amounts in their resource's unit (thousandths, or bytes), and what is
-used is amount times seconds: whole numbers, to which nothing is lost.
+Times are whole seconds since 1970. Levels are amounts in their resource's unit (thousandths, or bytes), and usage is
+amount times seconds, in exact integers.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from bursar.core.values.money import MICROS
 
 HOUR: Final = 3600
 DAY: Final = 24 * HOUR
-EVERYBODY: Final = ""  # in place of a user: all of the tenant's together
+EVERYBODY: Final = ""  # in place of a user: all users of the tenant together
 NOBODY: Final = "-"  # in place of a user: work that no user submitted
 
 NODES: Final = "nodes"
 UNCOUNTED: Final = frozenset({"pods", EXCLUSIVE})
-UNKNOWN_GPUS: Final = WHOLE  # of a node of which nobody knows what it has
+UNKNOWN_GPUS: Final = WHOLE  # of a node whose capacity is unknown
 
 
 class Meter(Struct, frozen=True, order=True):
-    """What is counted apart: whose, which resource, and of which class its devices are."""
+    """The key of a usage series: tenant, user, resource, and class of its devices."""
 
     tenant: str
     user: str
@@ -40,7 +40,7 @@ class Meter(Struct, frozen=True, order=True):
 
 
 class LevelStep(Struct, frozen=True):
-    """From `at` on there is so much more, or less."""
+    """A change of a meter's level at a time."""
 
     meter: Meter
     at: int
@@ -48,23 +48,23 @@ class LevelStep(Struct, frozen=True):
 
 
 class Level(Struct, frozen=True):
-    """How much there is. What was used until `since` is in buckets."""
+    """The used amount of a meter. The time until `since` is already in buckets."""
 
     amount: int = 0
     since: int = 0
 
 
 class Bucket(Struct):
-    """What is to be added to what is known of an hour or a day."""
+    """The additions to an hour or a day of a meter."""
 
     total: int = 0  # amount times seconds
-    cost: int = 0  # what a tariff asks for that, in its own fraction
+    cost: int = 0  # by a tariff, in the tariff's unit
     peak: int = 0  # the highest level
-    rise: int = 0  # by how much the level at the bucket's end is higher than was known
+    rise: int = 0  # the increase of the level at the bucket's end
 
 
 class UsageBegan(Struct, frozen=True):
-    """That use of a node begins: of how much of it, for whom it counts, and since when."""
+    """The start of usage on a node: the amounts, whom they count for, and the time."""
 
     uid: str
     node: str
@@ -80,7 +80,7 @@ class UsageBegan(Struct, frozen=True):
 
 
 class UsageEnded(Struct, frozen=True):
-    """That it is over, since when and how."""
+    """The end of usage on a node: the time, the phase and the reason."""
 
     uid: str
     node: str
@@ -90,7 +90,7 @@ class UsageEnded(Struct, frozen=True):
 
 
 class Used(Struct, frozen=True):
-    """What was used in a window: amount times seconds, what a tariff asks for that, the highest level, the present."""
+    """The usage of a meter in a window: amount times seconds, cost, peak and present level."""
 
     total: int = 0
     cost: int = 0
@@ -99,13 +99,13 @@ class Used(Struct, frozen=True):
 
 
 class Tariff(Struct, frozen=True):
-    """What one unit costs a second, from a time on, in order. Before the first it costs nothing."""
+    """The price of one unit per second as a step function of time. Before the first price it is 0."""
 
     begins: tuple[int, ...] = ()
     rates: tuple[int, ...] = ()
 
     def line(self, at: int) -> tuple[int, int]:
-        """What one unit has cost by a time, as `rate × time + offset`: from `at` on, until the next price begins."""
+        """The accumulated cost of one unit as `rate × time + offset`, from `at` until the next price begins."""
         place = bisect_right(self.begins, at)
         if not place:
             return 0, 0
@@ -113,7 +113,7 @@ class Tariff(Struct, frozen=True):
         return rate, self.cost(self.begins[0], at) - rate * at
 
     def cost(self, begin: int, end: int) -> int:
-        """Of one unit over this time."""
+        """The cost of one unit over a time."""
         spent = 0
         for place, (since, rate) in enumerate(zip(self.begins, self.rates, strict=True)):
             until = self.begins[place + 1] if place + 1 < len(self.begins) else end
@@ -125,19 +125,19 @@ FREE: Final = Tariff()
 
 
 def tariff_of(prices: PriceList, resource: str, klass: str) -> Tariff:
-    """What a resource costs: the price of its class, else its own. A price holds from the first whole second on."""
+    """The tariff of a resource: the price of its class, else its own, each from its first whole second on."""
     begins = sorted({-(-at // MICROS) for at in prices.begins(resource, klass)})
     found = [prices.at(resource, klass, at * MICROS) for at in begins]
     return Tariff(tuple(begins), tuple(one.per_second if one is not None else 0 for one in found))
 
 
 def hours(total: int) -> float:
-    """Of what is counted in thousandths."""
+    """Convert a total in thousandths to hours."""
     return total / WHOLE / HOUR
 
 
 def amounts_on(capacity: NodeCapacity | None, part: Placement) -> dict[str, int]:
-    """What a placement counts for: a whole node where it has that, else what it was given, and its part of the node."""
+    """The metered amounts of a placement: of a whole node, or the allocated resources and its fraction of the node."""
     if part.exclusive or capacity is None:
         return node_amounts(capacity.allocatable if capacity is not None else None)
     given = {name: amount for name, amount in part.resources.items() if amount and name not in UNCOUNTED}
@@ -145,7 +145,7 @@ def amounts_on(capacity: NodeCapacity | None, part: Placement) -> dict[str, int]
 
 
 def node_amounts(allocatable: Amounts | None) -> dict[str, int]:
-    """What a whole node counts for: all it has, and one node. A node that nobody knows counts as one with one GPU."""
+    """The metered amounts of a whole node; a node of unknown capacity counts as one node with one GPU."""
     if allocatable is None:
         return {NODES: WHOLE, "nvidia.com/gpu": UNKNOWN_GPUS}
     return {**{name: amount for name, amount in allocatable.items() if name not in UNCOUNTED}, NODES: WHOLE}
@@ -154,10 +154,10 @@ def node_amounts(allocatable: Amounts | None) -> dict[str, int]:
 def fold(
     level: Level, steps: Iterable[LevelStep], until: int, size: int, tariff: Tariff = FREE
 ) -> tuple[Level, dict[int, Bucket]]:
-    """Enter steps of one meter, and the time until then, in buckets of this size.
+    """Integrate steps of one meter into buckets of this size, up to a time.
 
-    A step may come late, for a time that was entered already: then what it changes there is added. So the sum is the
-    same in whichever order steps come.
+    A late step, for a time that is in buckets already, corrects these. So the sum does not depend on the order of the
+    steps.
     """
     buckets: dict[int, Bucket] = {}
     now = level
@@ -176,7 +176,7 @@ def fold(
 
 
 def _enter(buckets: dict[int, Bucket], level: Level, until: int, size: int, tariff: Tariff) -> None:
-    """A level that stayed the same from `since` until then."""
+    """Add a constant level from `since` until then."""
     if not level.amount:
         return
     for begin, end in spans(level.since, until, size):
@@ -185,20 +185,19 @@ def _enter(buckets: dict[int, Bucket], level: Level, until: int, size: int, tari
         bucket.cost += level.amount * tariff.cost(begin, end)
         bucket.peak = max(bucket.peak, level.amount)
         if begin % size == 0:
-            bucket.rise += level.amount  # It begins with what there was.
+            bucket.rise += level.amount  # The bucket begins with this level.
 
 
 def _mark(buckets: dict[int, Bucket], level: Level, at: int, delta: int, size: int) -> None:
-    """The level that a step has led to: it may be the highest, also if the next step ends it in the same second."""
+    """Record the level after a step: it may be the peak, even if the next step ends it in the same second."""
     bucket = buckets.setdefault(at - at % size, Bucket())
     bucket.peak = max(bucket.peak, level.amount)
     if at % size:
-        bucket.rise += delta  # What begins with a bucket is entered with its first second.
+        bucket.rise += delta  # A step at the beginning of a bucket is added with its first second.
 
 
 def _enter_late(buckets: dict[int, Bucket], step: LevelStep, level: Level, size: int, tariff: Tariff) -> None:
-    """What a step changes in time that was entered already. What there was beside it at each moment is not known any
-    more, so peaks stay as they are."""
+    """Correct buckets by a late step. Peaks stay as they are, because the other levels of that time are not stored."""
     for begin, end in spans(step.at, level.since, size):
         bucket = buckets.setdefault(begin - begin % size, Bucket())
         bucket.total += step.delta * (end - begin)
@@ -207,13 +206,13 @@ def _enter_late(buckets: dict[int, Bucket], step: LevelStep, level: Level, size:
 
 
 def used_by_steps(steps: Iterable[tuple[int, int]], begin: int, end: int) -> int:
-    """What steps, as (at, delta), come to between two times. One that came before counts from the beginning: so what
-    there was then is a step as well."""
+    """The usage by steps, as (at, delta), between two times. Earlier steps count from the beginning, so the initial
+    level can be given as a step."""
     return sum(delta * max(0, end - max(begin, at)) for at, delta in steps)
 
 
 def spans(begin: int, end: int, size: int) -> Iterable[tuple[int, int]]:
-    """A time, cut where buckets of this size begin."""
+    """Cut a time at the boundaries of buckets of this size."""
     while begin < end:
         cut = min(end, begin - begin % size + size)
         yield begin, cut

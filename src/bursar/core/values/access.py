@@ -1,17 +1,18 @@
-"""Who may do what: one table of roles and verbs, and how far each identity sees.
+"""Role-based access control (RBAC): the rules of each role, and the visibility of objects.
 
-Two questions are asked of every request. `allows` says whether the role may use the verb on this kind of thing at all:
-a no is 403. `reach` says whose objects it may be used on: what lies outside is answered as if it did not exist, 404
-and never 403, so that nobody learns the names of another tenant's things. The second question needs the object, so it
-is put by whoever has loaded it.
+Every request passes two checks. `Policy.allows` decides whether the role may use the verb on this kind of resource; a
+refusal is 403. `reach` decides whose objects the identity may see; an object outside of it is answered with 404, never
+403, so that nobody learns the names of another tenant's objects. The second check needs the object, so the code that
+loads the object makes it.
 
-Deny by default: what no rule names is refused, and a verb or a resource that this file does not know is refused to
-everybody, the system's administrators included. A new kind is added to one of the groups below.
+Deny by default: a request that no rule covers is refused, and a verb or resource that the policy does not know is
+refused to every role, system administrators included. A kind of object brings its own access (`KindAccess`); the other
+resources are listed here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -20,6 +21,8 @@ from bursar.core.values.refusal import Code, Refusal
 
 
 class Role(StrEnum):
+    """A role of an identity: the key of the table of grants."""
+
     SYSTEM_ADMIN = "system-admin"
     TENANT_ADMIN = "tenant-admin"
     USER = "user"
@@ -32,7 +35,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who is asking. `bootstrap` marks the single-use token with which a node joins, good for nothing else."""
+    """The authenticated caller of a request.
+
+    `bootstrap` marks the single-use token with which a node joins; it allows nothing else.
+    """
 
     user: str
     role: Role
@@ -40,25 +46,25 @@ class Identity:
     node: str = ""
     token_id: str = ""
     bootstrap: bool = False
-    tenant_uid: str = ""  # which tenant of that name: names are given anew
+    tenant_uid: str = ""  # tells tenants of one name apart: the name of a deleted tenant can be used again
 
     @property
     def actor(self) -> str:
-        """The name under which what was done is recorded."""
+        """The name that the audit log records."""
         if self.role is Role.NODE:
             return f"node:{self.node}"
         if self.role is Role.SERVICE:
             return f"service:{self.user}"
-        # Two tenants may each have an ann.
+        # User names are unique within a tenant only.
         return f"user:{self.tenant}/{self.user}" if self.role in _OF_A_TENANT else f"user:{self.user}"
 
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """These verbs on these resources.
+    """A rule that allows some verbs on some resources.
 
-    `jobs` is the kind itself and none of its parts, `jobs/status` one part, `jobs/*` every part, `*/approval` that part
-    of every kind, and `*` everything.
+    `jobs` is the kind without its subresources, `jobs/status` one subresource, `jobs/*` all of them, `*/approval` that
+    subresource of every kind, and `*` everything.
     """
 
     verbs: tuple[str, ...]
@@ -78,16 +84,16 @@ class AccessRule:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Whose objects an identity may see: everybody's, a tenant's (with those below it), or what is bound to a node."""
+    """The objects that an identity may see: all, those of a tenant (and its subtree), or those bound to a node."""
 
     everything: bool = False
     tenant: str = ""
     subtree: bool = False
     node: str = ""
-    tenant_uid: str = ""  # empty: whoever has the name
+    tenant_uid: str = ""  # empty: any tenant of that name
 
     def sees(self, lineage: Iterable[str]) -> bool:
-        """Whether it sees an object whose tenant, that tenant's parent and so on up to the root are these."""
+        """Whether it covers an object. `lineage` is the object's tenant, the tenant's parent, and so on to the root."""
         if self.everything:
             return True
         if not self.tenant:
@@ -96,12 +102,12 @@ class Reach:
         return self.tenant in (path if self.subtree else path[:1])
 
     def sees_account(self, lineage: Iterable[str], owner: str, user: str) -> bool:
-        """Whether it sees an account of `owner` within a tenant, as `user` of that tenant: users see their own, and the
-        tenant's, which pays for those who have none."""
+        """Whether `user` sees the account of `owner` in a tenant: users see their own account, and the tenant's pool,
+        which pays for users without an account."""
         return self.sees(lineage) and (self.everything or self.subtree or owner in ("", user))
 
     def sees_bound(self, nodes: Collection[str]) -> bool:
-        """Whether it sees an object because of the nodes it is bound to."""
+        """Whether it covers an object by the nodes that the object is bound to."""
         return self.everything or (bool(self.node) and self.node in nodes)
 
 
@@ -116,127 +122,180 @@ OURS = (
 )  # fmt: skip
 VERBS = frozenset((*READ, *WRITE, *OURS))
 
-# What everybody may read: it describes the cluster, and belongs to no tenant.
-CATALOGUE = ("nodes", "priorityclasses", "queues", "tiers")
-# What tenants make and run.
-WORK = (
-    "allocations", "jobs", "resourceclaims",
-    "apps", "deploys", "environments", "execsessions", "ipv4addresses", "logstreams", "releases", "restorejobs",
-    "routes", "snapshots", "volumeattachments", "volumes", "workloads",
-)  # fmt: skip
-# Where it lives, and what bounds it inside the tenant.
-BOUNDS = ("namespaces", "resourcequotas")
-# What is told about it.
+
+class AccessGroup(StrEnum):
+    """The roles that read and write a kind as a matter of course."""
+
+    CATALOGUE = "catalogue"  # describes the cluster and belongs to no tenant: every role reads it
+    WORK = "work"  # made and run by tenants: their people read it, and their users write it
+    BOUNDS = "bounds"  # holds or bounds work inside a tenant: its people read it, its administrators write it
+    SYSTEM = "system"  # the system's administrators write it; approvers and services read it
+
+
+@dataclass(frozen=True, slots=True)
+class RoleGrant:
+    """Verbs on a kind, or on parts of it, that some roles have beyond the kind's group."""
+
+    roles: tuple[str, ...]
+    verbs: tuple[str, ...]
+    parts: tuple[str, ...] = ("",)  # the empty part is the kind itself, `*` is every part
+
+
+@dataclass(frozen=True, slots=True)
+class KindAccess:
+    """Access to a kind of object: its group, and what single roles may do beyond that."""
+
+    group: AccessGroup = AccessGroup.SYSTEM
+    grants: tuple[RoleGrant, ...] = ()
+
+
+SYSTEM_ONLY = KindAccess()
+
+
+# Resources that are no kinds of objects.
 REPORTS = ("claims", "events", "gangs", "metrics", "pods", "usage")
 MONEY = (
     "accounts", "adjustments", "balance", "entries", "forecast", "leases", "limits", "prices", "refunds", "statements",
     "topups",
 )  # fmt: skip
-# The ledger as a whole is nobody's: what is proven of it is proven of everybody's accounts.
-SYSTEM = (
-    "approvalpolicies", "certificates", "changes", "ledger", "preemptions", "settings", "tenants", "tokens", "webhooks",
-)  # fmt: skip
+# The ledger belongs to no tenant: verifying it verifies every account.
+SYSTEM = ("approvalpolicies", "certificates", "changes", "ledger", "preemptions", "tokens", "webhooks")
 REVIEWS = ("selfsubjectaccessreviews", "selfsubjectrulesreviews", "selfsubjectreviews")
-RESOURCES = frozenset((*CATALOGUE, *WORK, *BOUNDS, *REPORTS, *MONEY, *SYSTEM, *REVIEWS))
+# Names reserved for kinds to come. A kind of this name brings its own access, and its name is dropped here.
+RESERVED_WORK = (
+    "resourceclaims", "apps", "deploys", "environments", "execsessions", "ipv4addresses", "logstreams", "releases",
+    "restorejobs", "routes", "snapshots", "volumeattachments", "volumes", "workloads",
+)  # fmt: skip
+
+# A joining node uses its bootstrap token once; afterwards it authenticates with its certificate or its own token.
+JOINING = "node (bootstrap token)"
+OF_TENANTS = (Role.TENANT_ADMIN, Role.USER, Role.VIEWER)
+USING = (Role.TENANT_ADMIN, Role.USER)  # submit work, and spend credit
 
 
-def _with_parts(*kinds: str) -> tuple[str, ...]:
-    """Whoever may read a kind may read its parts: status, quotas, usage, logs."""
-    return tuple(name for kind in kinds for name in (kind, f"{kind}/{ANY}"))
+def _with_parts(resources: Iterable[str]) -> tuple[str, ...]:
+    """The resources with all their subresources: status, quotas, usage, logs."""
+    return tuple(name for resource in resources for name in (resource, f"{resource}/{ANY}"))
 
 
-_EVERYBODY = (
-    # No other part: what is said of a node's evictions is said of tenants' work.
-    AccessRule(READ, (*CATALOGUE, *(f"{kind}/status" for kind in CATALOGUE))),
-    AccessRule(("create",), REVIEWS),
-)
+class Policy:
+    """The access rules of all roles, for the resources listed here and the kinds of objects there are."""
 
-_READ_TENANT = AccessRule((*READ, "explain"), _with_parts(*WORK, *BOUNDS, *REPORTS, *MONEY, "tenants"))
+    def __init__(self, kinds: Mapping[str, KindAccess]) -> None:
+        groups = {
+            group: tuple(plural for plural, access in kinds.items() if access.group is group) for group in AccessGroup
+        }
+        self.catalogue = groups[AccessGroup.CATALOGUE]
+        reserved = tuple(plural for plural in RESERVED_WORK if plural not in kinds)
+        self.resources = frozenset((*kinds, *reserved, *REPORTS, *MONEY, *SYSTEM, *REVIEWS))
+        work, bounds = (*groups[AccessGroup.WORK], *reserved), groups[AccessGroup.BOUNDS]
+        self.everybody = (
+            # No other subresource: a node's evictions show tenants' work.
+            AccessRule(READ, (*self.catalogue, *(f"{plural}/status" for plural in self.catalogue))),
+            AccessRule(("create",), REVIEWS),
+        )
+        own = _rules_of_roles(work, bounds, self.resources)
+        granted = {who: _merged(rules, who, kinds) for who, rules in own.items()}
+        self.joining = granted.pop(JOINING)
+        self.grants = {
+            Role(who): rules if who == Role.SYSTEM_ADMIN else (*self.everybody, *rules)
+            for who, rules in granted.items()
+        }
+        self.judged = lru_cache(4096)(self._allows)
 
-_USE_TENANT = (
-    AccessRule((*WRITE, "cancel", "release", "simulate"), WORK),
-    AccessRule(("update", "patch"), ("workloads/scale",)),
-    AccessRule(("update",), ("allocations/stdin",)),
-    # Sensitive nodes are claimed by the person who will work on them.
-    AccessRule(("claim", "release"), ("nodes",)),
-    # A lease spends the caller's own credit.
-    AccessRule(("create", "extend", "close"), ("leases",)),
-)
+    def allows(self, identity: Identity, verb: str, resource: str, subresource: str = "") -> bool:
+        """Whether the identity may use the verb on this kind of resource; `reach` decides on single objects."""
+        # Only known words reach the cache: callers may ask about any text, and the cache keeps its keys.
+        known = (verb in VERBS or verb == ANY) and (resource in self.resources or resource == ANY)
+        if not known or len(subresource) > SUBRESOURCE_CHARS_MAX:
+            return False
+        return self.judged(identity.role, identity.bootstrap, verb, resource, subresource)
 
-GRANTS: dict[Role, tuple[AccessRule, ...]] = {
-    Role.SYSTEM_ADMIN: (AccessRule((ANY,), (ANY,)),),
-    Role.TENANT_ADMIN: (
-        *_EVERYBODY,
-        _READ_TENANT,
-        *_USE_TENANT,
-        AccessRule(WRITE, BOUNDS),
-        AccessRule((*READ, "create", "delete"), ("tokens",)),
-    ),
-    Role.USER: (*_EVERYBODY, _READ_TENANT, *_USE_TENANT),
-    Role.VIEWER: (*_EVERYBODY, _READ_TENANT),
-    Role.NODE: (
-        *_EVERYBODY,
-        AccessRule(("get", "update", "patch"), ("nodes/status",)),
-        AccessRule(READ, ("nodes/evictions",)),
-        AccessRule(READ, ("allocations", "allocations/status")),
-        AccessRule(("update", "patch"), ("allocations/status",)),
-        AccessRule(("get", "extend", "close"), ("leases",)),
-        AccessRule(("create",), ("usage", "certificates")),
-    ),
-    Role.APPROVER: (
-        *_EVERYBODY,
-        AccessRule((*READ, "explain"), _with_parts(*sorted(RESOURCES - {"tokens"}))),
-        AccessRule(("get", "update", "patch"), ("*/approval",)),
-        AccessRule(("approve",), WORK),
-    ),
-    Role.BILLING_ADMIN: (
-        *_EVERYBODY,
-        AccessRule(READ, _with_parts(*MONEY, *REPORTS, "tenants", "ledger")),
-        AccessRule(("create", "update", "patch"), ("accounts", "adjustments", "limits", "prices", "refunds", "topups")),
-        AccessRule(("topup", "refund"), ("accounts",)),
-        AccessRule(("delete",), ("prices",)),
-    ),
-    Role.SERVICE: (
-        *_EVERYBODY,
-        AccessRule((*READ, "explain"), (ANY,)),
-        AccessRule(("create", "update", "patch"), ("tenants", "tiers", "limits", "topups")),
-        # A tenant that was ordered is given a place for its work.
-        AccessRule(("create",), ("namespaces",)),
-        AccessRule(("topup",), ("accounts",)),
+    def rules(self, identity: Identity) -> tuple[AccessRule, ...]:
+        """All rules of the identity, as SelfSubjectRulesReview lists them."""
+        return self._granted(identity.role, bootstrap=identity.bootstrap)
+
+    def table(self) -> list[tuple[str, str, str]]:
+        """Rows (role, verbs, resources) of the access table in the documentation."""
+        everybody = [("everybody", rule) for rule in self.everybody]
+        own = [(str(role), rule) for role, rules in self.grants.items() for rule in rules if rule not in self.everybody]
+        joining = [(JOINING, rule) for rule in self.joining]
+        return [(who, ", ".join(rule.verbs), ", ".join(rule.resources)) for who, rule in (*everybody, *own, *joining)]
+
+    def _allows(self, role: Role, bootstrap: bool, verb: str, resource: str, subresource: str) -> bool:
+        return any(rule.covers(verb, resource, subresource) for rule in self._granted(role, bootstrap=bootstrap))
+
+    def _granted(self, role: Role, *, bootstrap: bool) -> tuple[AccessRule, ...]:
+        return self.joining if bootstrap else self.grants[role]
+
+
+def _rules_of_roles(
+    work: tuple[str, ...], bounds: tuple[str, ...], resources: frozenset[str]
+) -> dict[str, tuple[AccessRule, ...]]:
+    """The rules of each role, but for the grants that kinds bring and the rules of everybody."""
+    read_tenant = AccessRule((*READ, "explain"), _with_parts((*work, *bounds, *REPORTS, *MONEY)))
+    use_tenant = (
+        AccessRule((*WRITE, "cancel", "release", "simulate"), work),
+        AccessRule(("update", "patch"), ("workloads/scale",)),
+        # A lease spends the caller's own credit.
         AccessRule(("create", "extend", "close"), ("leases",)),
-        AccessRule(("create",), ("usage",)),
-    ),
-}
+    )
+    return {
+        Role.SYSTEM_ADMIN: (AccessRule((ANY,), (ANY,)),),
+        Role.TENANT_ADMIN: (
+            read_tenant,
+            *use_tenant,
+            AccessRule(WRITE, bounds),
+            AccessRule((*READ, "create", "delete"), ("tokens",)),
+        ),
+        Role.USER: (read_tenant, *use_tenant),
+        Role.VIEWER: (read_tenant,),
+        Role.NODE: (
+            AccessRule(("get", "extend", "close"), ("leases",)),
+            AccessRule(("create",), ("usage", "certificates")),
+        ),
+        Role.APPROVER: (
+            AccessRule((*READ, "explain"), _with_parts(sorted(resources - {"tokens"}))),
+            AccessRule(("get", "update", "patch"), (f"{ANY}/approval",)),
+            AccessRule(("approve",), work),
+        ),
+        Role.BILLING_ADMIN: (
+            AccessRule(READ, _with_parts((*MONEY, *REPORTS, "ledger"))),
+            AccessRule(
+                ("create", "update", "patch"), ("accounts", "adjustments", "limits", "prices", "refunds", "topups")
+            ),
+            AccessRule(("topup", "refund"), ("accounts",)),
+            AccessRule(("delete",), ("prices",)),
+        ),
+        Role.SERVICE: (
+            AccessRule((*READ, "explain"), (ANY,)),
+            AccessRule(("create", "update", "patch"), ("limits", "topups")),
+            AccessRule(("topup",), ("accounts",)),
+            AccessRule(("create", "extend", "close"), ("leases",)),
+            AccessRule(("create",), ("usage",)),
+        ),
+        JOINING: (AccessRule(("create",), ("certificates",)),),
+    }
 
-# A node that joins proves itself once, and from then on by what it was given.
-_BOOTSTRAP = (AccessRule(("create",), ("nodes", "certificates")),)
+
+def _merged(rules: tuple[AccessRule, ...], who: str, kinds: Mapping[str, KindAccess]) -> tuple[AccessRule, ...]:
+    """A role's rules with the grants that kinds bring: one rule for each set of verbs."""
+    merged = {rule.verbs: rule for rule in rules}
+    assert len(merged) == len(rules), f"two rules of {who} have the same verbs"
+    for plural, access in kinds.items():
+        for grant in (one for one in access.grants if who in one.roles):
+            before = merged[grant.verbs].resources if grant.verbs in merged else ()
+            named = tuple(f"{plural}/{part}" if part else plural for part in grant.parts)
+            merged[grant.verbs] = AccessRule(grant.verbs, (*before, *named))
+    return tuple(merged.values())
+
 
 _SEE_EVERYTHING = frozenset({Role.SYSTEM_ADMIN, Role.SERVICE, Role.APPROVER, Role.BILLING_ADMIN})
-_OF_A_TENANT = frozenset({Role.TENANT_ADMIN, Role.USER, Role.VIEWER})
-
-
-def allows(identity: Identity, verb: str, resource: str, subresource: str = "") -> bool:
-    """Whether the identity may use the verb on this kind of thing; whose things is the question of `reach`."""
-    # Only known words reach the cache, for it keeps them, and callers may ask about any text they like.
-    known = (verb in VERBS or verb == ANY) and (resource in RESOURCES or resource == ANY)
-    if not known or len(subresource) > SUBRESOURCE_CHARS_MAX:
-        return False
-    return _allows(identity.role, identity.bootstrap, verb, resource, subresource)
-
-
-@lru_cache(4096)
-def _allows(role: Role, bootstrap: bool, verb: str, resource: str, subresource: str) -> bool:
-    granted = _BOOTSTRAP if bootstrap else GRANTS[role]
-    return any(rule.covers(verb, resource, subresource) for rule in granted)
-
-
-def rules(identity: Identity) -> tuple[AccessRule, ...]:
-    """Everything the identity may do, as SelfSubjectRulesReview tells it."""
-    return _BOOTSTRAP if identity.bootstrap else GRANTS[identity.role]
+_OF_A_TENANT = frozenset(OF_TENANTS)
 
 
 def reach(identity: Identity) -> Reach:
-    """Whose objects the identity may see."""
+    """The objects that the identity may see."""
     if identity.bootstrap:
         return Reach()
     if identity.role in _SEE_EVERYTHING:
@@ -247,7 +306,7 @@ def reach(identity: Identity) -> Reach:
 
 
 def grantable(identity: Identity) -> frozenset[Role]:
-    """The roles an identity may give in a token; for which tenants is the question of `reach`."""
+    """The roles that an identity may give to a token; `reach` decides for which tenants."""
     if identity.role is Role.SYSTEM_ADMIN:
         return frozenset(Role)
     if identity.role is Role.TENANT_ADMIN:
@@ -256,7 +315,7 @@ def grantable(identity: Identity) -> frozenset[Role]:
 
 
 def identity_fault(role: Role, *, user: str, tenant: str, node: str) -> str:
-    """What is wrong with an identity of this role, as a sentence; empty when nothing is."""
+    """The fault of an identity with this role, as a sentence; empty if it is valid."""
     if role in _OF_A_TENANT and not tenant:
         return f"role {role} belongs to a tenant: name one"
     if role is Role.NODE and not node:
@@ -264,7 +323,7 @@ def identity_fault(role: Role, *, user: str, tenant: str, node: str) -> str:
     if role is not Role.NODE and node:
         return f"role {role} belongs to no node: leave the node out"
     if "/" in user and role not in _OF_A_TENANT:
-        # It would be recorded as the name of a tenant's user.
+        # The audit log would show it as a tenant's user.
         return f"the name of a user with role {role}, who belongs to no tenant, must not contain a slash"
     for what, name in (("user", user), ("tenant", tenant), ("node", node)):
         if len(name) > NAME_CHARS_MAX or not name.isprintable():
@@ -273,13 +332,5 @@ def identity_fault(role: Role, *, user: str, tenant: str, node: str) -> str:
 
 
 def unauthenticated(message: str, hint: str = "run `bursar login`, or send a valid token") -> Refusal:
-    """Who is asking is not known; the message ends in what to do about it."""
+    """Refuse a caller without valid credentials; the message ends with the hint."""
     return Refusal(Code.UNAUTHENTICATED, f"{message}; {hint}", hint)
-
-
-def table() -> list[tuple[str, str, str]]:
-    """The rows (role, verbs, resources) of the table in the documentation."""
-    everybody = [("everybody", rule) for rule in _EVERYBODY]
-    own = [(str(role), rule) for role, granted in GRANTS.items() for rule in granted if rule not in _EVERYBODY]
-    joining = [("node (bootstrap token)", rule) for rule in _BOOTSTRAP]
-    return [(who, ", ".join(rule.verbs), ", ".join(rule.resources)) for who, rule in (*everybody, *own, *joining)]

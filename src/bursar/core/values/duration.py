@@ -1,7 +1,7 @@
 """Durations as users write them (`1h30m`, `7d`, `7200s`, `90`) and ages as kubectl shows them.
 
-Whole seconds are all that leases, TTLs and deadlines need; the bound keeps every sum of an instant and a duration
-inside what dates can hold.
+Leases, TTLs and deadlines need whole seconds only. The bound keeps every sum of an instant and a duration within the
+range of dates.
 """
 
 import re
@@ -20,11 +20,11 @@ _UNIT_SECONDS: Final = (86_400, 3_600, 60, 1)
 
 
 class DurationError(ValueError):
-    """The text is not a duration, or is one of more than ten years; the message says which, and shows it."""
+    """A text that is not a duration, or is longer than ten years; the message quotes it."""
 
 
 def parse_seconds(text: object) -> int:
-    """The whole seconds that a JSON value writes; a number without a unit is seconds."""
+    """Parse a JSON value as whole seconds; a number without a unit is seconds."""
     seconds = _written_seconds(text)
     if seconds < 0:
         raise DurationError("duration must not be negative")
@@ -34,11 +34,11 @@ def parse_seconds(text: object) -> int:
 
 
 def format_age(seconds: int) -> str:
-    """An age in two units at most, and in one where the second would tell nothing: the thresholds are kubectl's."""
+    """Format an age in one or two units, with the thresholds of kubectl."""
     if seconds < -1:
         return "<invalid>"
     if seconds < 120:
-        # One second ahead is two clocks that differ, not a mistake.
+        # One second ahead is clock skew.
         return f"{max(seconds, 0)}s"
     minutes, hours, days = seconds // 60, seconds // 3_600, seconds // 86_400
     if minutes < 180:
@@ -52,7 +52,7 @@ def format_age(seconds: int) -> str:
 
 
 def format_due(seconds: float) -> str:
-    """How far away a moment is, as people say it: `in about 10 min`, `12m ago`."""
+    """Format the distance to a moment: `in about 10 min`, `12m ago`."""
     if seconds < -1:
         return f"{format_age(int(-seconds))} ago"
     if seconds < 1:
@@ -67,7 +67,7 @@ def format_due(seconds: float) -> str:
 
 
 def format_clock(at: datetime, now: datetime) -> str:
-    """`12:38 UTC`, with its date unless that is today's. Both are in UTC."""
+    """Format a time of day, `12:38 UTC`, with the date unless it is today. Both arguments are in UTC."""
     return f"{at:%H:%M} UTC" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M} UTC"
 
 
@@ -79,7 +79,7 @@ def _written_seconds(text: object) -> int:
     if _PLAIN.fullmatch(text):
         return int(text)
     shape = _SHAPE.fullmatch(text)
-    # Every unit is optional, so the empty text has the shape too.
+    # Every unit is optional, so the pattern matches the empty text too.
     if shape is None or not text:
         raise DurationError(f"duration {quoted(text)} must be like 7d, 1h30m, 5m or 7200s, or a number of seconds")
     return sum(int(count) * unit for count, unit in zip(shape.groups("0"), _UNIT_SECONDS, strict=True))

@@ -1,4 +1,4 @@
-"""Credits as exact numbers: whole nanocredits inside, decimal strings with at most nine decimals outside."""
+"""Credit amounts as fixed-point numbers: integer nanocredits inside, decimal strings with nine decimals outside."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SHAPE: Final = re.compile(r"(-?)([0-9]{1,10})(?:\.([0-9]{1,9}))?")
 
 
 class MoneyError(ValueError):
-    """Not an amount of credits, or one too large to count; the message says which."""
+    """A value that is not an amount of credits, or is too large to count."""
 
 
 def nanocredits(value: object) -> int:
-    """The exact amount that a JSON value writes: a string, an integer, or a number whose digits were kept."""
+    """Parse a JSON value as an exact amount: a string, an integer, or a number whose digits were kept."""
     if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
         raise MoneyError('must be a decimal string such as "12.5", or an exact number')
     text = value if isinstance(value, str) else format(value, "f") if isinstance(value, Decimal) else str(value)
@@ -33,12 +33,12 @@ def nanocredits(value: object) -> int:
 
 
 def credits_of(amount: int) -> str:
-    """As people write it: no zeros at the end, and no point without decimals."""
+    """Format an amount as a decimal number without trailing zeros."""
     whole, part = divmod(abs(amount), NANO)
     text = f"{whole}.{part:09}".rstrip("0").rstrip(".") if part else str(whole)
     return f"-{text}" if amount < 0 else text
 
 
 def cost(rate: int, micros: int) -> int:
-    """What so long costs at so many nanocredits a second; what is less than a nanocredit is never counted."""
+    """Cost of a time at a rate in nanocredits a second, rounded down to whole nanocredits."""
     return rate * micros // MICROS

@@ -1,8 +1,8 @@
-"""What names, labels and annotations may look like.
+"""Syntax of names, labels and annotations, as in Kubernetes.
 
-Every check returns the faults it found, as sentences, and an empty list when there are none, so that one answer can
-tell a user everything that is wrong with an object. The rules are those of Kubernetes, because its clients rely on
-them; the limits on how many are ours.
+Every check returns all faults as sentences, and an empty list for a valid value, so that one answer lists everything
+that is wrong with an object. The rules are those of Kubernetes, because its clients rely on them; the limits on the
+number of labels and the size of annotations are Bursar's.
 """
 
 import json
@@ -24,7 +24,7 @@ _DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _DNS_SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
 
-# A whole key at once: almost every key is a good one, and is accepted by one match.
+# The whole key in one pattern: almost every key is valid, and one match accepts it.
 _KEY: Final = re.compile(rf"(?:{_DNS_SUBDOMAIN.pattern}/)?{_NAME.pattern}")
 
 _DNS_LABEL_RULE: Final = (
@@ -42,12 +42,12 @@ _NAME_RULE: Final = (
 
 
 def dns_label(value: str) -> list[str]:
-    """Faults of a name that becomes one part of a host name, such as a namespace."""
+    """Faults of a DNS label, such as the name of a namespace."""
     return _faults(value, _DNS_LABEL, _LABEL_CHARS_MAX, _DNS_LABEL_RULE)
 
 
 def dns_subdomain(value: str) -> list[str]:
-    """Faults of an object's name."""
+    """Faults of a DNS subdomain, such as the name of an object."""
     return _faults(value, _DNS_SUBDOMAIN, _SUBDOMAIN_CHARS_MAX, _DNS_SUBDOMAIN_RULE)
 
 
@@ -62,21 +62,21 @@ def qualified_name(value: str) -> list[str]:
 
 
 def label_value(value: str) -> list[str]:
-    """Faults of a label's value; the empty value is a good one."""
+    """Faults of a label's value; the empty value is valid."""
     if not value or (len(value) <= _LABEL_CHARS_MAX and _is_name(value)):
         return []
     return _faults(value, _NAME, _LABEL_CHARS_MAX, f"a label value {_NAME_RULE}")
 
 
 def labels(mapping: Mapping[str, object]) -> list[str]:
-    """Faults of a set of labels. Too many are one fault, so that a label bomb is not answered by a longer one."""
+    """Faults of a set of labels. Too many labels are one fault, which bounds the answer to a label bomb."""
     if len(mapping) > LABELS_MAX:
         return [f"{len(mapping)} labels are too many: at most {LABELS_MAX} are allowed"]
     return list(islice(_label_faults(mapping), _FAULTS_MAX))
 
 
 def annotations(mapping: Mapping[str, object]) -> list[str]:
-    """Faults of a whole set of annotations. Values are free text; what is bounded is their total size."""
+    """Faults of a set of annotations. Values are free text of bounded total size."""
     size_bytes = sum(_utf8_bytes(key) + _utf8_bytes(value) for key, value in mapping.items())
     if size_bytes > ANNOTATIONS_BYTES_MAX:
         return [f"annotations take {size_bytes} bytes: at most {ANNOTATIONS_BYTES_MAX} are allowed in total"]
@@ -84,13 +84,13 @@ def annotations(mapping: Mapping[str, object]) -> list[str]:
 
 
 def quoted(value: str) -> str:
-    """A user's text as messages show it: quoted, escaped to ASCII, and cut so that no message grows with its cause."""
+    """Quote a user's text for a message: escaped to ASCII and cut, so that the message stays short."""
     if len(value) <= _SHOWN_CHARS_MAX:
         return json.dumps(value)
     return json.dumps(value[:_SHOWN_CHARS_MAX]) + "..."
 
 
-# The same few keys and values come with every request.
+# Requests repeat the same few keys and values.
 @lru_cache(4096)
 def _is_key(value: str) -> bool:
     return _KEY.fullmatch(value) is not None
@@ -117,7 +117,7 @@ def _prefixed(noun: str, value: str) -> list[str]:
 
 
 def _fault(value: str, shape: re.Pattern[str], chars_max: int, rule: str) -> str | None:
-    # The length comes first: it bounds the work of the pattern.
+    # Check the length first: it bounds the work of the pattern.
     if len(value) > chars_max:
         return f"must be no longer than {chars_max} characters"
     if not value:
@@ -140,7 +140,7 @@ def _annotation_faults(mapping: Mapping[str, object]) -> Iterator[str]:
         if not isinstance(value, str):
             yield f"annotation {quoted(key)}: the value must be a string"
         elif "\0" in value:
-            # PostgreSQL's text holds every character but this one.
+            # PostgreSQL's text type cannot hold NUL.
             yield f"annotation {quoted(key)}: the value must not contain a NUL character"
 
 

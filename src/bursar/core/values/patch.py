@@ -1,8 +1,8 @@
-"""The three ways a client may change part of an object: JSON merge patch, strategic merge patch and JSON Patch.
+"""Patches of objects: JSON merge patch (RFC 7396), strategic merge patch and JSON Patch (RFC 6902).
 
-All work on plain JSON values. They never change what they are given; the result may share unchanged parts with it.
-Depth, the number of operations, and what they may multiply or move are bounded, because a patch is a small program
-written by a stranger.
+All work on plain JSON values and never change their arguments; the result may share unchanged parts with the target.
+Depth, the number of operations, and the size of copies and moves are bounded, because a patch is a small program from
+an untrusted client.
 """
 
 import re
@@ -16,11 +16,11 @@ Json: TypeAlias = "dict[str, Json] | list[Json] | str | int | float | bool | Non
 
 DEPTH_MAX: Final = 64
 OPERATIONS_MAX: Final = 10_000
-# In characters of keys and strings plus one for each value: about the size of the largest body we read.
+# In characters of keys and strings plus one for each value: about the size of the largest body that is read.
 COPIED_SIZE_MAX: Final = 3 * 1024 * 1024
-# Places of arrays that operations may shift in all, to make or close a gap.
+# Array elements that all operations together may shift to insert or remove an element.
 MOVED_MAX: Final = 1_000_000
-# Values that operations may copy or move in all, one by one.
+# Values that all operations together may copy or move.
 HANDLED_MAX: Final = 200_000
 
 _PATCH: Final = "$patch"
@@ -33,18 +33,18 @@ _BAD_ESCAPE: Final = re.compile(r"~(?![01])")
 
 
 class PatchError(ValueError):
-    """The patch is malformed, or does not fit the object it is applied to."""
+    """A patch that is malformed, or does not fit its target."""
 
 
 class TestFailed(PatchError):
-    """A JSON Patch `test` found another value than it expects: the object has changed since the client read it."""
+    """A failed `test` operation of a JSON Patch: the object has changed since the client read it."""
 
 
 # --- JSON merge patch (RFC 7396)
 
 
 def merge(target: Json, patch: Json) -> Json:
-    """Objects are merged field by field, null removes a field, and everything else replaces."""
+    """Apply a JSON merge patch: objects merge field by field, null removes a field, any other value replaces."""
     _require_depth(target, DEPTH_MAX)
     _require_depth(patch, DEPTH_MAX)
     return _merged(target, patch)
@@ -66,13 +66,13 @@ def _merged(target: Json, patch: Json) -> Json:
 
 
 def strategic(target: Json, patch: Json, merge_keys: Mapping[str, str]) -> Json:
-    """A merge patch in which the lists named in merge_keys are merged too, and `$` directives say what a merge cannot.
+    """Apply a strategic merge patch: a merge patch that also merges the lists in merge_keys and obeys `$` directives.
 
-    merge_keys maps a list's dotted path (`spec.taints`; elements add nothing to a path) to the field that tells its
-    elements apart, or to the empty string for a list of plain values that is merged as a set. Other lists are replaced.
+    merge_keys maps a list's dotted path (`spec.taints`; elements add nothing to a path) to the merge key of its
+    elements, or to the empty string for a list of plain values that is merged as a set. Other lists are replaced.
     """
     if not isinstance(target, dict) or not isinstance(patch, dict):
-        raise PatchError("a strategic merge patch and what it is applied to must be objects")
+        raise PatchError("a strategic merge patch and its target must be objects")
     _require_depth(target, DEPTH_MAX)
     _require_depth(patch, DEPTH_MAX)
     return _strategic_object(target, patch, "", merge_keys)
@@ -105,14 +105,14 @@ def _strategic_value(target: Json, patch: Json, path: str, merge_keys: Mapping[s
 
 
 def _directed_object(patch: dict[str, Json], path: str) -> dict[str, Json]:
-    """What `$patch` leaves of an object: the rest of the patch or, for delete, an empty object as in Kubernetes."""
+    """Result of `$patch` on an object: the rest of the patch or, for delete, an empty object as in Kubernetes."""
     if _directive_of(patch, path) == "delete":
         return {}
     return {field: value for field, value in patch.items() if field != _PATCH}
 
 
 def _retained(target: dict[str, Json], patch: dict[str, Json], path: str) -> dict[str, Json]:
-    """The target without the fields that `$retainKeys` leaves out: how a client clears the other members of a union."""
+    """The target's fields that `$retainKeys` names. Clients use it to clear the other members of a union."""
     if _RETAIN_KEYS not in patch:
         return target
     kept = {field for field in _listed(patch, _RETAIN_KEYS) if isinstance(field, str)}
@@ -145,7 +145,7 @@ def _strategic_list(target: list[Json], patch: list[Json], path: str, merge_keys
 
 
 def _merged_list(target: list[Json], patch: list[Json], path: str, merge_keys: Mapping[str, str]) -> list[Json]:
-    """Known keys are merged in place and new ones go to the end; `$patch: delete` removes every element of its key."""
+    """Merge elements of known keys in place and append new ones; `$patch: delete` removes all elements of its key."""
     key = merge_keys[path]
     deleted = {_required_key(element, key, path) for element in patch if _directive_of(element, path)}
     result = [element for element in target if _key_of(element, key) not in deleted]
@@ -166,13 +166,13 @@ def _order_lists(result: dict[str, Json], patch: dict[str, Json], path: str, mer
     for directive, field in _directives(patch, _SET_ORDER):
         list_path = _join(path, field)
         order, present, key = _listed(patch, directive), result.get(field), merge_keys.get(list_path)
-        # A list without a merge key was replaced, so it has the client's order already.
+        # A list without a merge key was replaced, so it already has the client's order.
         if isinstance(present, list) and key is not None:
             result[field] = _ordered(present, order, key, list_path)
 
 
 def _ordered(elements: list[Json], order: list[Json], key: str, path: str) -> list[Json]:
-    """The elements that the client listed, in its order; those it did not know of stay where they are."""
+    """Sort the listed elements into the client's order; other elements keep their places."""
     ranks = {_required_key(element, key, path): rank for rank, element in enumerate(order)}
     slots = [index for index, element in enumerate(elements) if _key_of(element, key) in ranks]
     listed = sorted((elements[slot] for slot in slots), key=lambda element: ranks[_key_of(element, key)])
@@ -191,7 +191,7 @@ def _required_key(element: Json, key: str, path: str) -> object:
 
 
 def _key_of(element: Json, key: str) -> object:
-    """What tells the element apart in its list, or None where it has no such thing."""
+    """The element's merge key in its list; None without one."""
     value = element
     if key:
         value = element.get(key) if isinstance(element, dict) else None
@@ -199,9 +199,9 @@ def _key_of(element: Json, key: str) -> object:
 
 
 def _identity(value: Json) -> object:
-    """A plain value as something that can be looked up. Python takes true for 1; JSON does not."""
+    """A plain value as a dictionary key. In Python true equals 1; in JSON it does not."""
     if isinstance(value, dict | list):
-        raise PatchError("an object or array stands where a list is merged by its plain values")
+        raise PatchError("a list that is merged by its plain values must not hold objects or arrays")
     return isinstance(value, bool), value
 
 
@@ -242,9 +242,9 @@ def _place(path: str) -> str:
 
 @dataclass(slots=True)
 class _Draft:
-    """The document while operations change it: our own copy, so that a patch that fails half-way has changed nothing.
+    """The working copy of the document, so that a patch that fails half-way has changed nothing.
 
-    It stands in a holder, as the field with the empty name, so that the whole has a parent like any other value.
+    The document is the field with the empty name of `holder`, so that the root has a parent like any other value.
     """
 
     holder: dict[str, Json]
@@ -253,23 +253,23 @@ class _Draft:
     moved: int = 0
 
     def handle(self, value: Json) -> None:
-        """Account for each value in what is copied or moved."""
+        """Count the values that are copied or moved."""
         self.handled += _count(value)
         if self.handled > HANDLED_MAX:
             raise PatchError(f"the patch copies and moves more than {HANDLED_MAX} values")
 
     def move(self, values: int) -> None:
-        """Account for work that grows with the document and not with the patch."""
+        """Count shifted array elements: this work grows with the document and not with the patch."""
         self.moved += values
         if self.moved > MOVED_MAX:
-            raise PatchError("the patch moves too much")
+            raise PatchError(f"the patch shifts more than {MOVED_MAX} array elements")
 
 
 Operation: TypeAlias = Mapping[str, Json]
 
 
 def json_patch(target: Json, operations: Json) -> Json:
-    """The target after all operations, in order; one that cannot be done refuses the whole patch."""
+    """Apply a JSON Patch: all operations in order; one that fails refuses the whole patch."""
     if not isinstance(operations, list):
         raise PatchError("a JSON Patch must be an array of operations")
     if len(operations) > OPERATIONS_MAX:
@@ -325,11 +325,11 @@ def _move(draft: _Draft, operation: Operation) -> None:
 
 def _copy(draft: _Draft, operation: Operation) -> None:
     value = _found(draft, _pointer(operation, "from"))
-    # Copying a value into itself doubles it, and forty such operations would fill any memory.
+    # Copying a value into itself doubles it; forty such operations would exhaust any memory.
     draft.handle(value)
     draft.copied_size += _size(value)
     if draft.copied_size > COPIED_SIZE_MAX:
-        raise PatchError("the patch copies too much")
+        raise PatchError(f"the patch copies more than {COPIED_SIZE_MAX} characters")
     _put(draft, _pointer(operation, "path"), _copied(value))
 
 
@@ -362,7 +362,7 @@ def _copied_value(operation: Operation) -> Json:
 
 
 def _pointer(operation: Operation, member: str) -> list[str]:
-    """The tokens of a JSON pointer (RFC 6901)."""
+    """Parse a JSON pointer (RFC 6901) into its tokens."""
     pointer = operation.get(member)
     if not isinstance(pointer, str):
         raise PatchError(f"{member} is missing or not a string")
@@ -406,7 +406,7 @@ def _put(draft: _Draft, tokens: Sequence[str], value: Json) -> None:
     if isinstance(parent, dict):
         parent[token] = value
     else:
-        # An element may be put just behind the last one, which is also what '-' means.
+        # The index just behind the last element appends, as '-' does.
         index = len(parent) if token == _END else _index(token, len(parent) + 1)
         draft.move(len(parent) - index)
         parent.insert(index, value)
@@ -425,7 +425,7 @@ def _take(draft: _Draft, tokens: Sequence[str]) -> Json:
 
 def _present(parent: dict[str, Json], token: str) -> str:
     if token not in parent:
-        raise PatchError(f"there is no field {quoted(token)}")
+        raise PatchError(f"field {quoted(token)} does not exist")
     return token
 
 
@@ -438,7 +438,7 @@ def _index(token: str, end: int) -> int:
 
 
 def _same(left: Json, right: Json) -> bool:
-    """Equality as JSON has it: 1 and 1.0 are the same number, but true is not 1, as it is in Python."""
+    """Equality of JSON values: 1 equals 1.0, and true does not equal 1 as it does in Python."""
     if isinstance(left, bool) or isinstance(right, bool):
         return left is right
     if isinstance(left, dict) and isinstance(right, dict):
@@ -471,7 +471,7 @@ def _count(value: Json) -> int:
 
 
 def _require_depth(value: Json, levels: int) -> None:
-    """Refuses a value of more levels, before anything recurses into it. A plain value has none, an empty object one."""
+    """Refuse a value nested deeper than this, before other code recurses into it. An empty object has one level."""
     if not isinstance(value, dict | list):
         return
     if levels <= 0:

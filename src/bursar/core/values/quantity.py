@@ -1,11 +1,10 @@
-"""Kubernetes quantities (`500m`, `40Gi`, `1e3`), read by hand, exactly and strictly.
+"""Kubernetes quantities (`500m`, `40Gi`, `1e3`): a strict, exact parser and the canonical form.
 
-Quotas are sums of amounts, so an amount is an integer in its dimension's unit: whole bytes for what is measured in
-bytes, thousandths for everything else. Both fit PostgreSQL's bigint, and what does not fit is refused here, before it
-can overflow anywhere else.
+Quotas are sums of amounts, so an amount is an integer in its dimension's unit: whole bytes for sizes, thousandths for
+everything else. Both fit PostgreSQL's bigint; larger amounts are refused here, before they can overflow elsewhere.
 
-We read what people write and refuse the rest of the Kubernetes grammar: `.5` is a quantity, `1.` and `+1` are not, and
-neither is anything negative. JSON integers are quantities; JSON numbers with a fraction are not, because they have
+The parser accepts the forms that people write and refuses the rest of the Kubernetes grammar: `.5` is a quantity, `1.`,
+`+1` and negative numbers are not. JSON integers are quantities; JSON numbers with a fraction are not, because they have
 already lost digits.
 """
 
@@ -33,19 +32,19 @@ _BYTES_BEGINNINGS: Final = ("hugepages-", "requests.hugepages-", "limits.hugepag
 
 
 class QuantityError(ValueError):
-    """The text is not a quantity, or is one too large to count; the message says which, and shows it."""
+    """A text that is not a quantity, or is too large to count; the message quotes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """The exact value that was written, as a fraction; not necessarily in lowest terms."""
+    """The exact value of a quantity as a fraction, not necessarily in lowest terms."""
 
     numerator: int
     denominator: int = 1
 
 
 def amount(dimension: str, text: object) -> int:
-    """The amount in the dimension's unit, rounded up as in Kubernetes, so that nothing asked for counts as nothing."""
+    """Parse an amount in the dimension's unit, rounded up as in Kubernetes, so that no request counts as zero."""
     per_unit = 1 if is_bytes(dimension) else 1000
     if isinstance(text, str):
         return _text_amount(text, per_unit)
@@ -53,7 +52,7 @@ def amount(dimension: str, text: object) -> int:
 
 
 def parse(text: object) -> Quantity:
-    """The exact quantity that a JSON value writes. It takes any value, because that is what an unchecked body holds."""
+    """Parse a JSON value as an exact quantity. It takes any value, because bodies are not checked before."""
     if isinstance(text, str):
         return _parse_text(text)
     if isinstance(text, bool) or not isinstance(text, int):
@@ -64,7 +63,7 @@ def parse(text: object) -> Quantity:
 
 
 def format_amount(dimension: str, amount: int) -> str:
-    """The canonical text: bytes with the largest exact binary suffix, others whole where they can be, else in `m`."""
+    """Format an amount canonically: bytes with the largest exact binary suffix, others whole or else in `m`."""
     if amount == UNLIMITED:
         return "unlimited"
     if not is_bytes(dimension):
@@ -76,40 +75,40 @@ def format_amount(dimension: str, amount: int) -> str:
 
 
 def format_granted(dimension: str, amount: int) -> str:
-    """An amount that was given, freed or measured: cpu is told in millicores, everything else canonically."""
+    """Format an amount that was allocated, freed or measured: cpu in millicores, everything else canonically."""
     return f"{amount}m" if dimension == "cpu" else format_amount(dimension, amount)
 
 
-def canonical(dimension: str, text: object) -> str:
-    """The text as Bursar answers it: `8192Mi` of memory comes back as `8Gi`."""
-    return format_amount(dimension, amount(dimension, text))
-
-
 def readable(dimension: str, amount: int) -> str:
-    """An amount for people: bytes in the largest unit, rounded to a tenth (`3.0Ti`); everything else exactly."""
+    """Format an amount for people: bytes in the largest unit, rounded to a tenth (`3.0Ti`); everything else exactly."""
     if not is_bytes(dimension):
         return format_amount(dimension, amount)
     for suffix, size in reversed(_BINARY.items()):
-        # What would round to 1024 of a unit is one of the next.
+        # An amount that rounds to 1024 of a unit is shown as 1 of the next.
         if amount * 20 >= size * 20 - size // 1024:
             return f"{amount / size:.1f}{suffix}"
     return str(amount)
 
 
 def is_bytes(dimension: str) -> bool:
-    """Whether the dimension is counted in whole bytes. Its name decides, so that a new resource needs no code."""
+    """Whether the dimension is counted in bytes. The name decides, so that a new resource needs no code."""
     return dimension in _BYTES_NAMES or dimension.endswith(_BYTES_ENDINGS) or dimension.startswith(_BYTES_BEGINNINGS)
 
 
+def is_device(resource: str) -> bool:
+    """Whether the resource is an extended one such as nvidia.com/gpu: counted by devices, with classes and prices."""
+    return "/" in resource
+
+
 def percent(used: int, hard: int) -> str:
-    """Usage as a share of the limit, rounded down, so that `100%` always means that there is no room."""
+    """Usage as a percentage of the limit, rounded down, so that `100%` always means that the limit is reached."""
     if hard == 0:
         return "100%" if used else "0%"
     return f"{used * 100 // hard}%"
 
 
-# Submissions repeat a few texts for ever. The key leaves the dimension out, so that invented names, which may be long,
-# are not kept; nor are refusals, which are exceptions.
+# Submissions repeat a few texts. The cache key leaves the dimension out, so that invented names, which may be long, are
+# not kept; nor are refusals, which are exceptions.
 @lru_cache(maxsize=4096)
 def _text_amount(text: str, per_unit: int) -> int:
     return _bounded(_parse_text(text), per_unit, text)
@@ -123,7 +122,7 @@ def _bounded(quantity: Quantity, per_unit: int, written: object) -> int:
 
 
 def _parse_text(text: str) -> Quantity:
-    # The length comes first: it bounds the work of everything after it.
+    # Check the length first: it bounds the work of everything after it.
     shape = _SHAPE.fullmatch(text) if len(text) <= TEXT_CHARS_MAX else None
     if shape is None:
         raise QuantityError(f"quantity {quoted(text)} {_fault(text)}")
@@ -160,7 +159,7 @@ def _fault(text: str) -> str:
 
 
 def _shown(written: object) -> str:
-    # Python refuses to print integers of thousands of digits, and nobody wants to read them.
+    # Python refuses to print integers of thousands of digits.
     if isinstance(written, int) and written.bit_length() > 128:
         return "of more than 128 bits"
     return quoted(str(written))

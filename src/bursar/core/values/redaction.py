@@ -1,7 +1,7 @@
-"""Redaction: an object without the values of its environment variables, for whoever does not read the object itself.
+"""Redaction: copies of objects without the values of their environment variables.
 
-Passwords and keys reach commands through their environment. The object shows them, to its own tenant; events, audit,
-exports, webhooks and other views of it name the variables and no more.
+Passwords and keys reach commands through their environment. The object itself shows them to its own tenant; events, the
+audit log, exports, webhooks and other views show the names of the variables only.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ _ENVIRONMENT: Final = "env"
 
 
 def redacted(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a document, or of a part of one, that names environment variables and holds none of their values."""
+    """Copy a document, or a part of one, without the values of environment variables."""
     return {name: _redacted(name, value) for name, value in document.items() if name != LAST_APPLIED}
 
 
 def in_environment(path: Sequence[str | int]) -> bool:
-    """Whether a path of a document leads to environment variables, as spec.env[0].value does."""
+    """Whether a path in a document leads to environment variables, such as spec.env[0].value."""
     return _ENVIRONMENT in path
 
 
 def variable_name(text: str) -> str:
-    """The name alone, where somebody wrote NAME=VALUE for it."""
+    """The name of a variable, also from the form NAME=VALUE."""
     return text.partition("=")[0]
 
 
 def _redacted(name: str, value: Any) -> Any:
-    # A label may be called so as well; its value is plain text.
+    # A label may also be named `env`; its value is plain text.
     if name == _ENVIRONMENT and isinstance(value, Mapping):
         return {variable_name(one): HIDDEN for one in value}
     if name == _ENVIRONMENT and isinstance(value, list):

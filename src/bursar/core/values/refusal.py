@@ -1,11 +1,10 @@
-"""Refusals: every expected "no", as values.
+"""Refusals: expected errors as return values, with a stable code, the numbers that explain them, and a hint.
 
-A refusal carries the numbers that explain it and what would help. Doors translate `Code` in one table each (HTTP
-status, gRPC status, exit code); nothing else looks at the message. The codes stand in order of precedence: when several
-apply, the first one is what the caller is told.
+The HTTP API, the gRPC services and the command line each map `Code` to their own status in one table; no code parses
+the message. The codes are in order of precedence: if several apply, the caller receives the first.
 
-Refusals quote what was asked for, which may be as long as a body. Each bounds its own texts when it is made, so that
-none of its copies (answers, remembered answers, logs) grows with its cause.
+Refusals quote the request, which may be as long as a body. Each one bounds its texts when it is made, so that its
+copies (answers, remembered answers, logs) stay short.
 """
 
 from __future__ import annotations
@@ -17,46 +16,48 @@ from typing import Final
 
 
 class Code(StrEnum):
-    # What no retry will cure, unless the request changes.
-    INVALID = "invalid"
-    TOO_LARGE = "too_large"
-    URL_TOO_LONG = "url_too_long"
-    HEADERS_TOO_LARGE = "headers_too_large"
-    UNSUPPORTED_MEDIA = "unsupported_media"
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    NOT_ACCEPTABLE = "not_acceptable"
-    UNAUTHENTICATED = "unauthenticated"
-    FORBIDDEN = "forbidden"
-    NOT_FOUND = "not_found"
-    REQUEST_REUSED = "request_id_reused"
-    IMMUTABLE = "immutable"
-    UNPROCESSABLE = "unprocessable"
-    UNSATISFIABLE = "unsatisfiable"
-    UNPRICED = "unpriced"
-    # What depends on the state of things, and may succeed later.
-    ALREADY_EXISTS = "already_exists"
-    CONFLICT = "conflict"
-    TERMINATING = "terminating"
-    IN_USE = "in_use"
-    ENDED = "ended"
-    GONE = "gone"
-    QUOTA_EXCEEDED = "quota_exceeded"
-    NO_CAPACITY = "no_capacity"
-    STALE = "stale"
-    FENCED = "fenced"
-    ACCOUNT_INACTIVE = "account_inactive"
-    INSUFFICIENT_CREDIT = "insufficient_credit"
-    CONCURRENCY_EXCEEDED = "concurrency_exceeded"
-    DAILY_CAP_EXCEEDED = "daily_cap_exceeded"
-    SPEND_RATE_EXCEEDED = "spend_rate_exceeded"
-    # What passes by itself: try again.
-    TIMEOUT = "timeout"
-    RATE_LIMITED = "rate_limited"
-    OVERLOADED = "overloaded"
-    UNAVAILABLE = "unavailable"
+    """The stable code of a refusal."""
+
+    # Permanent: the request must change.
+    INVALID = "invalid"  # the request is malformed or has invalid fields
+    TOO_LARGE = "too_large"  # the body is larger than the limit
+    URL_TOO_LONG = "url_too_long"  # the URL is longer than the limit
+    HEADERS_TOO_LARGE = "headers_too_large"  # the headers are too large or too many
+    UNSUPPORTED_MEDIA = "unsupported_media"  # the body has a media type that the path does not accept
+    METHOD_NOT_ALLOWED = "method_not_allowed"  # the path does not support the method
+    NOT_ACCEPTABLE = "not_acceptable"  # the server has no media type that the client accepts
+    UNAUTHENTICATED = "unauthenticated"  # the request has no valid credentials
+    FORBIDDEN = "forbidden"  # the caller's role or tenant does not permit it
+    NOT_FOUND = "not_found"  # the object does not exist, or the caller may not see it
+    REQUEST_REUSED = "request_id_reused"  # the idempotency key was used before with another body
+    IMMUTABLE = "immutable"  # the field or object cannot be changed
+    UNPROCESSABLE = "unprocessable"  # the request is well-formed but contradicts what it refers to
+    UNSATISFIABLE = "unsatisfiable"  # no node of the cluster could ever run it
+    UNPRICED = "unpriced"  # a resource of prepaid work has no price in force
+    # Depends on the current state: it may succeed later.
+    ALREADY_EXISTS = "already_exists"  # an object of this name exists
+    CONFLICT = "conflict"  # the object has changed, or is in a state that excludes the request
+    TERMINATING = "terminating"  # the namespace or object is being deleted
+    IN_USE = "in_use"  # other objects still depend on it
+    ENDED = "ended"  # the object has already ended
+    GONE = "gone"  # the requested revision, page or log is no longer kept
+    QUOTA_EXCEEDED = "quota_exceeded"  # a hard limit of a quota has no headroom
+    NO_CAPACITY = "no_capacity"  # the node has too little free of a resource
+    STALE = "stale"  # the decision was made on state that has changed (optimistic concurrency)
+    FENCED = "fenced"  # the lease is closed, so its work must have ended
+    ACCOUNT_INACTIVE = "account_inactive"  # the paying account is suspended or closed
+    INSUFFICIENT_CREDIT = "insufficient_credit"  # the paying account has too little available credit
+    CONCURRENCY_EXCEEDED = "concurrency_exceeded"  # the paying account would use more GPUs at once than allowed
+    DAILY_CAP_EXCEEDED = "daily_cap_exceeded"  # the paying account would spend more today than allowed
+    SPEND_RATE_EXCEEDED = "spend_rate_exceeded"  # the paying account would spend faster than its rate limit
+    # Transient: retry.
+    TIMEOUT = "timeout"  # the request took longer than its time limit
+    RATE_LIMITED = "rate_limited"  # the caller sent more requests than its rate limit
+    OVERLOADED = "overloaded"  # a queue of the server is full
+    UNAVAILABLE = "unavailable"  # a part of the system, such as the database, cannot be reached
 
 
-# Decisions that depend on nothing but the request or on a passing condition are not remembered under its request_id.
+# Refusals that depend only on the request or on a transient state are not remembered under its request_id.
 FORGETTABLE = frozenset(
     {
         Code.INVALID,
@@ -81,7 +82,7 @@ _CLOSING: Final = "\"'`:;,.)]}"
 
 
 def shortened(text: str, chars_max: int = MESSAGE_CHARS_MAX) -> str:
-    """A text whose words are cut, so that the sentence around a long value stays, and then the text itself."""
+    """Shorten a text: first its long words, so that the sentence around a long value remains, then the text itself."""
     if len(text) <= WORD_CHARS_MAX:
         return text
     text = _WORD.sub(_short_word, text)
@@ -99,7 +100,7 @@ def _short_word(found: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One reason among several: a field that is wrong, or a limit that has no room."""
+    """One of the causes of a refusal: an invalid field, or a limit without room, with its numbers."""
 
     reason: str
     message: str
@@ -120,12 +121,14 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
+    """An expected error, returned as a value: its code, message, hint and causes."""
+
     code: Code
     message: str
     hint: str = ""
     causes: tuple[Cause, ...] = ()
     retry_after_seconds: int = 0
-    seconds_left: float | None = None  # that a lease which was not extended is still paid for
+    seconds_left: float | None = None  # paid time left on a lease whose extension was refused
 
     def __post_init__(self) -> None:
         for name in ("message", "hint"):

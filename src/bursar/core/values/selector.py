@@ -1,8 +1,8 @@
-"""Label selectors and field selectors: which objects a list, a watch, a quota or a constraint is about.
+"""Label selectors and field selectors: conditions on objects for lists, watches and affinity terms.
 
-Labels have two written forms, the string (`tier in (a,b),!old`) and the mapping (`matchLabels`, `matchExpressions`);
-fields have a string form of their own, with escapes. All become one Selector: terms that must all hold. `a=b` is the
-term `a in (b)`, so that there are four operators to evaluate, to store and to test, and not six.
+Label selectors are written as `tier in (a,b),!old`; field selectors have a form of their own, with escapes. Both are
+parsed into one Selector: terms that must all hold. `a=b` is the term `a in (b)`, so that there are four operators to
+evaluate, store and test, and not six.
 """
 
 import re
@@ -18,8 +18,7 @@ TEXT_CHARS_MAX: Final = 4096
 TERMS_MAX: Final = 64
 VALUES_MAX: Final = 1024
 
-# One term up to its comma or the end. The quantifiers are possessive, because a word given back character by character
-# can never match better.
+# One term up to its comma or the end. The quantifiers are possessive: backtracking into a word never finds a match.
 _TERM: Final = re.compile(
     r"""\s*+ (?: (?P<absent>!) \s*+ )? (?P<key>[^\s!=(),]++)
         (?: \s*+ (?P<equality>==|=|!=) \s*+ (?P<value>[^\s!=(),]*+)
@@ -36,11 +35,11 @@ _ASCII_SPACE: Final = " \t\r\n\f\v"
 
 
 class SelectorError(ValueError):
-    """The selector cannot be read; the message names the part at fault."""
+    """A selector that cannot be parsed; the message quotes the part at fault."""
 
 
 class Op(StrEnum):
-    """What a term asks of its key. The values are the operators of matchExpressions."""
+    """An operator of a selector term, named as in matchExpressions."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -50,7 +49,7 @@ class Op(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SelectorTerm:
-    """One condition. Values are sorted and distinct, so that equal conditions are equal terms."""
+    """One condition of a selector. Values are sorted and distinct, so that equal conditions are equal terms."""
 
     key: str
     op: Op
@@ -59,10 +58,10 @@ class SelectorTerm:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Conditions that must all hold; without any, everything matches."""
+    """A selector: conditions that must all hold. Without conditions it matches everything."""
 
     terms: tuple[SelectorTerm, ...] = ()
-    # Who is counted together is looked up by it with every decision: what it hashes to is worked out once.
+    # Every scheduling decision looks selectors up in dictionaries, so the hash is computed once.
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
@@ -76,39 +75,29 @@ EVERYTHING: Final = Selector()
 
 
 def matches(selector: Selector, labels: Mapping[str, str]) -> bool:
-    """Whether an object with these labels is selected. As in Kubernetes, NotIn selects objects that lack the key."""
+    """Whether the selector matches these labels. As in Kubernetes, NotIn matches objects that lack the key."""
     return all(_holds(term, labels.get(term.key)) for term in selector.terms)
 
 
 def matches_fields(selector: Selector, fields: Mapping[str, str]) -> bool:
-    """Whether an object with these fields is selected. A field that is not set is the empty string, unlike a label."""
+    """Whether the selector matches these fields. An unset field equals the empty string, unlike a label."""
     return all(_holds(term, fields.get(term.key, "")) for term in selector.terms)
 
 
 def parse(text: str) -> Selector:
-    """Reads the string form of a label selector."""
+    """Parse a label selector."""
     _require_short(text)
     return _selector(_label_terms(text)) if text.strip(_ASCII_SPACE) else EVERYTHING
 
 
-def from_mapping(mapping: Mapping[str, object]) -> Selector:
-    """Reads the form with matchLabels and matchExpressions, from any JSON values, since that is what a body holds."""
-    unknown = sorted(mapping.keys() - {"matchLabels", "matchExpressions"})
-    if unknown:
-        raise SelectorError(
-            f"selector has unknown field {quoted(unknown[0])}: supported are matchExpressions, matchLabels"
-        )
-    return _selector(_mapping_terms(mapping))
-
-
 def parse_fields(text: str, allowed: Collection[str]) -> Selector:
-    r"""Reads a field selector: `=`, `==` and `!=` over the allowed fields, with `\,` `\=` and `\\` inside values."""
+    r"""Parse a field selector: `=`, `==` and `!=` on the allowed fields, with `\,` `\=` and `\\` inside values."""
     _require_short(text)
     return _selector(_field_term(written, allowed) for written in _split_fields(text) if written)
 
 
 def to_text(selector: Selector) -> str:
-    """The string form; reading it back gives an equal selector."""
+    """Format a selector; parsing the text gives an equal selector."""
     return ",".join(_term_text(term) for term in selector.terms)
 
 
@@ -164,17 +153,14 @@ def _label_term(written: re.Match[str]) -> SelectorTerm:
 
 
 def _set_values(text: str) -> list[str]:
-    # Nothing between the parentheses is no values; a comma there stands between values that may be empty.
+    # Empty parentheses hold no value; a comma separates values that may be empty.
     return [value.strip(_ASCII_SPACE) for value in text.split(",")] if text.strip(_ASCII_SPACE) else []
 
 
 def _checked(key: str, op: Op, values: list[str]) -> SelectorTerm:
-    """The term, once its key and values are known to be ones that a label could have."""
-    takes_values = op in (Op.IN, Op.NOT_IN)
-    if takes_values and not values:
+    """Make a term of a key and values that a label can have."""
+    if op in (Op.IN, Op.NOT_IN) and not values:
         raise SelectorError(f"selector for {quoted(key)} needs at least one value for {op}")
-    if values and not takes_values:
-        raise SelectorError(f"selector for {quoted(key)} must not have values for {op}")
     if len(values) > VALUES_MAX:
         raise SelectorError(f"selector for {quoted(key)} has too many values: at most {VALUES_MAX} are allowed")
     for fault in names.label_key(key) + [fault for value in values for fault in names.label_value(value)]:
@@ -182,40 +168,8 @@ def _checked(key: str, op: Op, values: list[str]) -> SelectorTerm:
     return SelectorTerm(key, op, tuple(sorted(set(values))))
 
 
-def _mapping_terms(mapping: Mapping[str, object]) -> Iterator[SelectorTerm]:
-    labels = mapping.get("matchLabels")
-    if not isinstance(labels, Mapping | None):
-        raise SelectorError("selector: matchLabels must be an object")
-    for key, value in sorted((labels or {}).items()):
-        yield _checked(key, Op.IN, _strings([value], key))
-    expressions = mapping.get("matchExpressions")
-    if not isinstance(expressions, list | None):
-        raise SelectorError("selector: matchExpressions must be an array")
-    yield from map(_expression, expressions or [])
-
-
-def _expression(expression: object) -> SelectorTerm:
-    if not isinstance(expression, Mapping) or expression.keys() - {"key", "operator", "values"}:
-        raise SelectorError("selector: each of matchExpressions must be an object of key, operator and values")
-    key, operator, values = expression.get("key"), expression.get("operator"), expression.get("values")
-    if not isinstance(key, str):
-        raise SelectorError("selector: each of matchExpressions needs a key, which is a string")
-    if not isinstance(operator, str) or operator not in list(Op):
-        raise SelectorError(f"selector for {quoted(key)} needs an operator, one of {', '.join(Op)}")
-    if not isinstance(values, list | None):
-        raise SelectorError(f"selector for {quoted(key)}: values must be an array")
-    return _checked(key, Op(operator), _strings(values or [], key))
-
-
-def _strings(values: list[object], key: str) -> list[str]:
-    strings = [value for value in values if isinstance(value, str)]
-    if len(strings) != len(values):
-        raise SelectorError(f"selector for {quoted(key)}: values must be strings")
-    return strings
-
-
 def _split_fields(text: str) -> Iterator[str]:
-    """The parts between commas that no backslash precedes."""
+    """Split a field selector at its unescaped commas."""
     position = 0
     while position <= len(text):
         written = _FIELD_TERM.match(text, position)
@@ -246,7 +200,7 @@ def _term_text(term: SelectorTerm) -> str:
         case Op.ABSENT:
             return f"!{term.key}"
     if len(term.values) == 1:
-        # Only a field's value can hold what is escaped here; no label's can.
+        # Only values of fields can hold characters to escape; values of labels cannot.
         value = _TO_ESCAPE.sub(r"\\\g<0>", term.values[0])
         return f"{term.key}{'=' if term.op is Op.IN else '!='}{value}"
     return f"{term.key} {'in' if term.op is Op.IN else 'notin'} ({','.join(term.values)})"

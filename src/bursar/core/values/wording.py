@@ -1,19 +1,19 @@
-"""Numbers and lists of names in sentences: `1 node`, `2 nodes`, `2 nodes: gpu-7, gpu-8`."""
+"""Plurals and lists of names in messages: `1 node`, `2 nodes`, `2 nodes: gpu-7, gpu-8`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-NAMED_MAX = 8  # of the things that a sentence lists
+NAMED_MAX = 8  # names that a sentence lists
 
 
 def counted(number: int | str, what: str, plural: str = "") -> str:
-    """`1 node`, `2 nodes`, `1.5 credits`; `plural` where it is irregular, as in `2 entries`."""
+    """Format a count: `1 node`, `2 nodes`, `1.5 credits`; `plural` is for irregular ones, as in `2 entries`."""
     return f"{number} {what}" if str(number) == "1" else f"{number} {plural or f'{what}s'}"
 
 
 def listed(names: Sequence[str], what: str) -> str:
-    """`gpu-7` of one; `2 nodes: gpu-7, gpu-8` of several, of which the first are named."""
+    """Format names: `gpu-7` for one; `2 nodes: gpu-7, gpu-8` for several, of which the first are named."""
     if len(names) == 1:
         return names[0]
     more = ", …" if len(names) > NAMED_MAX else ""

@@ -1,8 +1,8 @@
-"""When there will be room: from the ends of what runs.
+"""Backfill: the earliest start of blocked work, from the known ends of running work.
 
-Room only grows as things end, so the earliest start is found by halving the list of ends. Company is not foreseen: who
-will be where by then is nobody's knowledge. What has no known end never ends here, so the answer is an estimate, and it
-is on the safe side.
+Free capacity only grows as running work ends, so a binary search over the ends finds the earliest start. Inter-pod
+rules are ignored, because future placements are unknown. Work without a known end is assumed never to end, so the start
+is a conservative estimate.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import numpy as np
 from bursar.core.objects.ask import Ask
 from bursar.core.scheduling.cycle.node_reservation import NodeReservations, free_devices
 from bursar.core.scheduling.cycle.placer import room_for
-from bursar.core.scheduling.state.cluster_state import ClusterState, Reservation
+from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.fleet import NodeColumns
+from bursar.core.scheduling.state.scheduler_memory import Reservation
 
 
 def earliest(cluster: ClusterState, asks: Sequence[Ask], holds: NodeReservations, now: float) -> Reservation | None:
-    """The earliest time at which all of these have room together, beside what is held for others."""
+    """The earliest time at which all of these fit together, beside the reservations of others."""
     ends = np.maximum(cluster.running.ends(), now)
     if not ends.size:
         return None
@@ -41,7 +42,7 @@ def earliest(cluster: ClusterState, asks: Sequence[Ask], holds: NodeReservations
 def room_at(
     cluster: ClusterState, asks: Sequence[Ask], holds: NodeReservations, at: float
 ) -> tuple[tuple[Ask, int], ...] | None:
-    """Where all of these have room at that time; nothing when they have none."""
+    """The slots in which all of these fit at that time; none if they do not."""
     fleet = cluster.fleet
     later = cluster.running.released_by(fleet.now, at)
     for ask, row in holds.owners:
@@ -49,7 +50,7 @@ def room_at(
     slots: list[tuple[Ask, int]] = []
     for ask, times in _alike(asks):
         need = fleet.need(ask.shape)
-        counts = np.where(cluster.terrains.of(ask.shape.where).allowed, room_for(fleet, later, need), 0)
+        counts = np.where(cluster.memory.node_filters.of(ask.shape.where).allowed, room_for(fleet, later, need), 0)
         if ask.shape.nodes > 1:
             counts = np.minimum(counts, len(times))
         rows = _rows(counts, ask.shape.nodes, times)
@@ -75,7 +76,7 @@ def _alike(asks: Sequence[Ask]) -> list[tuple[Ask, list[Ask]]]:
 def _rows(
     counts: np.ndarray[tuple[int], np.dtype[np.int64]], nodes: int, asks: list[Ask]
 ) -> list[tuple[Ask, int]] | None:
-    """Rows for all slots, those with the most room first; the slots of one allocation on different rows."""
+    """Rows for all slots, those with the most free capacity first; an allocation's slots lie on different rows."""
     if int(counts.sum()) < nodes * len(asks):
         return None
     rows: list[tuple[Ask, int]] = []

@@ -1,14 +1,14 @@
-"""One cycle of the scheduler: who is placed where, who must make room, and why the others wait.
+"""One scheduling cycle: place pending work, pick victims, and diagnose what stays pending.
 
-    1. Promises are kept: those for whom room is being made come first, and it stays theirs while they wait.
-    2. What waits is lined up: fairness between tenants, score within them.
-    3. Each in turn is placed, or blocked. Placing raises its tenant's share at once.
-    4. The first that is blocked gets a reservation; others may only jump ahead if they cannot delay it. Until it starts
-       its turn comes before that of everybody who is not ahead of it for good.
-    5. Who may, and is blocked, clears room: victims get a notice, and the room is nominated.
+    1. Nominations are kept: nominated work comes first, and its capacity stays reserved while it is pending.
+    2. The queue is filled: fairness orders tenants, the score orders the work of one tenant.
+    3. One after another, each unit is placed or blocked. Placing raises its tenant's share at once.
+    4. The first blocked unit gets a reservation. Other work may only run ahead of it if that cannot delay it. Until it
+       starts, it comes before all work that has no lasting claim to go ahead of it.
+    5. A blocked unit that may preempt picks victims; they are evicted, and their capacity is nominated to the unit.
 
-`decide` reads nothing but the world, the policy and the time, so the same world gives the same plan. The plan enters
-the world while it is made; `ClusterState.unassume` takes out what could not be committed.
+`decide` reads nothing but the cluster state, the policy and the time, so the same state gives the same plan. The plan
+enters the state while it is made; `ClusterState.unassume` takes out what could not be committed.
 """
 
 from __future__ import annotations
@@ -25,38 +25,42 @@ from bursar.core.objects.pending_reason import PendingReason, ReasonCode
 from bursar.core.quota.quota import Exceeded
 from bursar.core.scheduling.cycle import inter_pod
 from bursar.core.scheduling.cycle.backfill import earliest
-from bursar.core.scheduling.cycle.diagnosis import explain, gang_reason, quota_reason
+from bursar.core.scheduling.cycle.diagnosis import diagnose, gang_reason, quota_reason
 from bursar.core.scheduling.cycle.nomination import NominatedCapacity, Nominations, open_nominations
 from bursar.core.scheduling.cycle.placer import Choice, Placer
 from bursar.core.scheduling.cycle.plan import Binding, Plan, Preempting, SchedulingPolicy, Unit, UnitKey
 from bursar.core.scheduling.cycle.preemption import Preemptor
 from bursar.core.scheduling.cycle.priority_score import PriorityScore
-from bursar.core.scheduling.cycle.queue_turns import QueueTurns
-from bursar.core.scheduling.state.cluster_state import Blocked, ClusterState, Nomination, Reservation
+from bursar.core.scheduling.cycle.queue_traversal import QueueTraversal
+from bursar.core.scheduling.state.cluster_state import ClusterState, Nomination
 from bursar.core.scheduling.state.credit_slow_start import CreditSlowStart
 from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey, GangState
 from bursar.core.scheduling.state.fair_share import Shares
 from bursar.core.scheduling.state.placed_columns import Spot
+from bursar.core.scheduling.state.scheduler_memory import Blocked, Reservation
 
 MOMENT = 1e-5  # a difference of scores that is less than a second's wait
 
 
-TIMELY = frozenset({ReasonCode.NO_CAPACITY, ReasonCode.HELD})  # there will be room when others have ended
+TIMELY = frozenset({ReasonCode.NO_CAPACITY, ReasonCode.HELD})  # capacity becomes free when other work ends
 
 
 def decide(cluster: ClusterState, policy: SchedulingPolicy, now: float) -> Plan:
-    cluster.views.trim()
-    nominations, cluster.nominations = open_nominations(cluster.nominations, cluster), None
+    cluster.memory.node_scores.trim()
+    nominations, cluster.memory.nominations = open_nominations(cluster.memory.nominations, cluster), None
     plan = Cycle(cluster, policy, now, nominations).run()
-    cluster.nominations = nominations
+    cluster.memory.nominations = nominations
     return plan
 
 
 class Cycle:
+    """One scheduling cycle over the cluster state; it decides a plan."""
+
     def __init__(
         self, cluster: ClusterState, policy: SchedulingPolicy, now: float, nominations: Nominations | None = None
     ) -> None:
         self.cluster = cluster
+        self.memory = cluster.memory
         self.policy = policy
         self.now = now
         self.plan = Plan()
@@ -65,31 +69,34 @@ class Cycle:
         self.chooser = Placer(cluster, self.holds, now)
         wanting = {group.key.tenant for group in cluster.groups.values()}
         self.shares = Shares(cluster.tenants, cluster.capacity, cluster.used, wanting)
-        self.turns = QueueTurns(cluster, self.shares, now)
         self.preemption = Preemptor(cluster, self.shares, self.chooser, self.holds, now, policy.min_runtime_seconds)
         self.reserved = False
         self.placements = 0
         self._blocked_count = 0
         self._reasons: dict[Shape, PendingReason] = {}
-        self.probing = CreditSlowStart(cluster.probes)
+        self.probing = CreditSlowStart(cluster.memory.probes)
         self.scoring = PriorityScore(cluster, self.shares, now, policy.energy_price)
+        self.queue = QueueTraversal(
+            cluster, self.shares, self.scoring, now, lambda group: group.first(cluster.nominated)
+        )
 
     def run(self) -> Plan:
-        if self.cluster.reserved_for not in self.cluster.groups and self.cluster.reserved_for not in self.cluster.bands:
-            self.cluster.reserved_for = self.cluster.reservation = None
+        if self.memory.reserved_for not in self.cluster.groups and self.memory.reserved_for not in self.cluster.bands:
+            self.memory.reserved_for = self.memory.reservation = None
         self._keep_nominations()
-        self._order_queue()
-        while (unit := self.turns.next()) is not None:
+        self._review_gangs()
+        self.queue.fill(list(self.cluster.groups.values()), self._is_blocked)
+        while (unit := self.queue.next()) is not None:
             if self.placements >= self.policy.placements_max or self._blocked_count >= self.policy.blocked_max:
                 self.plan.more = True
                 break
             self.plan.tried += 1
             self._try(unit)
         if not self.reserved and not self.plan.more:
-            self.cluster.reserved_for = self.cluster.reservation = None
+            self.memory.reserved_for = self.memory.reservation = None
         return self.plan
 
-    # 1. Promises.
+    # 1. Nominations.
 
     def _keep_nominations(self) -> None:
         self.nominations.review(self.cluster, self.now)
@@ -105,7 +112,7 @@ class Cycle:
         self.nominations.note()
 
     def _keep(self, unit: Unit) -> None:
-        """Place it if its room is there, else hold it, unless it is too late."""
+        """Place a nominated unit if its capacity is free, else keep the nomination, unless it has expired."""
         if not self._still_promised(unit):
             for ask in unit.asks:
                 self.cluster.renounce(ask.uid)
@@ -124,19 +131,19 @@ class Cycle:
         if choice is not None and not self.exceeded(choice):
             self._place(choice)
             return
-        # The room is there, and what else is in its way may go without anything happening there: not to be remembered.
+        # The capacity is free. The obstacle may vanish without a change on these nodes, so this is not cached.
         self.nominations.hold(slots, start)
         self.shares.add(unit.tenant, amounts)
         self._tell_nominated(unit.key, start)
 
     def _tell_nominated(self, key: UnitKey, start: float) -> None:
-        """Of several that are alike, the first to have its room is told of."""
+        """Of several units of one class, report the one that starts first."""
         known = self.plan.reasons.get(key)
         if known is None or start < known.until:
             self.plan.reasons[key] = PendingReason(ReasonCode.PREEMPTING, until=start)
 
     def _has_room(self, slots: Iterable[tuple[Ask, int]]) -> bool:
-        """Whether those who were told to stop may have: whoever has no room on any of its nodes need not be tried."""
+        """Whether each allocation fits on at least one of its nodes by now; else trying to place them is pointless."""
         fleet = self.cluster.fleet
         rows: dict[str, bool] = {}
         for ask, row in slots:
@@ -145,7 +152,7 @@ class Cycle:
         return all(rows.values())
 
     def _still_promised(self, unit: Unit) -> bool:
-        """Not when it is too late, when a node is gone, or when a gang has lost a member meanwhile."""
+        """Whether the nomination is still valid: not expired, all nodes exist, and a gang still has enough members."""
         whole = isinstance(unit.key, EquivalenceKey) or len(unit.asks) >= self.cluster.bands[unit.key].min_members
         return whole and all(
             self.cluster.nominated[ask.uid].until >= self.now and len(self.nominated_rows(ask)) == ask.shape.nodes
@@ -153,7 +160,7 @@ class Cycle:
         )
 
     def nominated(self, without: Container[str] = ()) -> list[Unit]:
-        """Those for whom room is being made, the longest waiting first; a gang is one."""
+        """The units with a nomination, in order of submission; a gang is one."""
         units: dict[str | GangKey, list[Ask]] = {}
         for uid in self.cluster.nominated:
             if uid in without:
@@ -172,7 +179,7 @@ class Cycle:
         return [row_of[name] for name in self.cluster.nominated[ask.uid].nodes if name in row_of]
 
     def cleared_at(self, slots: Iterable[tuple[Ask, int]]) -> float:
-        """When the last of those who were told to stop there will have."""
+        """The time at which the last evicted allocation on these nodes has stopped."""
         ends = [
             self.cluster.placed[uid].ends_at
             for row in {row for _, row in slots}
@@ -186,38 +193,16 @@ class Cycle:
         mask[list(rows)] = True
         return mask
 
-    # 2. The line.
+    # 2. The queue.
 
-    def _order_queue(self) -> None:
-        self.scoring.count_depths()
-        for band in [band for band in self.cluster.bands.values() if band.waiting]:
-            self._order_gang(band)
-        for group in list(self.cluster.groups.values()):
-            gang = group.key.gang
-            if (gang is None or self.cluster.has_begun(gang)) and not self._is_blocked(group.key):
-                self._push(group)
-
-    def _push(self, group: EquivalenceClass) -> None:
-        """The one of a group that waits longest; the next is pushed when it was placed."""
-        first = group.first(self.cluster.nominated)
-        if first is not None:
-            unit = Unit(group.key, (first,), group)
-            self.turns.enter(unit, self.scoring.of_member(group, first.submitted_at))
-
-    def _order_gang(self, band: GangState) -> None:
-        if band.placed:
-            if not self.cluster.has_begun(band.key):  # it is being stopped, and begins again when all of it has
-                self._wait_together(band)
-            return
-        if not band.complete:
-            self._wait_for_members(band)
-            return
-        if self._is_blocked(band.key):
-            return
-        members = band.front
-        if not self.cluster.nominated or not any(ask.uid in self.cluster.nominated for ask in members):
-            unit = Unit(band.key, members)
-            self.turns.enter(unit, self.scoring.of_gang(unit))
+    def _review_gangs(self) -> None:
+        """Block gangs that cannot start yet: members are missing, or the gang is stopping, to restart as a whole."""
+        for band in self.cluster.bands.values():
+            if band.placed:
+                if band.waiting and not self.cluster.has_begun(band.key):
+                    self._wait_together(band)
+            elif band.waiting and not band.complete:
+                self._wait_for_members(band)
 
     def _wait_for_members(self, band: GangState) -> None:
         reason = gang_reason(band)
@@ -228,12 +213,12 @@ class Cycle:
 
     def _wait_together(self, band: GangState) -> None:
         reason = self.plan.reasons[band.key] = gang_reason(band)
-        self.cluster.blocked[band.key] = Blocked(reason, self.cluster.freed, self.cluster.limits.changed, self.now)
+        self.memory.blocked[band.key] = Blocked(reason, self.cluster.freed, self.cluster.limits.changed, self.now)
 
     def _is_blocked(self, key: UnitKey) -> bool:
-        """Whether nothing has changed that could help since it was tried last. What is reserved for is always tried."""
-        known = self.cluster.blocked.get(key)
-        if known is None or key == self.cluster.reserved_for or known.until <= self.now:
+        """Whether nothing that could help changed since the last attempt; false for the owner of the reservation."""
+        known = self.memory.blocked.get(key)
+        if known is None or key == self.memory.reserved_for or known.until <= self.now:
             return False
         if known.firm:
             return True
@@ -242,12 +227,12 @@ class Cycle:
         if known.reason.why is ReasonCode.QUOTA_EXCEEDED:
             return known.limits_changed == self.cluster.limits.changed
         if (
-            self.cluster.reserved_for is None
+            self.memory.reserved_for is None
             and self.policy.backfill
             and known.reservable
             and known.reason.why in TIMELY
         ):
-            return False  # nobody has a reservation: it may be the first that is blocked
+            return False  # there is no reservation: this may be the first blocked unit
         return known.freed == self.cluster.freed
 
     # 3. Placing.
@@ -263,8 +248,8 @@ class Cycle:
         if exceeded := self.exceeded(choice):
             self._block(unit, quota_reason(exceeded))
             return
-        if self.cluster.blocked:
-            self.cluster.blocked.pop(unit.key, None)
+        if self.memory.blocked:
+            self.memory.blocked.pop(unit.key, None)
         if unit.group is None:
             self._place(choice)
             if not isinstance(unit.key, EquivalenceKey):
@@ -276,13 +261,13 @@ class Cycle:
         else:
             self._place(choice)
         if self.probing.tried(unit.group.key, len(members)):
-            self._push(unit.group)
+            self.queue.enter_next(unit.group)
 
     def _fellows(self, unit: Unit, group: EquivalenceClass, row: int) -> list[Ask]:
-        """The unit, and more of the same that the walk and the choice would bring to the same node anyway.
+        """The unit and more of its class that queue and placer would bring to the same node one by one anyway.
 
-        That is so while the node gets no worse, the tenant's standing is what it was, and nobody else in the line has
-        a score that is better by more than a moment's wait.
+        They would while the score of the node does not fall, the tenant's standing is unchanged, and no other pending
+        work has a score that is better by more than a moment's wait.
         """
         ask = unit.asks[0]
         most = min(len(group.members), self.policy.placements_max - self.placements, self.probing.left(group.key))
@@ -295,13 +280,13 @@ class Cycle:
         if most < 2:
             return [ask]
         members = group.next(most, self.cluster.nominated)
-        rival = self.turns.next_score()
+        rival = self.queue.next_score()
         while len(members) > 1 and not self._keeps_up(group, members, row, rival):
             group.wait_again(members.pop())
         return members
 
     def _keeps_up(self, group: EquivalenceClass, members: list[Ask], row: int, rival: float | None) -> bool:
-        """Whether the last of these comes no later than who is next in the line, and all are within their limits."""
+        """Whether the last of these precedes the next item of the queue, and all are within their limits."""
         if rival is not None and self.scoring.of_member(group, members[-1].submitted_at) < rival - MOMENT:
             return False
         return not self.cluster.limits.cells or not self.exceeded([(one, (Spot(row),)) for one in members])
@@ -315,9 +300,9 @@ class Cycle:
         self._assume_many(placed)
 
     def _push_late(self, band: GangState) -> None:
-        """A gang has begun: its members beyond those that it needs are placed one by one."""
+        """Queue the members of a started gang beyond its minimum; they are placed one by one."""
         for group in {id(group): group for group in map(self.cluster.waiting.__getitem__, band.waiting)}.values():
-            self._push(group)
+            self.queue.enter_next(group)
 
     def _place(self, choice: Choice) -> None:
         self.plan.bindings.append(Binding(tuple(choice)))
@@ -334,13 +319,13 @@ class Cycle:
                     self.holds.take(spot, slot.need, slot.ends_at)
 
     def _place_of(self, one: tuple[Ask, tuple[Spot, ...]]) -> tuple[int, int]:
-        """Those of one group that go to one node may be entered together."""
+        """The key under which allocations are assumed together: members of one class on one node."""
         return id(self.cluster.waiting[one[0].uid]), one[1][0].row
 
     def _assume(self, placed: Choice) -> None:
         first = placed[0][0]
         need = self.cluster.fleet.need(first.shape)
-        alone = len(placed) == 1 and first.gang is not None  # who may be all of a gang, which then begins anew
+        alone = len(placed) == 1 and first.gang is not None  # it may be the whole gang, which then starts again
         if not (alone or first.shape.nodes > 1 or need.shared or need.exclusive):
             self._assume_many(placed)
             return
@@ -349,15 +334,15 @@ class Cycle:
             self.shares.add(ask.tenant, self.cluster.amounts(ask, [spot.row for spot in spots]))
 
     def _assume_many(self, placed: Choice) -> None:
-        """Members of one group on one node, none of which shares a device."""
+        """Assume members of one class on one node, none of which shares a device."""
         first = placed[0][0]
         self.cluster.assume_many([ask for ask, _ in placed], [spots for _, spots in placed], self.now)
         amounts = [(name, amount * len(placed)) for name, amount in first.shape.requests]
         self.shares.add(first.tenant, amounts)
 
     def exceeded(self, members: Sequence[tuple[Ask, tuple[Spot, ...]]]) -> list[Exceeded]:
-        """The limits without room for these together; before it is known where they go, nodes count as little as
-        they can."""
+        """The limits that these would exceed together; before nodes are chosen, the smallest possible share of a node
+        counts."""
         limits, fleet = self.cluster.limits, self.cluster.fleet
         if not limits.cells:
             return []
@@ -385,12 +370,12 @@ class Cycle:
         self._block(unit, reason, reservable=reservable)
 
     def _why(self, unit: Unit) -> PendingReason:
-        """Why it has no room. Room only shrinks in a cycle: what is true of one is true of the next of its shape."""
+        """The reason why it does not fit. Capacity only shrinks in a cycle, so the reason is cached per shape."""
         ask = unit.asks[0]
         plain = len(unit.asks) == 1 and inter_pod.is_free(ask, self.cluster.topology_counts) and not self.holds.starts
         if plain and ask.shape in self._reasons:
             return self._reasons[ask.shape]
-        reason = explain(self.cluster, self.chooser, self.chooser.slots(unit.asks)[0], unit.asks)
+        reason = diagnose(self.cluster, self.chooser, self.chooser.slots(unit.asks)[0], unit.asks)
         if plain:
             self._reasons[ask.shape] = reason
         return reason
@@ -399,7 +384,7 @@ class Cycle:
         return self.policy.preemption and all(ask.preempts for ask in unit.asks)
 
     def _block(self, unit: Unit, reason: PendingReason, *, reservable: bool = True) -> None:
-        """Remember it, so that it is not tried again before something changed that could help."""
+        """Remember a blocked unit, so that it is not tried again before something changes that could help."""
         self.plan.reasons[unit.key] = reason
         until, moved = self.now + self.policy.quota_backoff_seconds, None
         if reason.why is ReasonCode.HELD or not all(
@@ -408,31 +393,31 @@ class Cycle:
             until, moved = self.now + self.policy.reservation_seconds, self.cluster.moved
         elif reason.why is ReasonCode.NO_CAPACITY and self._may_preempt(unit):
             until = self.now + self.policy.preemption_retry_seconds
-        self.cluster.blocked[unit.key] = Blocked(
+        self.memory.blocked[unit.key] = Blocked(
             reason, self.cluster.freed, self.cluster.limits.changed, until, reservable, moved
         )  # fmt: skip
 
     def _reserve(self, unit: Unit) -> bool:
-        """Keep room for it from the earliest time on at which there is any; whether such a time is known."""
+        """Reserve capacity for it from the earliest possible start; false if no start is known."""
         found = self._standing_reservation(unit) or earliest(self.cluster, unit.asks, self.holds, self.now)
         if found is None:
             return False
         self.reserved = True
-        if found is not self.cluster.reservation:
-            self.cluster.reserved_for, self.cluster.reservation = unit.key, found
-            self.cluster.reserved_at, self.cluster.reserved_moved = self.now, self.cluster.moved
+        if found is not self.memory.reservation:
+            self.memory.reserved_for, self.memory.reservation = unit.key, found
+            self.memory.reserved_at, self.memory.reserved_moved = self.now, self.cluster.moved
         self.holds.add(found.slots, found.start)
         return True
 
     def _standing_reservation(self, unit: Unit) -> Reservation | None:
-        """The one that was found before, while it can still be right."""
-        found = self.cluster.reservation
-        if found is None or self.cluster.reserved_for != unit.key or found.start <= self.now:
+        """The reservation found earlier, while it is still valid."""
+        found = self.memory.reservation
+        if found is None or self.memory.reserved_for != unit.key or found.start <= self.now:
             return None
         if {ask.uid for ask, _ in found.slots} != {ask.uid for ask in unit.asks}:
             return None
-        fresh = self.now - self.cluster.reserved_at < self.policy.reservation_seconds
-        return found if fresh or self.cluster.reserved_moved == self.cluster.moved else None
+        fresh = self.now - self.memory.reserved_at < self.policy.reservation_seconds
+        return found if fresh or self.memory.reserved_moved == self.cluster.moved else None
 
     def _clear(self, unit: Unit) -> bool:
         priority = min(self.cluster.priority(ask, self.now) for ask in unit.asks)
@@ -456,5 +441,5 @@ class Cycle:
         self.plan.reasons[unit.key] = PendingReason(ReasonCode.PREEMPTING, until=deadline)
         self.placements += 1
         if unit.group is not None:
-            self._push(unit.group)
+            self.queue.enter_next(unit.group)
         return True

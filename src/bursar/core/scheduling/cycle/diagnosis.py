@@ -1,8 +1,13 @@
-"""Finding out why something cannot be placed, with the numbers that explain it."""
+"""Diagnosis of pending work: one ladder of rules that a node must pass, in the order of precedence of their reasons.
+
+The cycle stores the first cause that leaves no node; explain lists every cause that would by itself leave none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -11,63 +16,125 @@ from bursar.core.objects.ask import Ask
 from bursar.core.objects.pending_reason import MEMBERS, NODES, PendingReason, ReasonCode, Short
 from bursar.core.quota.quota import Exceeded
 from bursar.core.scheduling.cycle import inter_pod
+from bursar.core.scheduling.cycle.node_reservation import NodeReservations
 from bursar.core.scheduling.cycle.placer import Placer, Slot
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.equivalence import GangState
 from bursar.core.scheduling.state.fleet import PODS, Bools
 from bursar.core.scheduling.state.node_filter import by_isolation, by_parts, by_tenants
 
+# Causes after which no other is examined: no node is left to examine.
+FINAL: Final = frozenset({ReasonCode.NO_NODES_ACTIVE, ReasonCode.NO_CLAIMED_NODES, ReasonCode.NO_MATCHING_NODES})
+INTER_POD: Final = frozenset({ReasonCode.AFFINITY, ReasonCode.ANTI_AFFINITY, ReasonCode.SPREAD})
 
-def explain(cluster: ClusterState, chooser: Placer, slot: Slot, asks: Sequence[Ask]) -> PendingReason:
-    """The dominant reason why the slots of a unit, alike or led by this one, have no room now."""
-    fleet, slots = cluster.fleet, sum(ask.shape.nodes for ask in asks)
-    there = np.zeros(fleet.now.placed.shape[0], np.bool_)
-    there[list(fleet.row_of.values())] = True
-    nodes = len(fleet)
-    if not (there & fleet.now.open).any():
-        return PendingReason(ReasonCode.NO_NODES_ACTIVE, nodes=nodes)
-    node_filter = cluster.terrains.of(slot.ask.shape.where)
-    excluded = _excluded(cluster, slot, there)
-    if reason := unclaimed(cluster, slot, there):
-        return reason
-    right = node_filter.allowed & fleet.now.open
-    if not right.any():
-        return PendingReason(ReasonCode.NO_MATCHING_NODES, nodes=nodes, excluded=excluded)
-    matching = int(np.count_nonzero(right))
+Excluded = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCause:
+    """One rung of the ladder: a rule, and the nodes that pass it."""
+
+    why: ReasonCode
+    matching: Bools  # nodes on which the rule is judged by itself
+    before: Bools  # nodes that pass every rule above this one
+    passing: Bools
+
+    @property
+    def decides(self) -> bool:
+        """This rule and those above it leave no node."""
+        return not (self.before & self.passing).any()
+
+    @property
+    def applies(self) -> bool:
+        """This rule alone would leave no node."""
+        return not (self.matching & self.passing).any()
+
+
+def causes(cluster: ClusterState, holds: NodeReservations, slot: Slot) -> Iterator[PendingCause]:
+    """The rules that a node must pass to take a slot, in the order of precedence of their reasons."""
+    fleet, where = cluster.fleet, slot.ask.shape.where
+    node_filter, there = cluster.memory.node_filters.of(where), all_nodes(cluster)
+    yield PendingCause(ReasonCode.NO_NODES_ACTIVE, there, there, fleet.now.open)
+    if where.sensitive:
+        yield PendingCause(ReasonCode.NO_CLAIMED_NODES, there, there, node_filter.claimable)
+    matching: Bools = node_filter.allowed & fleet.now.open
+    yield PendingCause(ReasonCode.NO_MATCHING_NODES, there, there, matching)
+    left = matching
     for why, mask in inter_pod.masks(slot.ask, slot.kin, node_filter, fleet, cluster.topology_counts):
-        if kept_out := int(np.count_nonzero(right & ~mask)):
-            excluded = (*excluded, (str(why), kept_out))
-        right &= mask
-        if not right.any():
-            absent = inter_pod.absent(slot.ask, slot.kin, cluster.topology_counts) if why is ReasonCode.AFFINITY else ""
-            return PendingReason(why, nodes=nodes, excluded=excluded, matching=matching, absent=absent)
+        yield PendingCause(why, matching, left, mask)
+        left = left & mask
+    fits = fleet.now.fits(slot.need, fleet.allocatable)
+    yield PendingCause(ReasonCode.NO_CAPACITY, matching, left, fits)
+    left = left & fits
+    if left.any() and (free := holds.mask(slot.need, slot.ends_at)) is not None:
+        yield PendingCause(ReasonCode.HELD, matching, left, left & free)
+
+
+def diagnose(cluster: ClusterState, placer: Placer, slot: Slot, asks: Sequence[Ask]) -> PendingReason:
+    """The dominant reason why a unit, whose slots are like this one or led by it, cannot be placed now."""
+    count, kept_out, right = sum(ask.shape.nodes for ask in asks), list[tuple[str, int]](), all_nodes(cluster)
+    for cause in causes(cluster, placer.holds, slot):
+        if cause.why in INTER_POD and (number := int(np.count_nonzero(cause.before & ~cause.passing))):
+            kept_out.append((str(cause.why), number))
+        if cause.why is ReasonCode.NO_CAPACITY:
+            right = cause.before
+        if cause.decides and (cause.why is not ReasonCode.HELD or count == 1):
+            excluded = () if cause.why in FINAL - {ReasonCode.NO_MATCHING_NODES} else _excluded(cluster, slot)
+            return _reason(cluster, slot, cause, right, (*excluded, *kept_out))
+    return _not_together(cluster, placer, slot, asks, right, (*_excluded(cluster, slot), *kept_out))
+
+
+def others(cluster: ClusterState, holds: NodeReservations, slot: Slot) -> Iterator[PendingReason]:
+    """Every cause that would by itself keep a slot from being placed."""
+    for cause in causes(cluster, holds, slot):
+        if cause.applies:
+            excluded = ((str(cause.why), int(np.count_nonzero(cause.matching))),) if cause.why in INTER_POD else ()
+            yield _reason(cluster, slot, cause, cause.matching if cause.why is not ReasonCode.HELD else None, excluded)
+            if cause.why in FINAL:
+                return
+
+
+def _reason(
+    cluster: ClusterState, slot: Slot, cause: PendingCause, right: Bools | None, excluded: Excluded
+) -> PendingReason:
+    """A cause with its numbers; shortages are counted on the right nodes."""
+    nodes, why = len(cluster.fleet), cause.why
+    if why in FINAL:
+        claimant = slot.ask.shape.where.claimant if why is ReasonCode.NO_CLAIMED_NODES else ""
+        return PendingReason(why, nodes=nodes, excluded=excluded, said=claimant)
+    matching = int(np.count_nonzero(cause.matching))
+    if why in INTER_POD:
+        absent = inter_pod.absent(slot.ask, slot.kin, cluster.topology_counts) if why is ReasonCode.AFFINITY else ""
+        return PendingReason(why, nodes=nodes, excluded=excluded, matching=matching, absent=absent)
+    short = shortages(cluster, slot, right) if right is not None else ()
+    resource = (short[0].resource if short else NODES) if why is ReasonCode.NO_CAPACITY else ""
+    return PendingReason(why, resource, nodes, excluded, short, matching=matching)
+
+
+def _not_together(
+    cluster: ClusterState, placer: Placer, slot: Slot, asks: Sequence[Ask], right: Bools, excluded: Excluded
+) -> PendingReason:
+    """The reason of slots that fit one by one but not all at once: the number that fits together is short."""
+    fleet, slots = cluster.fleet, sum(ask.shape.nodes for ask in asks)
     short = shortages(cluster, slot, right)
-    fitting = right & fleet.now.fits(slot.need, fleet.allocatable)
-    if not fitting.any():
-        resource = short[0].resource if short else "nodes"
-        return PendingReason(ReasonCode.NO_CAPACITY, resource, nodes, excluded, short, matching=matching)
-    if slots == 1 and not (chooser.scores(slot)[: fleet.size] > float("-inf")).any():
-        return PendingReason(ReasonCode.HELD, nodes=nodes, excluded=excluded, short=short, matching=matching)
-    # Each has room, but not all of them together: what is short is neither this nor that, but room for the others.
-    resource = short[0].resource if short else next((name for name, _ in slot.ask.shape.requests), "nodes")
-    fits = int(np.count_nonzero(fitting))
+    resource = short[0].resource if short else next((name for name, _ in slot.ask.shape.requests), NODES)
+    fits = int(np.count_nonzero(right & fleet.now.fits(slot.need, fleet.allocatable)))
     parts = NODES if any(ask.shape.nodes > 1 for ask in asks) else MEMBERS
-    missing = Short(parts, slots, min(chooser.count(asks), slots - 1), int(np.count_nonzero(right)) - fits)
+    missing = Short(parts, slots, min(placer.count(asks), slots - 1), int(np.count_nonzero(right)) - fits)
+    matching = int(np.count_nonzero(cluster.memory.node_filters.of(slot.ask.shape.where).allowed & fleet.now.open))
     return PendingReason(
-        ReasonCode.NO_CAPACITY, resource, nodes, (*excluded, ("together", fits)), (missing,), matching=matching
+        ReasonCode.NO_CAPACITY, resource, len(fleet), (*excluded, ("together", fits)), (missing,), matching=matching
     )
 
 
-def unclaimed(cluster: ClusterState, slot: Slot, there: Bools) -> PendingReason | None:
-    """That sensitive work waits for a node that its user has not claimed yet; None where it does not."""
-    where = slot.ask.shape.where
-    if not where.sensitive or (there & cluster.terrains.of(where).claimable).any():
-        return None
-    return PendingReason(ReasonCode.NO_CLAIMED_NODES, nodes=len(cluster.fleet), said=where.claimant)
+def all_nodes(cluster: ClusterState) -> Bools:
+    there = np.zeros(cluster.fleet.now.placed.shape[0], np.bool_)
+    there[list(cluster.fleet.row_of.values())] = True
+    return there
 
 
 def gang_reason(band: GangState) -> PendingReason:
-    """That members are missing; `until` is when it is given up, where it ever is."""
+    """The reason of a gang with missing members; `until` is its timeout, if it has one."""
     until = band.since + band.timeout_seconds if band.timeout_seconds else 0.0
     return PendingReason(
         ReasonCode.GANG_INCOMPLETE, members=len(band.waiting), members_min=band.min_members, until=until
@@ -81,9 +148,9 @@ def quota_reason(exceeded: Sequence[Exceeded]) -> PendingReason:
     )
 
 
-def _excluded(cluster: ClusterState, slot: Slot, there: Bools) -> tuple[tuple[str, int], ...]:
-    """How many nodes each constraint on their labels, taints and state keeps out."""
-    node_filter = cluster.terrains.of(slot.ask.shape.where)
+def _excluded(cluster: ClusterState, slot: Slot) -> Excluded:
+    """The number of nodes that each constraint on labels, taints and state excludes."""
+    node_filter, there = cluster.memory.node_filters.of(slot.ask.shape.where), all_nodes(cluster)
     counts = (
         ("not_ready_or_cordoned", there & ~cluster.fleet.now.open),
         ("labels", there & ~node_filter.selected),
@@ -97,7 +164,7 @@ def _excluded(cluster: ClusterState, slot: Slot, there: Bools) -> tuple[tuple[st
 
 
 def shortages(cluster: ClusterState, slot: Slot, right: Bools) -> tuple[Short, ...]:
-    """The resources that are short on some of the right nodes; that which is short on most of them first."""
+    """The resources that are short on some matching node, ordered by the number of nodes on which they are short."""
     fleet, now = cluster.fleet, cluster.fleet.now
     found = [
         Short(name, amount, 0, int(right.sum()))

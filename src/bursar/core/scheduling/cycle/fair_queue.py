@@ -1,9 +1,9 @@
-"""The order in which waiting work is looked at: nine factors make a score, and a walk down the tenant tree decides.
+"""Fair queue: the order of pending work, from a score of nine factors and a descent of the tenant tree.
 
-Between tenants fairness decides, and the score only among those that are about equally far behind; inside a tenant the
-score alone. So a long backlog or a high priority moves a tenant's own work to its front, and takes nothing from others.
+Fairness orders tenants, and the score only decides among tenants that are about equally far below their share; within a
+tenant the score alone decides. So a long backlog or a high priority reorders a tenant's own work only.
 
-Factors are plain numbers, mostly from 0 to 1. What is not known counts as 0.5: neither for nor against.
+Factors are plain numbers, mostly from 0 to 1. An unknown factor counts as 0.5: neither for nor against.
 """
 
 from __future__ import annotations
@@ -14,44 +14,37 @@ from dataclasses import dataclass
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from bursar.core.scheduling.state.fair_share import Seat, Shares, standing
 
-if TYPE_CHECKING:  # arrays are only multiplied and added here: whoever needs the names of the profiles needs no NumPy
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Column: TypeAlias = NDArray[np.float64]
-
 T = TypeVar("T")
-N = TypeVar("N")
 
 UNKNOWN: Final = 0.5
 PRIORITY_HALFWAY: Final = 1000  # the priority that is halfway between an ordinary one and the highest
 BACKLOG_HALFWAY: Final = 100  # the number of waiting allocations at which a queue counts as half full
 
 
-class Factors(NamedTuple, Generic[N]):
-    """f1 to f9, each a number or a column of them; also the weights of a profile, in the same order."""
+class Factors(NamedTuple):
+    """f1 to f9; also the weights of a profile, in the same order."""
 
-    priority: N
-    waiting: N
-    deficit: N
-    topology: N
-    data: N
-    backlog: N
-    energy: N
-    checkpoint: N
-    conformance: N
+    priority: float
+    waiting: float
+    deficit: float
+    topology: float
+    data: float
+    backlog: float
+    energy: float
+    checkpoint: float
+    conformance: float
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How much each factor counts in a queue; the weights add up to 1."""
+    """The weights of the factors in a queue; they add up to 1."""
 
     name: str
-    weights: Factors[float]
+    weights: Factors
 
 
 DEFAULT_PROFILE: Final = "default"
@@ -70,15 +63,8 @@ PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
 )
 
 
-def score(profile: Profile, factors: Factors[float], penalty: float = 1.0) -> float:
-    """(Σ wᵢ·fᵢ) × budget penalty; the highest is looked at first."""
-    w, f = profile.weights, factors
-    total = w[0] * f[0] + w[1] * f[1] + w[2] * f[2] + w[3] * f[3] + w[4] * f[4]
-    return (total + w[5] * f[5] + w[6] * f[6] + w[7] * f[7] + w[8] * f[8]) * penalty
-
-
-def scores(profile: Profile, factors: Factors[Column], penalty: Column | float = 1.0) -> Column:
-    """The scores of many at once, equal to the last bit to those of one by one: the same sums in the same order."""
+def score(profile: Profile, factors: Factors, penalty: float = 1.0) -> float:
+    """(Σ wᵢ·fᵢ) × budget penalty; the highest is tried first."""
     w, f = profile.weights, factors
     total = w[0] * f[0] + w[1] * f[1] + w[2] * f[2] + w[3] * f[3] + w[4] * f[4]
     return (total + w[5] * f[5] + w[6] * f[6] + w[7] * f[7] + w[8] * f[8]) * penalty
@@ -111,7 +97,7 @@ def data_factor(ready: float | None) -> float:
 
 
 def backlog_factor(depth: int) -> float:
-    """f6: how full the queue is: 0 when nothing waits, a half at 100 waiting allocations, towards 1 from there."""
+    """f6: how full the queue is: 0 if it is empty, a half at 100 pending allocations, towards 1 from there."""
     waiting = max(0, depth)
     return waiting / (waiting + BACKLOG_HALFWAY)
 
@@ -124,7 +110,7 @@ def energy_factor(price: float | None) -> float:
 def checkpoint_factor(checkpoint_seconds: int, ttl_seconds: int) -> float:
     """f8: the part of its run that survives being stopped at the worst moment.
 
-    What never saves its work loses all of it. How much is at stake is unknown where nobody knows how long it runs.
+    Work without checkpoints loses everything. Without a known run time the factor is unknown.
     """
     if checkpoint_seconds <= 0:
         return 0.0
@@ -142,15 +128,15 @@ def _part(have: int, asked: int) -> float:
     return min(1.0, max(0, have) / max(1, asked))
 
 
-# The walk.
+# The descent.
 
 
 class _Stop(Generic[T]):
-    """A stop on the walk: a seat of the tenant tree below which something waits.
+    """A node of the descent: a seat of the tenant tree with pending work below it.
 
-    Where work is counted it holds items, best first; elsewhere the stops below it, in the order of their standing.
-    `entry` is this stop as it now stands in the heap of the stop above. Entries of earlier standings stay in that heap
-    until they come to its front, where they are known by not being the current one.
+    A leaf holds items, best first; an inner node holds the stops below it, in the order of their standing. `entry` is
+    the current entry of this stop in the heap of the stop above. Outdated entries are deleted lazily: they stay in that
+    heap until they come to its front, and are recognised there because they are not the current one.
     """
 
     __slots__ = ("above", "entry", "items", "seat", "stops")
@@ -163,7 +149,7 @@ class _Stop(Generic[T]):
         self.stops: list[_Entry[T]] = []
 
     def best(self) -> float | None:
-        """−score of the item to which the walk would come from here; none when nothing waits here any more."""
+        """−score of the item to which the descent leads from here; none if nothing is pending below."""
         if self.items:
             return self.items[0][0]
         stops = self.stops
@@ -176,14 +162,14 @@ _Entry = tuple[int, float, str, _Stop[T]]  # (−standing, −score of its best,
 
 
 class FairQueue(Generic[T]):
-    """Everything that waits, taken one by one in the order that the shares of the moment ask for.
+    """Priority queue of pending work, whose order follows the current fair shares.
 
-    The walk goes down the tenant tree, at each level to whoever has the larger standing; among equals to whose next
-    item has the higher score, then by name. A tenant's own items compete with its children as one more child. Inside a
-    tenant the highest score comes first, then the smaller tie.
+    Each pop descends the tenant tree, at each level to the child with the larger standing; among equals to the one
+    whose next item has the higher score, then by name. A tenant's own items compete with its children as one more
+    child. Within a tenant the highest score comes first, then the smaller tie.
 
-    Shares move while the line is walked, in both directions. What they touched is put right before the next item is
-    taken, so a pop costs some heap operations per level of the tree, however many tenants there are.
+    Shares rise and fall while the queue is consumed. The seats that changed are reordered before the next pop, so a pop
+    costs some heap operations per level of the tree, however many tenants there are.
     """
 
     def __init__(self, shares: Shares) -> None:
@@ -199,7 +185,7 @@ class FairQueue(Generic[T]):
         return self._length
 
     def push(self, tenant: str, score: float, tie: str, item: T) -> None:
-        """Let an item wait; what was taken before may come back, with whatever score."""
+        """Add an item; one that was taken may be added again, with any score."""
         assert score == score, f"the score of {tie} is not a number"
         seat = self._shares.seat(tenant)
         stop = self._stops.get(seat) or self._open(seat)
@@ -208,18 +194,18 @@ class FairQueue(Generic[T]):
         self._length += 1
 
     def next_score(self) -> float | None:
-        """The score of the item that would be taken next; none when nothing waits."""
+        """The score of the next item; none if the queue is empty."""
         self._catch_up()
         best = self._root.best()
         return -best if best is not None else None
 
     def peek(self) -> T | None:
-        """The item that would be taken next; none when nothing waits."""
+        """The next item, which stays in the queue; none if the queue is empty."""
         stop = self._next()
         return stop.items[0][3] if stop is not None else None
 
     def pop(self) -> T | None:
-        """Take the next item; none when nothing waits."""
+        """Take the next item; none if the queue is empty."""
         stop = self._next()
         if stop is None:
             return None
@@ -228,7 +214,7 @@ class FairQueue(Generic[T]):
         return heappop(stop.items)[3]
 
     def _next(self) -> _Stop[T] | None:
-        """Where the walk ends."""
+        """The stop whose best item is next."""
         self._catch_up()
         stop = self._root
         while not stop.items:
@@ -247,7 +233,7 @@ class FairQueue(Generic[T]):
         return stop
 
     def _catch_up(self) -> None:
-        """From the bottom up, because where a stop stands depends on the best below it."""
+        """Reorder touched stops from the bottom up, because the order of a stop depends on the best item below it."""
         stops = self._stops
         for touched in self._touched:
             for seat in touched.path:
@@ -258,7 +244,7 @@ class FairQueue(Generic[T]):
 
 
 def _restand(stop: _Stop[T]) -> None:
-    """Enter the stop anew above if its standing or its best item has changed."""
+    """Enter the stop again in the heap above if its standing or its best item has changed."""
     best = stop.best()
     if best is None:
         stop.entry = None
@@ -268,7 +254,7 @@ def _restand(stop: _Stop[T]) -> None:
         assert stop.above is not None
         stops = stop.above.stops
         stop.entry = (rank, best, stop.seat.name, stop)
-        # Whoever was taken last stands at the front: one step instead of leaving its old entry to be thrown away.
+        # The stop taken last is at the front: replacing it is one step, and leaves no outdated entry.
         if stops and stops[0] is old:
             heapreplace(stops, stop.entry)
         else:

@@ -1,7 +1,7 @@
-"""Where something may be because of who else is there: affinity, anti-affinity, spread.
+"""Inter-pod rules: pod affinity, pod anti-affinity and topology spread.
 
-Each rule becomes one array over the domains of a topology, handed out to the nodes that lie in them. Anti-affinity
-holds both ways: whoever is there and wants to be apart keeps others away as well.
+Each rule becomes one array over the domains of a topology, which is then expanded to the nodes in them. Anti-affinity
+is symmetric: placed work with an anti-affinity rule excludes others as well.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bursar.core.scheduling.state.topology_counts import CountedGroup, Kin, Topo
 
 FEW_DOMAINS = 64
 HANDED_OUT_MAX = 256  # answers of one topology that are kept
-SOFT_WEIGHT = 1.0  # wishes about company count as much as how well things pack
+SOFT_WEIGHT = 1.0  # preferred inter-pod rules weigh as much as packing
 
 
 def is_free(ask: Ask, topology_counts: TopologyCounts) -> bool:
-    """Whether nobody's company matters, neither to it nor to those who are there."""
+    """Whether no inter-pod rule applies: neither one of its own nor one of placed work."""
     where = ask.shape.where
     if where.near or where.apart or where.spreads or where.rather_near or where.rather_apart:
         return False
@@ -37,7 +37,7 @@ def masks(
     where = ask.shape.where
     for inter_pod in where.near:
         topology_count = topology_counts.of(inter_pod.topology_key, crowd_of(inter_pod, ask))
-        # The first of those who want to be near each other may go anywhere that has the topology.
+        # The first of a group with mutual affinity may go anywhere that has the topology.
         alone = not topology_count.total and topology_count.includes(kin)
         yield (
             ReasonCode.AFFINITY,
@@ -58,7 +58,7 @@ def masks(
 
 
 def absent(ask: Ask, kin: Kin, topology_counts: TopologyCounts) -> str:
-    """The topology in which nobody is that it must be near; empty where somebody is for each of its rules."""
+    """The topology key of the first affinity rule that no placed work satisfies; empty if there is none."""
     for inter_pod in ask.shape.where.near:
         topology_count = topology_counts.of(inter_pod.topology_key, crowd_of(inter_pod, ask))
         if not topology_count.total and not topology_count.includes(kin):
@@ -67,7 +67,7 @@ def absent(ask: Ask, kin: Kin, topology_counts: TopologyCounts) -> str:
 
 
 def wishes(ask: Ask, node_filter: NodeFilter, fleet: Fleet, topology_counts: TopologyCounts) -> Floats | None:
-    """By how much each node is better or worse for the company it would give; none when nothing is wished."""
+    """The bonus of each node from preferred inter-pod rules; none if there are none."""
     where = ask.shape.where
     soft = [spread for spread in where.spreads if not spread.hard]
     if not (where.rather_near or where.rather_apart or soft):
@@ -76,7 +76,7 @@ def wishes(ask: Ask, node_filter: NodeFilter, fleet: Fleet, topology_counts: Top
     for sign, wished in ((1.0, where.rather_near), (-1.0, where.rather_apart)):
         for weight, inter_pod in wished:
             topology_count = topology_counts.of(inter_pod.topology_key, crowd_of(inter_pod, ask))
-            if not topology_count.total:  # nobody is anywhere: no node is better for it than another
+            if not topology_count.total:  # no placed work matches, so no node is better than another
                 continue
             there = _hand_out(fleet, inter_pod.topology_key, topology_count.counts > 0, elsewhere=False)
             bonus = _more(bonus, (sign * SOFT_WEIGHT * weight / 100 * there).astype(np.float64, copy=False))

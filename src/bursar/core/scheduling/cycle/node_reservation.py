@@ -1,8 +1,8 @@
-"""Room that is kept for somebody: for the first that is blocked, and for those for whom others are told to stop.
+"""Node reservations: capacity kept for the first blocked unit, and for nominated preemptors.
 
-A hold says how a node will look when its owner starts: what ends until then has ended, and the owner is there. Others
-may use the node meanwhile if they end in time, or if they also fit beside the owner. So nobody who jumps ahead delays
-it.
+A reservation describes a node at the time when its owner starts: work that ends until then is gone, and the owner is
+placed. Other work may use the node meanwhile if it ends in time, or if it also fits beside the owner. So backfilled
+work never delays an owner.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from bursar.core.scheduling.state.placed_columns import NEVER, Placed, PlacedCol
 
 @dataclass(slots=True)
 class NodeReservations:
+    """Capacity reserved on nodes: other work may use it only if it delays no owner."""
+
     fleet: Fleet
     placed: Mapping[str, Placed]
     running: PlacedColumns
@@ -29,12 +31,12 @@ class NodeReservations:
     _owners_on: dict[int, list[Ask]] = field(default_factory=dict)
 
     def add(self, slots: Sequence[tuple[Ask, int]], start: float) -> None:
-        """Keep the room that these (allocation, row) need from `start` on."""
+        """Reserve the capacity that these (allocation, row) need from `start` on."""
         if self.later is None:
             self.later = self.fleet.now.copy()
         for row in dict.fromkeys(row for _, row in slots):
             if start < self.starts.get(row, NEVER):
-                # Whoever starts first finds the row with less of what runs there gone.
+                # At an earlier start, less of the running work has ended.
                 self._look_ahead(self.later, row, start)
                 for ask in self._owners_on.get(row, ()):
                     self._settle(self.later, ask, row)
@@ -46,17 +48,17 @@ class NodeReservations:
 
     @property
     def owners(self) -> Iterator[tuple[Ask, int]]:
-        """Who will be where, row by row in the order in which they will be there."""
+        """The owners of reservations, row by row in the order of their start."""
         return ((ask, row) for row, asks in self._owners_on.items() for ask in asks)
 
     def drop(self, rows: Iterable[int]) -> None:
-        """Keep nothing on these any more."""
+        """Drop all reservations on these rows."""
         for row in rows:
             if self.starts.pop(row, None) is not None:
                 del self._owners_on[row]
 
     def matches(self) -> bool:
-        """Whether nodes still have the same columns: a new kind of resource or more nodes make others of them."""
+        """Whether the columns of nodes are unchanged; a new resource or more nodes replace them."""
         return self.later is None or self.later.has_shape_of(self.fleet.now)
 
     def _settle(self, later: NodeColumns, ask: Ask, row: int) -> None:
@@ -64,7 +66,7 @@ class NodeReservations:
         later.take(row, need, free_devices(later, row, need))
 
     def mask(self, need: Need, ends_at: float) -> Bools | None:
-        """The nodes where something that ends then delays nobody; none when nothing is held."""
+        """The nodes where work that ends then delays no owner; none without reservations."""
         if not self.starts or self.later is None:
             return None
         rows = np.fromiter(self.starts, np.intp, len(self.starts))
@@ -80,21 +82,21 @@ class NodeReservations:
         return start is None or ends_at <= start or bool(self._fits_beside(np.array([row]), need)[0])
 
     def devices(self, row: int, need: Need, ends_at: float) -> tuple[tuple[int, tuple[int, ...]], ...] | None:
-        """On a held row: devices that are free now and stay free; none where nothing is held against it."""
+        """On a reserved row: devices that are free now and stay free; none where no reservation matters."""
         start = self.starts.get(row)
         if start is None or ends_at <= start or self.later is None:
             return None
         return free_devices(self.later, row, need, self.fleet.now)
 
     def take(self, spot: Spot, need: Need, ends_at: float, sign: int = 1) -> None:
-        """Somebody who is there longer took room on a row."""
+        """Count work that outlasts the start of the reservation on its row."""
         start = self.starts.get(spot.row)
         if start is not None and self.later is not None and ends_at > start:
             move = self.later.take if sign > 0 else self.later.give_back
             move(spot.row, need, spot.devices)
 
     def _look_ahead(self, later: NodeColumns, row: int, start: float) -> None:
-        """The row as it is now, without what ends until then."""
+        """Copy the row as it is now, without the work that ends until then."""
         now = self.fleet.now
         for name in ("free", "whole", "widest"):
             getattr(later, name)[:, row] = getattr(now, name)[:, row]
@@ -110,7 +112,7 @@ class NodeReservations:
                         later.give_back(row, one_placed.need, spot.devices)
 
     def _fits_beside(self, rows: Rows, need: Need) -> Bools:
-        """Whether it has room now and keeps it when the owner is there."""
+        """Whether it fits now, and also beside the owner later."""
         assert self.later is not None
         later, now = self.later, self.fleet.now
         fits: Bools = ~(later.exclusive[rows] | now.exclusive[rows])

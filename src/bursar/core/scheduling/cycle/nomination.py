@@ -1,7 +1,7 @@
-"""Room that is kept, from one cycle to the next, for those for whom others were told to stop.
+"""Nominations: capacity that preemption clears, kept from one cycle to the next for the preemptors.
 
-Every cycle keeps its promises before it looks at anybody else. Most are as they were: nobody came or went on their
-nodes. What is held for those stays; only where something happened is it worked out anew.
+Every cycle serves its nominations before any other pending work. Most are unchanged, because nothing changed on their
+nodes; their reservations stay. Only nominations on changed nodes are computed again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class NominatedCapacity(Struct, frozen=True, eq=False):
-    """Who waits for room to be cleared, where, when that will be, and until when it is kept."""
+    """Capacity nominated to a unit: the nodes, when the victims will have stopped, and until when it is kept."""
 
     key: UnitKey
     asks: tuple[Ask, ...]
@@ -39,15 +39,17 @@ class NominatedCapacity(Struct, frozen=True, eq=False):
 
 @dataclass(slots=True)
 class Nominations:
+    """Capacity that preemption clears, kept from cycle to cycle for the nominated preemptors."""
+
     holds: NodeReservations
-    seen: int = 0  # how much of the log of touched rows is in what is held
-    standing: dict[str, NominatedCapacity] = field(default_factory=dict)  # by the uid of each who waits
-    held: dict[str, Counter[str]] = field(default_factory=dict)  # what they will hold, by tenant
-    _passing: set[int] = field(default_factory=set)  # rows that are held for this cycle alone
+    seen: int = 0  # the position in the log of touched rows up to which reservations are current
+    standing: dict[str, NominatedCapacity] = field(default_factory=dict)  # by uid of the pending allocation
+    held: dict[str, Counter[str]] = field(default_factory=dict)  # amounts they will hold, by tenant
+    _passing: set[int] = field(default_factory=set)  # rows that are reserved for this cycle only
     _on_row: dict[int, dict[int, NominatedCapacity]] = field(default_factory=dict)  # by the identity of each
 
     def keep(self, nominated: NominatedCapacity) -> None:
-        """Hold its room, and remember it for as long as nothing happens there."""
+        """Reserve its capacity, and keep it until something changes on its nodes."""
         self.holds.add(nominated.slots, nominated.start)
         for ask in nominated.asks:
             self.standing[ask.uid] = nominated
@@ -58,15 +60,14 @@ class Nominations:
             held[name] += amount
 
     def hold(self, slots: Sequence[tuple[Ask, int]], start: float) -> None:
-        """Hold room, and look at it again in the next cycle whatever happens."""
+        """Reserve capacity for this cycle; the next one decides again."""
         self.holds.add(slots, start)
         self._passing.update([row for _, row in slots])
 
     def review(self, cluster: ClusterState, now: float) -> None:
-        """Let go of the promises that are not as they were.
+        """Drop the nominations that changed, so that they are decided again.
 
-        Those who share a node with one of them are looked at again with it: each finds the room that those before it
-        leave.
+        Nominations that share a node with one of them are dropped too: each uses the capacity that earlier ones leave.
         """
         changed = self._passing.union(self.holds.fleet.now.touched[self.seen :])
         self._passing.clear()
@@ -82,7 +83,7 @@ class Nominations:
         self.holds.drop(changed)
 
     def note(self) -> None:
-        """Whatever happens from now on makes those on its nodes be looked at again."""
+        """Mark the log as read: later changes to a node make its nominations be decided again."""
         self.seen = len(self.holds.fleet.now.touched)
 
     def _forget(self, nominated: NominatedCapacity) -> None:
@@ -96,7 +97,7 @@ class Nominations:
 
 
 def _is_wanted(nominated: NominatedCapacity, cluster: ClusterState) -> bool:
-    """Whether room is still being made for the same ones, on the same nodes."""
+    """Whether the same allocations are still nominated to the same nodes."""
     for ask, nomination in zip(nominated.asks, nominated.nominations, strict=True):
         if cluster.nominated.get(ask.uid) is not nomination or cluster.waiting[ask.uid].members[ask.uid] is not ask:
             return False
@@ -104,7 +105,7 @@ def _is_wanted(nominated: NominatedCapacity, cluster: ClusterState) -> bool:
 
 
 def open_nominations(known: Nominations | None, cluster: ClusterState) -> Nominations:
-    """What the cycle before this one left, if it can be read on: the log is there, and nodes have the same columns."""
+    """The last cycle's nominations, if its log and its columns are still valid; else new ones."""
     fleet = cluster.fleet
     if known is None or known.seen > len(fleet.now.touched) or not known.holds.matches():
         return Nominations(NodeReservations(fleet, cluster.placed, cluster.running), len(fleet.now.touched))

@@ -1,9 +1,9 @@
-"""Where a unit goes: all of its slots, or none.
+"""Placement of a unit: all of its slots, or none.
 
-A unit is what is placed together: one allocation, one that asks for several nodes, or a gang. Its slots are tried one
-after another on the world itself and taken back again. Slots that are alike and keep no company are placed exactly by
-taking the best node each time; where shapes differ or company matters, a bounded search looks for what the first try
-did not find.
+A unit is placed together: one allocation, one that asks for several nodes, or a gang. Its slots are tried one after
+another on the cluster state itself, and the state is restored afterwards. Identical slots without inter-pod rules are
+placed greedily, which is exact; where shapes differ or inter-pod rules apply, a bounded search follows a failed greedy
+try.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from itertools import product
 import numpy as np
 from msgspec import Struct
 
-from bursar.core.nodes.node import is_device
 from bursar.core.objects.ask import Ask, Shape
 from bursar.core.scheduling.cycle import inter_pod
 from bursar.core.scheduling.cycle.node_reservation import NodeReservations
@@ -27,11 +26,12 @@ from bursar.core.scheduling.state.node_scores import NO
 from bursar.core.scheduling.state.packing import choose_devices
 from bursar.core.scheduling.state.placed_columns import NEVER, DeviceSets, Spot, devices_of
 from bursar.core.scheduling.state.topology_counts import Kin, kin_of
+from bursar.core.values.quantity import is_device
 
 # The labels by which nodes are close together, the closest first.
 LEVELS = ("rack", "topology.kubernetes.io/rack", "topology.kubernetes.io/zone")
 DOMAINS_TRIED = 3
-ROOM_MAX = 1 << 40  # of what asks for nothing that anybody counts
+ROOM_MAX = 1 << 40  # for shapes without counted requests
 SEARCH_SLOTS_MAX = 16
 SEARCH_STEPS_MAX = 3000
 
@@ -49,15 +49,15 @@ Choice = list[tuple[Ask, tuple[Spot, ...]]]
 
 
 class Placer:
-    """Finds room in a world, beside what is held for others."""
+    """Finds nodes for units in a cluster state, beside the reservations of others."""
 
     def __init__(self, cluster: ClusterState, holds: NodeReservations, now: float) -> None:
         self._cluster = cluster
-        self._holds = holds
+        self.holds = holds
         self._now = now
 
     def choose(self, asks: Sequence[Ask], only: Bools | None = None) -> Choice | None:
-        """Spots for all slots of these, or none. The world is left as it was."""
+        """Spots for all slots of these, or none. The cluster state is left as it was."""
         if len(asks) == 1 and asks[0].shape.nodes == 1:
             spot = self._spot(self.slot(asks[0]), (), only)
             return [(asks[0], (spot,))] if spot is not None else None
@@ -70,7 +70,7 @@ class Placer:
         return None
 
     def count(self, asks: Sequence[Ask]) -> int:
-        """How many slots of these have room at once, as far as the first try tells. The world is left as it was."""
+        """The number of slots that fit at once, by a first greedy try. The cluster state is left as it was."""
         slots = self.slots(asks)
         if not self._plain(slots):
             return len(self._in_turn(slots, None, to_the_end=True))
@@ -83,19 +83,19 @@ class Placer:
         return Slot(ask, self._cluster.fleet.need(ask.shape), kin_of(ask), ends_at)
 
     def slots(self, asks: Sequence[Ask]) -> list[Slot]:
-        """The largest first: what is hard to place is placed while there is most room."""
+        """The slots, largest first: demanding slots are placed while most capacity is free."""
         ordered = sorted(asks, key=lambda ask: (*_lightness(ask.shape), ask.submitted_at, ask.uid))
         return [slot for ask in ordered for slot in [self.slot(ask)] * ask.shape.nodes]
 
     def scores(self, slot: Slot) -> Floats:
-        """How good each node is for a slot; minus infinity where it may not or cannot go. Not to be written to."""
+        """The score of each node for a slot; minus infinity where it cannot go. Read only."""
         cluster, ask = self._cluster, slot.ask
-        view = cluster.views.of(ask.shape)
+        view = cluster.memory.node_scores.of(ask.shape)
         score = view.score
         free = inter_pod.is_free(ask, cluster.topology_counts)
-        if (free and not self._holds.starts) or score[score.argmax()] == NO:
+        if (free and not self.holds.starts) or score[score.argmax()] == NO:
             return score
-        held = self._holds.mask(slot.need, slot.ends_at)
+        held = self.holds.mask(slot.need, slot.ends_at)
         if held is not None:
             score = np.where(held, score, NO)
         if free:
@@ -106,11 +106,11 @@ class Placer:
         return score if bonus is None else score + bonus
 
     def run_length(self, shape: Shape, row: int) -> int:
-        """How many more of this a node takes while it gets no worse; none of what shares devices, or takes it whole."""
-        view = self._cluster.views.of(shape)
+        """The number of these that a node takes before its score falls; 0 for shared devices and exclusive nodes."""
+        view = self._cluster.memory.node_scores.of(shape)
         if view.need.shared or view.need.exclusive:
             return 0
-        return self._cluster.views.run_length(view, row)
+        return self._cluster.memory.node_scores.run_length(view, row)
 
     def devices_for(self, shape: Shape, row: int, count: int) -> list[DeviceSets]:
         """Whole devices for so many, from the left, as they would be chosen one by one."""
@@ -123,23 +123,23 @@ class Placer:
         ]
 
     def free_row(self, slot: Slot, avoid: Sequence[int]) -> int | None:
-        """The best node that has room as it is."""
+        """The best node on which the slot fits without preemption."""
         score = self._restricted(slot, avoid, None)
         row = int(score.argmax())
         return row if score[row] > NO else None
 
     def right_rows(self, slot: Slot) -> Bools:
-        """The nodes that are the right ones by labels and taints."""
-        return self._cluster.terrains.of(slot.ask.shape.where).allowed
+        """The nodes that match by labels and taints."""
+        return self._cluster.memory.node_filters.of(slot.ask.shape.where).allowed
 
     def welcome(self, slot: Slot, row: int) -> bool:
-        """Whether the company on a node is right, and nobody for whom it is kept would be delayed."""
+        """Whether a node meets the inter-pod rules, and its reservations would not be delayed."""
         cluster = self._cluster
-        if not self._holds.allows(row, slot.need, slot.ends_at):
+        if not self.holds.allows(row, slot.need, slot.ends_at):
             return False
         if inter_pod.is_free(slot.ask, cluster.topology_counts):
             return True
-        node_filter = cluster.terrains.of(slot.ask.shape.where)
+        node_filter = cluster.memory.node_filters.of(slot.ask.shape.where)
         return all(
             mask[row]
             for _, mask in inter_pod.masks(slot.ask, slot.kin, node_filter, cluster.fleet, cluster.topology_counts)
@@ -163,9 +163,9 @@ class Placer:
 
     def at(self, slot: Slot, row: int) -> Spot:
         fleet = self._cluster.fleet
-        devices = self._holds.devices(row, slot.need, slot.ends_at)
+        devices = self.holds.devices(row, slot.need, slot.ends_at)
         if devices is None and not slot.need.exclusive and (slot.need.whole or slot.need.shared):
-            devices = tuple(choose_devices(fleet, fleet.now, row, slot.ask.shape, self._cluster.arrival_mix))
+            devices = tuple(choose_devices(fleet, fleet.now, row, slot.ask.shape, self._cluster.memory.arrival_mix))
         return Spot(row, devices or ())
 
     # All slots.
@@ -181,17 +181,17 @@ class Placer:
         return self._search(slots, only) or (self._search_orders(slots, only) if _order_matters(slots) else None)
 
     def _plain(self, slots: Sequence[Slot]) -> bool:
-        """Whether all of them are alike and nobody's company matters to them: which goes where makes no difference."""
+        """Whether all slots are identical and no inter-pod rule applies, so that they are interchangeable."""
         return _alike(slots) and self._alone(slots)
 
     def _may_run(self, slot: Slot) -> bool:
-        """Whether several like it may be taken to a node at once: no devices are shared, and nothing is held."""
+        """Whether several identical slots may be placed on a node at once: no shared devices, no reservations."""
         need = slot.need
-        return slot.ask.shape.nodes == 1 and not (need.shared or need.exclusive or self._holds.starts)
+        return slot.ask.shape.nodes == 1 and not (need.shared or need.exclusive or self.holds.starts)
 
     def _in_runs(self, slots: Sequence[Slot], only: Bools | None) -> list[tuple[Slot, Spot]]:
-        """What `_in_turn` finds, for plain slots: the best node takes at once as many as it takes without getting
-        worse. Since their company does not matter, nobody is told that they come."""
+        """The result of `_in_turn`, for plain slots: the best node takes at once as many as it can before its score
+        falls. Topology counts are not updated, because no inter-pod rule applies."""
         now, shape, need = self._cluster.fleet.now, slots[0].ask.shape, slots[0].need
         taken: list[tuple[Slot, Spot]] = []
         runs: list[tuple[int, Need, DeviceSets, int]] = []
@@ -214,8 +214,8 @@ class Placer:
     def _in_turn(
         self, slots: Sequence[Slot], only: Bools | None, *, to_the_end: bool = False
     ) -> list[tuple[Slot, Spot]]:
-        """The best node for each, one after another, until one has none, or of all that have one. What is taken
-        meanwhile is given back."""
+        """Place each slot on its best node, one after another, up to the first that has none, or `to_the_end`. The
+        cluster state is restored."""
         taken: list[tuple[Slot, Spot]] = []
         try:
             for slot in slots:
@@ -231,7 +231,7 @@ class Placer:
             self._undo(taken)
 
     def _roomiest(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
-        """Several that want different nodes each: who takes those with the most room leaves the most to the next."""
+        """Place allocations of several distinct nodes each on the emptiest nodes, which leaves most to the next."""
         fleet = self._cluster.fleet
         taken: list[tuple[Slot, Spot]] = []
         try:
@@ -249,11 +249,11 @@ class Placer:
             self._undo(taken)
 
     def _search(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
-        """Try other nodes for earlier slots, and other devices, until all have room or patience ends."""
+        """Backtrack over nodes and devices of earlier slots, until all fit or the step limit is reached."""
         return self._explore(lambda taken: [slots[len(taken)]] if len(taken) < len(slots) else [], len(slots), only)
 
     def _search_orders(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
-        """The same in other orders as well: who is near whom depends on who comes first."""
+        """Search over the order of slots as well: with inter-pod rules, the order decides what fits."""
         kinds: dict[tuple[Shape, Kin], list[Slot]] = {}
         for slot in slots:
             kinds.setdefault((slot.ask.shape, slot.kin), []).append(slot)
@@ -306,7 +306,7 @@ class Placer:
 
     def _other_devices(self, slot: Slot, best: Spot) -> Iterator[Spot]:
         """A share may lie on any device with enough left; devices with the same part left are alike."""
-        if not slot.need.shared or best.row in self._holds.starts:
+        if not slot.need.shared or best.row in self.holds.starts:
             return
         shared = dict(slot.need.shared)
         options = []
@@ -327,10 +327,10 @@ class Placer:
     def take(self, slot: Slot, spot: Spot) -> None:
         self._cluster.fleet.now.take(spot.row, slot.need, spot.devices)
         self._cluster.topology_counts.come(slot.ask, slot.kin, spot.row)
-        self._holds.take(spot, slot.need, slot.ends_at)
+        self.holds.take(spot, slot.need, slot.ends_at)
 
     def give_back(self, slot: Slot, spot: Spot) -> None:
-        self._holds.take(spot, slot.need, slot.ends_at, -1)
+        self.holds.take(spot, slot.need, slot.ends_at, -1)
         self._cluster.topology_counts.come(slot.ask, slot.kin, spot.row, -1)
         self._cluster.fleet.now.give_back(spot.row, slot.need, spot.devices)
 
@@ -339,7 +339,7 @@ class Placer:
             self.give_back(slot, spot)
 
     def _is_copy(self, one: Slot, other: Slot) -> bool:
-        """Whether two slots may change places and nobody would see a difference."""
+        """Whether two slots are interchangeable."""
         return (
             one.ask.shape == other.ask.shape
             and one.ends_at == other.ends_at
@@ -353,11 +353,11 @@ class Placer:
     # Close together.
 
     def _regions(self, slots: Sequence[Slot], only: Bools | None, *, plain: bool) -> Iterator[Bools | None]:
-        """Where to try: in one rack, in one zone, anywhere. Of those with enough room, the tightest come first."""
+        """Domains to try: single racks, single zones, then anywhere; of those that suffice, the tightest first."""
         if plain:
             shape, need = slots[0].ask.shape, slots[0].need
             counts = room_for(self._cluster.fleet, self._cluster.fleet.now, need)
-            counts = np.where(self._cluster.views.terrains.of(shape.where).allowed, counts, 0)
+            counts = np.where(self._cluster.memory.node_filters.of(shape.where).allowed, counts, 0)
             if shape.nodes > 1:
                 counts = np.minimum(counts, len(slots) // shape.nodes)  # the slots of one lie on different nodes
             if only is not None:
@@ -380,7 +380,7 @@ class Placer:
 
 
 def room_for(fleet: Fleet, columns: NodeColumns, need: Need) -> Ints:
-    """How many of these fit on each node, if nothing else comes."""
+    """The number of these that fit on each node."""
     if need.exclusive or need.unknown:
         return columns.fits(need, fleet.allocatable).astype(np.int64)
     capacity = np.where(columns.open & ~columns.exclusive, ROOM_MAX, 0)
@@ -395,7 +395,7 @@ def room_for(fleet: Fleet, columns: NodeColumns, need: Need) -> Ints:
 
 
 def capacity_for(fleet: Fleet, need: Need) -> Ints:
-    """How many of these each node would hold that takes work, were it empty."""
+    """The number of these that each node that accepts work would hold if it were empty."""
     capacity = np.where(fleet.now.open & (not need.unknown), 1 if need.exclusive else ROOM_MAX, 0)
     for column, amount in need.plain:
         if amount:
@@ -404,14 +404,14 @@ def capacity_for(fleet: Fleet, need: Need) -> Ints:
 
 
 def capacity_by_domain(column: LabelColumn, counts: Ints) -> Ints:
-    """The counts of all nodes in each domain."""
+    """The sum of the counts of each domain's nodes."""
     sums = np.bincount(column.codes - NOWHERE, weights=counts, minlength=len(column.values) + 1)
     return sums[1:].astype(np.int64)  # without the nodes in none
 
 
 @lru_cache(4096)
 def _lightness(shape: Shape) -> tuple[int, ...]:
-    """How easy something is to place: whole nodes come first, then many devices, then much of the rest."""
+    """Sort key of slots: whole nodes first, then many devices, then large other requests."""
     devices = sum(amount for name, amount in shape.requests if is_device(name))
     return (0 if shape.exclusive else 1, -devices, -sum(amount for _, amount in shape.requests))
 
@@ -422,14 +422,14 @@ def _alike(slots: Sequence[Slot]) -> bool:
 
 
 def _order_matters(slots: Sequence[Slot]) -> bool:
-    """Whether some of them ask for company that others of them may be."""
+    """Whether slots may satisfy inter-pod rules of each other."""
     wheres = [slot.ask.shape.where for slot in slots]
     alike = all(slot.ask.shape == slots[0].ask.shape and slot.kin == slots[0].kin for slot in slots)
     return not alike and any(where.near or any(spread.hard for spread in where.spreads) for where in wheres)
 
 
 def _rows_of(slot: Slot, taken: Sequence[tuple[Slot, Spot]]) -> list[int]:
-    """The nodes that other slots of the same allocation have: it asked for different ones."""
+    """The nodes of other slots of the same allocation, whose nodes must be distinct."""
     if slot.ask.shape.nodes == 1:
         return []
     return [spot.row for other, spot in taken if other.ask.uid == slot.ask.uid]

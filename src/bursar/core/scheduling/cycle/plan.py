@@ -1,4 +1,4 @@
-"""What a cycle decides by, and what it decides: the policy, the units that are placed together, the plan."""
+"""Input and output of a cycle: the policy, units (placed together), and the plan."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from bursar.core.scheduling.state.placed_columns import Spot
 
 @dataclass(frozen=True, slots=True)
 class SchedulingPolicy:
+    """The settings of the scheduler."""
+
     min_runtime_seconds: float = 300.0
     grace_seconds: float = 30.0
-    nomination_seconds: float = 60.0  # how long cleared room is kept after the last victim should have gone
+    nomination_seconds: float = 60.0  # the time that nominated capacity is kept after the victims' deadline
     quota_backoff_seconds: float = 30.0
-    preemption_retry_seconds: float = 5.0  # victims come of age without anything else changing
-    reservation_seconds: float = 1.0  # how long a reservation stands before it is looked for anew
+    preemption_retry_seconds: float = 5.0  # victims reach their minimum runtime without any other change
+    reservation_seconds: float = 1.0  # the time after which a reservation is computed again
     placements_max: int = 400  # of one plan, so that committing it and making the next go side by side
-    # Places looked for in vain in one plan, a gang's for each member: who comes later is tried in the next. It bounds
-    # how long a plan takes, for meanwhile the leader neither renews its term nor hears of anything.
+    # Slots that could not be placed in one plan; further units are tried in the next. This bounds the time that a plan
+    # takes, during which the leader neither renews its term nor receives changes.
     blocked_max: int = 500
     backfill: bool = True
     preemption: bool = True
@@ -40,7 +42,7 @@ class Binding(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Preempting:
-    """Victims that are told to stop by `deadline`, and the room that is kept for those who asked."""
+    """A preemption: victims that must stop by `deadline`, and the capacity nominated to the preemptors."""
 
     asks: tuple[Ask, ...]
     nominations: tuple[Nomination, ...]
@@ -54,6 +56,8 @@ UnitKey = EquivalenceKey | GangKey
 
 @dataclass(slots=True)
 class Plan:
+    """The result of a cycle: bindings, preemptions, and the reasons of pending work."""
+
     bindings: list[Binding] = field(default_factory=list)
     preemptions: list[Preempting] = field(default_factory=list)
     reasons: dict[UnitKey, PendingReason] = field(default_factory=dict)
@@ -63,7 +67,7 @@ class Plan:
 
 
 class Unit(Struct):
-    """What is placed together."""
+    """The allocations that are placed together."""
 
     key: UnitKey
     asks: tuple[Ask, ...]

@@ -1,9 +1,9 @@
-"""Who has to go so that somebody more urgent can run: the smallest, cheapest set, found by trying and undoing.
+"""Preemption: the smallest, cheapest set of victims for more urgent work, found by trial and undo.
 
-Victims are of the asker's tenant and have strictly lower priority, or are another tenant's burst work while the asker
-stays within its own target. Only work of a priority class that crosses tenants evicts another tenant's for its lower
-priority; if it would itself be burst, none that is not: otherwise two could evict each other for ever. Nothing is
-evicted within its minimum runtime, and sensitive work never. A gang goes as a whole.
+Victims belong to the preemptor's tenant and have strictly lower priority, or are another tenant's burst work while the
+preemptor stays within its own target. Only work of a priority class that crosses tenants evicts another tenant's work
+for its lower priority; if it would itself be burst, it evicts only burst work: otherwise two could evict each other for
+ever. Nothing is evicted within its minimum runtime, and sensitive work never. A gang is evicted as a whole.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from bursar.core.scheduling.state.placed_columns import NEVER, Placed
 from bursar.core.scheduling.state.topology_counts import Kin, kin_of
 from bursar.core.usage.budget import PENALTY_FLOOR
 
-ROWS_TRIED = 32  # where nothing can be cleared, looking further is given up
-WAYS_MAX = 8  # of clearing room that are compared
+ROWS_TRIED = 32  # nodes examined before the search for victims gives up
+WAYS_MAX = 8  # alternative sets of victims that are compared
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
+    """An allocation to evict, and the rule that allows it."""
+
     uid: str
     rule: EvictionRule
 
 
 @dataclass(frozen=True, slots=True)
 class Clearing:
-    """Room that can be made: who goes, and where the asker's slots will be."""
+    """A possible preemption: the victims, and the nodes of the preemptor's slots."""
 
     victims: tuple[Victim, ...]
     slots: tuple[tuple[Ask, int], ...]
@@ -46,7 +48,7 @@ class Clearing:
 
 @dataclass(frozen=True, slots=True)
 class Asker:
-    """Who asks for room: for whom, how urgently, and whether it would hold more than its target, or counts as if."""
+    """The preemptor: its tenant, its priority, and whether it would be burst or counts as such."""
 
     tenant: str
     priority: int
@@ -56,7 +58,7 @@ class Asker:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The cheapest victims on one row; none where nothing helps."""
+    """The cheapest victims on one row; none if no eviction suffices."""
 
     victims: tuple[Victim, ...]
     worst: int  # the highest priority among them
@@ -65,7 +67,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Party:
-    """Who goes together: one, or a gang; named after its first."""
+    """Victims that are evicted together: one allocation or a gang, named after its first."""
 
     name: str
     members: list[tuple[Placed, EvictionRule]]
@@ -75,6 +77,8 @@ class _Party:
 
 @dataclass(slots=True)
 class Preemptor:
+    """Finds the cheapest set of victims whose eviction lets a blocked unit fit."""
+
     cluster: ClusterState
     shares: Shares
     chooser: Placer
@@ -84,11 +88,11 @@ class Preemptor:
     _burst: frozenset[str] | None = None
     _tried: dict[tuple[Shape, Kin, float, Asker], dict[int, _Found | None]] = field(default_factory=dict)
     _prospects: dict[tuple[int, bool, str | None], PreemptionCandidates] = field(default_factory=dict)
-    _seen: int | None = None  # how much of the log of touched rows is in what is known; nothing is known at first
-    _gone: set[str] = field(default_factory=set)  # who goes for the slots before this one
+    _seen: int | None = None  # the position in the log of touched rows up to which caches are current; none at first
+    _gone: set[str] = field(default_factory=set)  # victims of the slots before this one
 
     def clear(self, asks: Sequence[Ask], priority: int) -> Clearing | None:
-        """Whom to evict so that all of these have room; the world is left as it was."""
+        """The victims to evict so that all of these fit; the cluster state is left as it was."""
         amounts = [pair for ask in asks for pair in self._amounts_at_most(ask)]
         crosses = all(ask.cross_tenant for ask in asks)
         asker = Asker(asks[0].tenant, priority, self._counts_as_burst(asks[0].tenant, amounts), crosses)
@@ -120,16 +124,16 @@ class Preemptor:
         return Clearing(tuple(sorted(victims.values(), key=lambda one: one.uid)), tuple(slots), cost)
 
     def _counts_as_burst(self, tenant: str, amounts: Sequence[tuple[str, int]]) -> bool:
-        """Whether it would be burst; or its budget is used up, and it runs where nobody else wants the room."""
+        """Whether it would be burst, or counts as burst because its budget is used up."""
         used_up = any(seat.share.penalty <= PENALTY_FLOOR for seat in self.shares.seat(tenant).path)
         return used_up or not self.shares.within_target_after(tenant, amounts)
 
     def _amounts_at_most(self, ask: Ask) -> Sequence[tuple[str, int]]:
-        """What it will hold; of whole nodes, whichever they will be, no more than the largest of the right ones."""
+        """Upper bound of the amounts it will hold; for whole nodes, those of the largest matching node."""
         if not ask.shape.exclusive:
             return self.cluster.amounts(ask, [0] * ask.shape.nodes)
         fleet = self.cluster.fleet
-        right = np.flatnonzero(self.cluster.terrains.of(ask.shape.where).allowed & fleet.now.open)
+        right = np.flatnonzero(self.cluster.memory.node_filters.of(ask.shape.where).allowed & fleet.now.open)
         return [
             (name, int(fleet.allocatable[column, right].max(initial=0)) * ask.shape.nodes)
             for name, column in fleet.column_of.items()
@@ -138,9 +142,9 @@ class Preemptor:
     def _could_come_back(
         self, victims: Iterable[Victim], asker: Asker, amounts: Sequence[tuple[str, int]]
     ) -> bool:  # fmt: skip
-        """Whether somebody who has to go for being burst would be none any more, and could evict the asker in turn.
+        """Whether a burst victim would no longer be burst afterwards, and could then evict the preemptor.
 
-        Of several that are over the target together, one alone may be within it.
+        Of several that exceed the target together, one alone may be within it.
         """
         units: dict[tuple[str, str], list[tuple[str, int]]] = {}
         gone: list[tuple[str, Sequence[tuple[str, int]]]] = []
@@ -164,7 +168,7 @@ class Preemptor:
                 self.shares.add(tenant, held)
 
     def evict(self, clearing: Clearing, by: float) -> None:
-        """Tell the victims to stop by then, and keep the room for whom it is cleared."""
+        """Evict the victims by that deadline, and reserve the capacity for the preemptor."""
         for victim in clearing.victims:
             one = self.cluster.placed[victim.uid]
             for spot in one.spots:
@@ -176,14 +180,14 @@ class Preemptor:
         return uid in self._burst_marks()
 
     def _burst_marks(self) -> frozenset[str]:
-        """What runs beyond its tenant's target; looked for only where somebody holds more than that."""
+        """Burst work, beyond its tenant's target; computed only for tenants that hold more than that."""
         if self._burst is None:
             over = {tenant: self._targets(tenant) for tenant in self.cluster.used if self._is_over(tenant)}
-            # Nothing came or went since, and the targets are the same: so are the marks.
+            # Without placements, ends or changed targets, the marks stay the same.
             key = (self.cluster.moved, frozenset(over.items()))
-            if self.cluster.burst is None or self.cluster.burst[0] != key:
-                self.cluster.burst = (key, self._mark(over) if over else frozenset())
-            self._burst = self.cluster.burst[1]
+            if self.cluster.memory.burst is None or self.cluster.memory.burst[0] != key:
+                self.cluster.memory.burst = (key, self._mark(over) if over else frozenset())
+            self._burst = self.cluster.memory.burst[1]
         return self._burst
 
     def _mark(self, over: Container[str]) -> frozenset[str]:
@@ -201,7 +205,7 @@ class Preemptor:
         return any(seat.actual > seat.base for seat in self.shares.seat(tenant).path)
 
     def rule(self, one: Placed, asker: Asker) -> EvictionRule | None:
-        """Under which rule this may be evicted for the asker; none when it may not."""
+        """The rule under which this may be evicted for the preemptor; none if it may not."""
         if one.ending or one.since >= self.now or one.since + self.min_runtime_seconds > self.now:
             return None
         if one.ask.shape.where.sensitive:
@@ -214,7 +218,7 @@ class Preemptor:
         return EvictionRule.BURST if not asker.burst and self.is_burst(one.ask.uid) else None
 
     def price(self, one: Placed) -> float:
-        """What evicting it costs: the work that is lost, more when it is nearly done, half for burst."""
+        """The cost of an eviction: the lost work, more if it is nearly done, half for burst."""
         ran = max(0.0, self.now - one.since)
         lost = min(ran, one.ask.checkpoint_seconds) if one.ask.checkpoint_seconds else ran
         done = ran / (one.ends_at - one.since) if NEVER > one.ends_at > one.since else 0.0
@@ -224,7 +228,7 @@ class Preemptor:
     # One slot.
 
     def _slot(self, slot: Slot, asker: Asker, avoid: Sequence[int], *, alone: bool) -> tuple[int, _Found] | None:
-        # One alone was not placed because it has no room as things are.
+        # A single slot did not fit without preemption, or it would have been placed.
         free = self.chooser.free_row(slot, avoid) if not alone else None
         if free is not None:
             return free, _Found((), 0, 0.0)
@@ -241,7 +245,7 @@ class Preemptor:
         return min(ways, key=lambda way: _rank(way[1], way[0]), default=None)
 
     def _known(self, slot: Slot, asker: Asker) -> dict[int, _Found | None]:
-        """What was found on rows that have not changed since. Company on one row depends on others as well."""
+        """Cached results of unchanged rows; empty with inter-pod rules, because they depend on other rows as well."""
         touched = self.cluster.fleet.now.touched
         rows = set(touched[self._seen :]) if self._seen is not None else set[int]()
         for found in self._tried.values():
@@ -255,8 +259,8 @@ class Preemptor:
         return self._tried.setdefault((slot.ask.shape, slot.kin, slot.ends_at, asker), {})
 
     def _promising(self, slot: Slot, asker: Asker, avoid: Sequence[int]) -> list[int]:
-        """The rows that would have room without everybody who might go; where the least urgent run, first."""
-        # Who is burst may have to go whatever its urgency, unless the asker would be burst itself.
+        """The rows on which the slot fits once all candidates are evicted; those with the least urgent work first."""
+        # Burst work may be evicted whatever its urgency, unless the preemptor would be burst itself.
         also = frozenset[str]() if asker.burst else self._burst_marks()
         tenant = None if asker.crosses else asker.tenant
         key = (asker.priority, asker.burst, tenant)
@@ -269,7 +273,7 @@ class Preemptor:
         return prospects.rows(slot.need, self.chooser.right_rows(slot), avoid, ROWS_TRIED)
 
     def _on_row(self, slot: Slot, row: int, asker: Asker) -> _Found | None:
-        """Evict the cheapest until there is room, then spare whoever need not go after all."""
+        """Evict the cheapest until the slot fits, then spare victims that prove unnecessary."""
         parties = self._parties(row, asker)
         gone: list[_Party] = []
         undo: dict[str, list[Callable[[], None]]] = {}
@@ -290,13 +294,13 @@ class Preemptor:
         finally:
             for steps in undo.values():
                 _undo(steps)
-            # Everything is as it was: what is known of the row stays true.
+            # The state is restored, so caches of the row stay valid.
             self._seen = len(self.cluster.fleet.now.touched)
         victims = tuple(Victim(one.ask.uid, rule) for party in gone for one, rule in party.members)
         return _Found(victims, max(party.worst for party in gone), sum(party.cost for party in gone))
 
     def _parties(self, row: int, asker: Asker) -> list[_Party]:
-        """Those on a row who may go, each with everybody who then has to; the least urgent first, then the cheapest."""
+        """Possible victims on a row, each with its gang; the least urgent first, then the cheapest."""
         found: dict[str, _Party] = {}
         for uid in sorted(self.cluster.running.on_row.get(row, ())):
             members = self._party(self.cluster.placed[uid], asker) if uid not in self._gone else None
@@ -307,7 +311,7 @@ class Preemptor:
         return sorted(found.values(), key=lambda party: (party.worst, party.cost, party.name))
 
     def _party(self, one: Placed, asker: Asker) -> list[tuple[Placed, EvictionRule]] | None:
-        """Everybody who has to go with it: its gang. None when one of them may not."""
+        """The members evicted with it: its gang, or itself. None if one of them may not be evicted."""
         others: Iterable[str] = (one.ask.uid,)
         if one.ask.gang is not None:
             others = sorted(self.cluster.bands[one.ask.namespace, one.ask.gang.group_id].placed)

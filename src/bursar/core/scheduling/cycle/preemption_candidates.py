@@ -1,7 +1,7 @@
-"""What each node could have free if everybody went who might: counted once, and then only where something changed.
+"""Preemption candidates: the capacity that each node could free, counted once and updated where it changed.
 
-Preemption asks this of every node for every asker. The least urgent work is looked at first: where it runs, room costs
-least.
+Preemption needs it of every node for every preemptor. Nodes with the least urgent work come first: preempting there
+costs least.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ AGE_MAX = 999_999.0
 
 
 class PreemptionCandidates:
-    """For askers of one kind: who might go has run for the minimum, and is less urgent than `below`, or is one of
-    `also`, who may go whatever their urgency. With a tenant, only its own work may go for being less urgent."""
+    """Candidates for one kind of preemptor: work past its minimum runtime that is less urgent than `below`, or is in
+    `also`, whatever its urgency. With a tenant, only that tenant's work is a candidate for being less urgent."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class PreemptionCandidates:
         self._count()
 
     def rows(self, need: Need, right: Bools, avoid: Sequence[int], most: int) -> list[int]:
-        """The nodes that would have room, the least urgent first, then the youngest work; at most so many."""
+        """The nodes on which the slot would fit, least urgent work first, then youngest; at most `most`."""
         now = self._cluster.fleet.now
         capacity = right & now.open & (self.counts > 0)
         if need.exclusive:
@@ -54,7 +54,7 @@ class PreemptionCandidates:
         return _least(np.flatnonzero(capacity), self.rank, most)
 
     def look_again(self, rows: Iterable[int], gone: Collection[str]) -> None:
-        """Count these rows anew, without those who go already."""
+        """Recount these rows, without the work that is evicted already."""
         cluster, lines = self._cluster, self._cluster.running.lines
         for row in rows:
             there = [
@@ -102,7 +102,7 @@ class PreemptionCandidates:
         self.rank = URGENCY_WEIGHT * urgency / count + np.minimum(age / count, AGE_MAX)
 
     def _add_up(self, rows: NDArray[np.signedinteger], some: NDArray[np.intp]) -> None:
-        """What would be free again, row by row: whole numbers, as exact as they are large."""
+        """The capacity that would be free again, row by row, as exact integers."""
         if not some.size:
             return
         order = np.argsort(rows, kind="stable")
@@ -112,7 +112,7 @@ class PreemptionCandidates:
             self.freed[column, there] = np.add.reduceat(amounts, first)
 
     def _priorities(self) -> NDArray[np.int64]:
-        """Of everything that runs, with the boosts of the moment."""
+        """The priorities of all running work, including current boosts."""
         cluster = self._cluster
         priority = cluster.running.lines.priority
         boosted = {job for job, boost in cluster.boosts.items() if boost.until > self._now}

@@ -1,7 +1,7 @@
-"""How soon it is somebody's turn, in one cycle: the nine factors of a unit, and the score that they make.
+"""Priority score: the nine factors of a unit in one cycle, and their weighted sum.
 
-Most of what waits is of a few kinds, and those of one kind differ in how long they have waited and in nothing else. So
-what a kind has in common is worked out once in a cycle, however many wait.
+Pending work falls into few equivalence classes, whose members differ only in their waiting time. So all other factors
+are computed once per class and cycle, however many are pending.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from bursar.core.scheduling.state.fleet import NOWHERE
 
 
 class PriorityScore:
+    """Computes the priority score of pending units from nine factors."""
+
     def __init__(self, cluster: ClusterState, shares: Shares, now: float, energy_price: float | None = None) -> None:
         self._cluster = cluster
         self._shares = shares
@@ -41,18 +43,18 @@ class PriorityScore:
         self._alike = cluster.alike_nodes()
         self._depths: dict[str, int] = {}
         self._together: dict[Shape, int | None] = {}
-        # By the identity of groups, which live as long as anything of theirs is in the line.
-        self._of_groups: dict[int, tuple[float, float]] = {}  # all but the wait, and what the wait counts
-        self._of_gangs: dict[Hashable, tuple[Profile, Factors[float], float]] = {}
+        # By the identity of classes, which live as long as any of their members is queued.
+        self._of_groups: dict[int, tuple[float, float]] = {}  # the score without the wait, and the weight of the wait
+        self._of_gangs: dict[Hashable, tuple[Profile, Factors, float]] = {}
 
     def count_depths(self) -> None:
-        """How many wait in each queue."""
+        """Count the pending allocations of each queue."""
         for group in self._cluster.groups.values():
             depth = self._depths.get(group.key.queue, 0)
             self._depths[group.key.queue] = depth + len(group.members)
 
     def of_member(self, group: EquivalenceClass, submitted_at: float) -> float:
-        """The score of a group's member that has waited since then."""
+        """The score of a class's member that was submitted then."""
         known = self._of_groups.get(id(group))
         if known is None:
             unit = Unit(group.key, (next(iter(group.members.values())),))
@@ -62,7 +64,7 @@ class PriorityScore:
         return known[0] + known[1] * waiting_factor(self._now - submitted_at)
 
     def of_gang(self, unit: Unit) -> float:
-        """The score of a gang while the line is made: until somebody is placed, no tenant's deficit moves."""
+        """The score of a gang while the queue is filled: no tenant's deficit changes before the first placement."""
         ask = unit.asks[0]
         priority = self._cluster.priority(ask, self._now)
         times = (ask.ttl_seconds, ask.checkpoint_seconds)
@@ -80,7 +82,7 @@ class PriorityScore:
         share = self._cluster.tenants.get(unit.tenant)
         return share.penalty if share is not None else 1.0
 
-    def factors(self, unit: Unit) -> Factors[float]:
+    def factors(self, unit: Unit) -> Factors:
         ask, nodes = unit.asks[0], unit.nodes
         return Factors(
             priority=priority_factor(self._cluster.priority(ask, self._now)),
@@ -95,7 +97,7 @@ class PriorityScore:
         )
 
     def _topology(self, shape: Shape, nodes: int) -> float:
-        """How much of a unit the best rack holds; one node is always together with itself."""
+        """The part of a unit that the best rack holds; a single node is always together."""
         if nodes == 1:
             return 1.0
         if shape not in self._together:
@@ -103,8 +105,8 @@ class PriorityScore:
         return topology_factor(nodes, self._together[shape])
 
     def _room_together(self, shape: Shape) -> int | None:
-        """How many slots of this shape the best rack would hold, were it empty; unknown without racks. Whether it is
-        empty says nothing about whose turn it is: in a full cluster all would be before who needs several nodes."""
+        """The number of these that the best rack would hold if it were empty; unknown without racks. Current usage must
+        not count: in a full cluster, all other work would come before work that needs several nodes."""
         column = self._cluster.fleet.label(LEVELS[0])
         if not (column.codes != NOWHERE).any():
             return None

@@ -1,6 +1,6 @@
-"""Answers about the world: why something waits, what would become of something that is not there yet, and the figures.
+"""Explain, simulate and figures: answers from the cluster state.
 
-Nothing here changes the world. What is tried out is tried on a copy, by the same `decide` that would do it.
+Nothing here changes the cluster state. Simulations run on a copy, with the same `decide` as the scheduler.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from bursar.core.nodes.node_affinity import untolerated
 from bursar.core.objects.ask import Ask, Requirement
 from bursar.core.objects.pending_reason import UNPAID, PendingReason, ReasonCode
-from bursar.core.scheduling.cycle import diagnosis, inter_pod
+from bursar.core.scheduling.cycle import diagnosis
 from bursar.core.scheduling.cycle.backfill import earliest
 from bursar.core.scheduling.cycle.cycle import Cycle, decide
-from bursar.core.scheduling.cycle.diagnosis import gang_reason, quota_reason
+from bursar.core.scheduling.cycle.diagnosis import all_nodes, gang_reason, quota_reason
 from bursar.core.scheduling.cycle.fair_queue import score
 from bursar.core.scheduling.cycle.placer import Slot
 from bursar.core.scheduling.cycle.plan import Plan, SchedulingPolicy, Unit
@@ -43,7 +43,6 @@ from bursar.core.scheduling.state.equivalence import EquivalenceClass, Equivalen
 from bursar.core.scheduling.state.fleet import Bools
 from bursar.core.scheduling.state.node_filter import by_isolation, by_label, by_parts, by_tenants, meets
 from bursar.core.scheduling.state.placed_columns import Spot
-from bursar.core.scheduling.state.state_copy import copy_of
 
 ROUNDS_MAX = 2  # plans that a simulation makes, where one does not hold everything that can be placed
 PRECEDENCE = {one: place for place, one in enumerate(ReasonCode)}
@@ -83,7 +82,7 @@ def explain(
 
 
 def holding(cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: float) -> Holding | None:
-    """How something that is placed stands; nothing where it is not."""
+    """The share and burst mark of placed work; none if it is not placed."""
     if uid not in cluster.placed:
         return None
     cycle = Cycle(cluster, policy, now)
@@ -93,14 +92,14 @@ def holding(cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: floa
 def glimpse(
     cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: float, position: QueuePosition | None
 ) -> Glimpse:
-    """The position of one that waits, and when it may start."""
+    """The position of a pending allocation, and its estimated start."""
     cycle, unit = surveyed(cluster, policy, now, uid), unit_of(cluster, uid)
     starts_at = _starts_at(cycle, unit, _dominant(cycle, unit), position)
     return Glimpse(position.in_queue if position is not None else None, starts_at)
 
 
 def unit_of(cluster: ClusterState, uid: str) -> Unit:
-    """What it is placed together with: its gang, until that has begun."""
+    """The unit that an allocation is placed with: its gang, until that has begun."""
     group = cluster.waiting[uid]
     ask = group.members[uid]
     if ask.gang is None or cluster.has_begun((ask.namespace, ask.gang.group_id)):
@@ -111,14 +110,14 @@ def unit_of(cluster: ClusterState, uid: str) -> Unit:
 
 
 def surveyed(cluster: ClusterState, policy: SchedulingPolicy, now: float, uid: str) -> Cycle:
-    """A cycle that has not begun, with the room held that is kept from this one."""
+    """A cycle that has not run, with the reservations and nominations that this allocation must respect."""
     cycle = Cycle(cluster, policy, now)
     cycle.scoring.count_depths()
     for unit in cycle.nominated():
         if all(ask.uid != uid for ask in unit.asks):
             slots = [(ask, row) for ask in unit.asks for row in cycle.nominated_rows(ask)]
             cycle.holds.add(slots, cycle.cleared_at(slots))
-    found = cluster.reservation
+    found = cluster.memory.reservation
     if found is not None and found.start > now and all(uid != ask.uid in cluster.waiting for ask, _ in found.slots):
         cycle.holds.add(found.slots, found.start)
     return cycle
@@ -132,7 +131,7 @@ def reasons(cycle: Cycle, unit: Unit) -> tuple[PendingReason, tuple[PendingReaso
 
 
 def _dominant(cycle: Cycle, unit: Unit) -> PendingReason:
-    """In the order in which the cycle comes to them."""
+    """The reason that the cycle would give: the first that applies, in the order of its checks."""
     cluster = cycle.cluster
     if found := _nominated(cycle, unit) or _incomplete(cluster, unit):
         return found
@@ -145,51 +144,21 @@ def _dominant(cycle: Cycle, unit: Unit) -> PendingReason:
         exceeded = cycle.exceeded(choice)
         return quota_reason(exceeded) if exceeded else PendingReason(ReasonCode.NOT_TRIED, nodes=len(cluster.fleet))
     slot = cycle.chooser.slots(unit.asks)[0]
-    return _detailed(cluster, slot, diagnosis.explain(cluster, cycle.chooser, slot, unit.asks))
+    return _detailed(cluster, slot, diagnosis.diagnose(cluster, cycle.chooser, slot, unit.asks))
 
 
 def _applying(cycle: Cycle, unit: Unit) -> list[PendingReason]:
-    """Each cause looked at by itself, as if it were the only one."""
+    """All causes that apply, each examined independently of the others."""
     cluster, slot = cycle.cluster, cycle.chooser.slots(unit.asks)[0]
     found = [_nominated(cycle, unit), _incomplete(cluster, unit)]
     if exceeded := cycle.exceeded([(ask, ()) for ask in unit.asks]):
         found.append(quota_reason(exceeded))
     found.append(_unpaid(cycle, unit))
-    found += _placing(cycle, slot)
+    found += [
+        _detailed(cluster, slot, reason) if reason.why is ReasonCode.NO_MATCHING_NODES else reason
+        for reason in diagnosis.others(cluster, cycle.holds, slot)
+    ]
     return [one for one in found if one is not None]
-
-
-def _placing(cycle: Cycle, slot: Slot) -> list[PendingReason | None]:
-    cluster, fleet = cycle.cluster, cycle.cluster.fleet
-    nodes = len(fleet)
-    there = _there(cluster)
-    if not (there & fleet.now.open).any():
-        return [PendingReason(ReasonCode.NO_NODES_ACTIVE, nodes=nodes)]
-    if reason := diagnosis.unclaimed(cluster, slot, there):
-        return [reason]
-    node_filter = cluster.terrains.of(slot.ask.shape.where)
-    right: Bools = node_filter.allowed & fleet.now.open
-    if not right.any():
-        return [_detailed(cluster, slot, PendingReason(ReasonCode.NO_MATCHING_NODES, nodes=nodes))]
-    found: list[PendingReason | None] = []
-    matching = int(np.count_nonzero(right))
-    fitting: Bools = right & fleet.now.fits(slot.need, fleet.allocatable)
-    if not fitting.any():
-        short = diagnosis.shortages(cluster, slot, right)
-        resource = short[0].resource if short else ""
-        found.append(PendingReason(ReasonCode.NO_CAPACITY, resource, nodes, short=short, matching=matching))
-    for which, mask in inter_pod.masks(slot.ask, slot.kin, node_filter, fleet, cluster.topology_counts):
-        if not (right & mask).any():
-            kept_out = ((str(which), matching),)
-            absent = (
-                inter_pod.absent(slot.ask, slot.kin, cluster.topology_counts) if which is ReasonCode.AFFINITY else ""
-            )
-            found.append(PendingReason(which, nodes=nodes, excluded=kept_out, matching=matching, absent=absent))
-        fitting = fitting & mask
-    held = cycle.holds.mask(slot.need, slot.ends_at)
-    if held is not None and fitting.any() and not (fitting & held).any():
-        found.append(PendingReason(ReasonCode.HELD, nodes=nodes, matching=matching))
-    return found
 
 
 def _nominated(cycle: Cycle, unit: Unit) -> PendingReason | None:
@@ -206,15 +175,9 @@ def _incomplete(cluster: ClusterState, unit: Unit) -> PendingReason | None:
 
 
 def _unpaid(cycle: Cycle, unit: Unit) -> PendingReason | None:
-    """What the account said when it was to be paid for, until that is tried again."""
-    known = cycle.cluster.blocked.get(unit.key)
+    """The refusal by the account that pays, until the next attempt."""
+    known = cycle.cluster.memory.blocked.get(unit.key)
     return known.reason if known is not None and known.reason.why in UNPAID and known.until > cycle.now else None
-
-
-def _there(cluster: ClusterState) -> Bools:
-    there = np.zeros(cluster.fleet.now.placed.shape[0], np.bool_)
-    there[list(cluster.fleet.row_of.values())] = True
-    return there
 
 
 # Which constraints keep nodes out.
@@ -226,7 +189,7 @@ def _detailed(cluster: ClusterState, slot: Slot, reason: PendingReason) -> Pendi
     reason = replace(reason, closed=_closed(cluster, slot))
     if reason.why is not ReasonCode.NO_MATCHING_NODES:
         return reason
-    there = _there(cluster)
+    there = all_nodes(cluster)
     return replace(
         reason,
         excluded=tuple(
@@ -238,7 +201,9 @@ def _detailed(cluster: ClusterState, slot: Slot, reason: PendingReason) -> Pendi
 def _closed(cluster: ClusterState, slot: Slot) -> tuple[tuple[str, str], ...]:
     """Nodes that match and take no work, because they are cordoned or not ready."""
     fleet = cluster.fleet
-    rows = np.flatnonzero(_there(cluster) & ~fleet.now.open & cluster.terrains.of(slot.ask.shape.where).allowed)
+    rows = np.flatnonzero(
+        all_nodes(cluster) & ~fleet.now.open & cluster.memory.node_filters.of(slot.ask.shape.where).allowed
+    )
     names = sorted((fleet.names[row], "cordoned" if fleet.cordoned[row] else "not ready") for row in rows.tolist())
     return tuple(names)
 
@@ -259,7 +224,7 @@ def _constraints(cluster: ClusterState, slot: Slot) -> list[tuple[str, Bools]]:
     return [
         *found,
         *_taints(cluster, slot),
-        ("claims", cluster.terrains.of(where).claimable),
+        ("claims", cluster.memory.node_filters.of(where).claimable),
         ("tenants", by_tenants(fleet, where)),
         ("fractions", by_parts(fleet, where)),
         ("isolation", by_isolation(fleet, where)),
@@ -283,7 +248,7 @@ def _written(requirement: Requirement) -> str:
     return f"{requirement.key} {requirement.operator}{values}"
 
 
-# Figures of one that waits.
+# Figures of a pending allocation.
 
 
 def _score(cycle: Cycle, unit: Unit) -> Score:
@@ -313,7 +278,7 @@ def _nomination(cluster: ClusterState, uid: str) -> ReservedFor | None:
 
 
 def _reservation(cluster: ClusterState, uid: str) -> ReservedFor | None:
-    found = cluster.reservation
+    found = cluster.memory.reservation
     rows = [row for ask, row in found.slots if ask.uid == uid] if found is not None else []
     if found is None or not rows:
         return None
@@ -324,7 +289,7 @@ def _reservation(cluster: ClusterState, uid: str) -> ReservedFor | None:
 
 
 def _starts_at(cycle: Cycle, unit: Unit, reason: PendingReason, position: QueuePosition | None) -> float | None:
-    """An estimate: when there is room for it, and for what stands before it, by the ends that are known."""
+    """The estimated start: when it fits, and the work ahead of it fits, by known ends."""
     cluster = cycle.cluster
     if reason.why is ReasonCode.PREEMPTING:
         return max(reason.until, cycle.now)
@@ -344,10 +309,10 @@ def _starts_at(cycle: Cycle, unit: Unit, reason: PendingReason, position: QueueP
 
 
 def _after_those(cycle: Cycle, unit: Unit, ahead: Sequence[tuple[EquivalenceClass, int]]) -> float | None:
-    """When what is free and what ends is as much as those ahead and this one ask for together, on the nodes that this
-    one may use. Which node has it is not looked at, so this costs the same for a long line as for a short one."""
+    """The time at which free capacity on the matching nodes covers the sum of this unit and the work ahead. Nodes are
+    not distinguished, so the cost does not depend on the length of the queue."""
     cluster, ask = cycle.cluster, unit.asks[0]
-    right: Bools = cluster.terrains.of(ask.shape.where).allowed & cluster.fleet.now.open
+    right: Bools = cluster.memory.node_filters.of(ask.shape.where).allowed & cluster.fleet.now.open
     wanted = _wanted(unit, _rivals(cluster, ahead, right))
     running = cluster.running.lines
     lines = np.flatnonzero((running.row >= 0) & np.isfinite(running.ends_at))
@@ -378,21 +343,21 @@ def _after_those(cycle: Cycle, unit: Unit, ahead: Sequence[tuple[EquivalenceClas
 def _rivals(
     cluster: ClusterState, ahead: Sequence[tuple[EquivalenceClass, int]], right: Bools
 ) -> list[tuple[EquivalenceClass, int]]:
-    """Those ahead that may use some of the same nodes."""
+    """The classes ahead that may use some of the same nodes."""
     known: dict[int, bool] = {}
     found = []
     for group, count in ahead:
         where = group.key.shape.where
         overlaps = known.get(id(where))
         if overlaps is None:
-            overlaps = known[id(where)] = bool((cluster.terrains.of(where).allowed & right).any())
+            overlaps = known[id(where)] = bool((cluster.memory.node_filters.of(where).allowed & right).any())
         if overlaps:
             found.append((group, count))
     return found
 
 
 def _wanted(unit: Unit, rivals: Sequence[tuple[EquivalenceClass, int]]) -> dict[str, int]:
-    """What this one and its rivals ask for, of the resources that this one asks for."""
+    """The total requests of this unit and its rivals, in the resources of this unit."""
     wanted: dict[str, int] = {}
     for ask in unit.asks:
         for name, amount in ask.shape.requests:
@@ -410,8 +375,8 @@ def _wanted(unit: Unit, rivals: Sequence[tuple[EquivalenceClass, int]]) -> dict[
 def simulate(
     cluster: ClusterState, asks: Sequence[Ask], policy: SchedulingPolicy, now: float
 ) -> tuple[SimulatedOutcome, ...]:
-    """What would become of these if they were submitted now, all together: decided on a copy of the world."""
-    trial = copy_of(cluster)
+    """Simulate a submission of these, all together, on a copy of the cluster state."""
+    trial = cluster.copy()
     for ask in asks:
         trial.pretend(ask)
     plans = _plans(trial, policy, now)
@@ -496,7 +461,7 @@ def queues(cluster: ClusterState, waits: WaitStats, now: float) -> tuple[QueueFi
 
 
 def waiting_by_reason(cluster: ClusterState) -> dict[str, int]:
-    """How many wait for each reason, by its code."""
+    """The number of pending allocations by code of reason."""
     promised = Counter(id(cluster.waiting[uid]) for uid in cluster.nominated)
     counts = Counter({str(ReasonCode.PREEMPTING): len(cluster.nominated)})
     for group in cluster.groups.values():
@@ -509,5 +474,5 @@ def _code(cluster: ClusterState, group: EquivalenceClass) -> str:
     together = gang is not None and not cluster.has_begun(gang)
     if gang is not None and together and (cluster.bands[gang].placed or not cluster.bands[gang].complete):
         return str(ReasonCode.GANG_INCOMPLETE)
-    known = cluster.blocked.get(gang if gang is not None and together else group.key)
+    known = cluster.memory.blocked.get(gang if gang is not None and together else group.key)
     return known.reason.code if known is not None else str(ReasonCode.NOT_TRIED)

@@ -1,7 +1,7 @@
-"""What the scheduler answers when it is asked: values that travel from the leader to whoever wants to know.
+"""Answers of the scheduler: values that travel from the leader to API processes.
 
-Amounts are numbers in their dimension's unit, times are seconds since the epoch; how they are written is the business
-of the doors. Nothing here needs the scheduler's arrays.
+Amounts are numbers in their dimension's unit, times are seconds since the epoch; the API formats them. Nothing here
+needs the scheduler's arrays.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NO_WAIT = Wait()
 
 @dataclass(frozen=True, slots=True)
 class FactorTerm:
-    """One of the factors of a score, and how much it counts."""
+    """One factor of a score, with its weight."""
 
     factor: str
     value: float
@@ -35,7 +35,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class ShareFigures:
-    """What a tenant holds of the cluster, and what it should hold."""
+    """A tenant's actual share of the cluster and its targets."""
 
     tenant: str
     actual: float
@@ -47,7 +47,7 @@ class ShareFigures:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """How something that is placed stands: what its tenant holds, and whether this is beyond what it should."""
+    """Placed work: its tenant's share, and whether this work is burst."""
 
     share: ShareFigures
     burst: bool = False
@@ -55,7 +55,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What stands in the line before something: how many allocations, and what they ask for together."""
+    """The pending work ahead in the queue: number of allocations and their total requests."""
 
     allocations: int = 0
     amounts: dict[str, int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True)
 class ReservedFor:
-    """Room that is kept for somebody on these nodes: from a time on when it is reserved, until one when nominated."""
+    """Capacity kept for an allocation on these nodes: from `at` on if reserved, until `at` if nominated."""
 
     nodes: tuple[str, ...]
     at: float
@@ -71,7 +71,7 @@ class ReservedFor:
 
 @dataclass(frozen=True, slots=True)
 class ExplainAnswer:
-    """Why something waits. A position counts from 1; what is not in line yet, such as part of a gang, has none."""
+    """Explanation of a pending allocation. Positions count from 1; allocations outside the queue have none."""
 
     uid: str
     reason: PendingReason
@@ -80,7 +80,7 @@ class ExplainAnswer:
     position: int | None = None  # within its queue
     position_overall: int | None = None
     ahead: Ahead = Ahead()
-    ahead_own: Ahead = Ahead()  # what of that is its own tenant's
+    ahead_own: Ahead = Ahead()  # the part of its own tenant
     score: Score | None = None
     share: ShareFigures | None = None
     starts_at: float | None = None  # an estimate
@@ -90,13 +90,15 @@ class ExplainAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ProposedPlacement:
+    """A node and its devices where an explained allocation could run."""
+
     node: str
     devices: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Who would have to go, and under which rule."""
+    """A victim of a simulated preemption, with the rule that allows it."""
 
     namespace: str
     name: str
@@ -106,20 +108,22 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedOutcome:
-    """What would become of something if it were submitted now."""
+    """The outcome of a simulated submission."""
 
     uid: str
     namespace: str
     name: str
     runs_now: bool = False
-    places: tuple[ProposedPlacement, ...] = ()  # where it would go, or where room would be made for it
+    places: tuple[ProposedPlacement, ...] = ()  # where it would run, now or after preemption
     victims: tuple[Evicted, ...] = ()
     starts_at: float | None = None  # an estimate, unless it runs now
-    waits: ExplainAnswer | None = None  # why it would wait
+    waits: ExplainAnswer | None = None  # why it would be pending
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFigures:
+    """The depth and the wait times of one queue."""
+
     name: str
     depth: int = 0
     oldest_at: float | None = None
@@ -141,7 +145,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Glimpse:
-    """The little that is shown of something that waits whenever it is looked at."""
+    """The summary of a pending allocation that every read shows."""
 
     position: int | None = None
     starts_at: float | None = None

@@ -1,8 +1,8 @@
-"""Who stands where in the line: the order in which the cycle would take everything that waits.
+"""Queue positions: the order in which the cycle would take pending work.
 
-The front of the line is walked as the cycle walks it, as if each were placed in turn, so that shares move and tenants
-alternate. Who comes far behind that stands in the order of submission: long before it is their turn, everything will
-have changed anyway. So the cost of a line is bounded, however long it is.
+The front of the queue is taken as the cycle takes it, as if every placement succeeded, so that shares move and tenants
+alternate. Work far behind the front is ordered by submission, because the queue will have changed long before it is
+tried. So the cost is bounded, however long the queue is.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from heapq import heappop, nlargest, nsmallest
 
 from bursar.core.objects.ask import Ask
 from bursar.core.scheduling.cycle.cycle import Cycle
-from bursar.core.scheduling.cycle.fair_queue import Factors, score, waiting_factor
 from bursar.core.scheduling.cycle.plan import SchedulingPolicy, Unit
+from bursar.core.scheduling.cycle.queue_traversal import QueueTraversal
 from bursar.core.scheduling.explain.explain_types import Ahead
 from bursar.core.scheduling.state.cluster_state import ActiveBoost, ClusterState, is_boosted
-from bursar.core.scheduling.state.equivalence import EquivalenceClass, GangState
+from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey
 
 WALK_MAX = 1000
 GROUPS_MAX = 1000  # that are walked for having waited longest, and as many for being the most urgent
@@ -31,7 +31,7 @@ QueueEntry = tuple[float, str]  # (submitted at, uid)
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """Where something stands, from 1 on, and how many of each group stand before it."""
+    """A position in the queue, from 1 on, and the members of each equivalence class ahead of it."""
 
     overall: int
     in_queue: int
@@ -39,11 +39,11 @@ class QueuePosition:
 
     @property
     def ahead(self) -> Ahead:
-        """How many allocations these are, and what they ask for together."""
+        """The number of these allocations and their total requests."""
         return self._sum(self.before)
 
     def ahead_of(self, tenant: str) -> Ahead:
-        """The same of one tenant's."""
+        """The number of one tenant's allocations ahead and their total requests."""
         return self._sum([(group, count) for group, count in self.before if group.key.tenant == tenant])
 
     def _sum(self, before: Sequence[tuple[EquivalenceClass, int]]) -> Ahead:
@@ -56,6 +56,8 @@ class QueuePosition:
 
 @dataclass(slots=True)
 class QueueOrder:
+    """The positions of pending allocations in the queue."""
+
     made_at: float = 0.0
     steps: int = 0
     _front: dict[str, int] = field(default_factory=dict)  # by uid, from 1 on
@@ -73,7 +75,7 @@ class QueueOrder:
             self._front[ask.uid] = len(self._groups)
 
     def leave(self, group: EquivalenceClass, entries: Iterable[QueueEntry]) -> None:
-        """These stand behind the front, in the order of submission."""
+        """Add members behind the front, in the order of submission."""
         rest = sorted(one for one in entries if one[1] in group.members and one[1] not in self._front)
         if rest:
             self._rest[id(group)] = (group, rest)
@@ -86,7 +88,7 @@ class QueueOrder:
         return place < len(entries) and entries[place][1] == ask.uid
 
     def position(self, ask: Ask, group: EquivalenceClass) -> QueuePosition | None:
-        """Where one stands; nothing for whoever is not in line."""
+        """The position of an allocation; none if it is not in the queue."""
         if not self.has(ask, group):
             return None
         place = self._front.get(ask.uid)
@@ -108,14 +110,14 @@ class QueueOrder:
 
 
 def order_queue(cluster: ClusterState, policy: SchedulingPolicy, now: float) -> QueueOrder:
-    """Everything that could be taken. Gangs that are not complete do not stand in line."""
-    return _Walk(Cycle(cluster, policy, now)).run()
+    """The queue order of all pending work that could be placed; incomplete gangs have no position."""
+    return _Count(Cycle(cluster, policy, now)).run()
 
 
 def order_boosted(
     cluster: ClusterState, policy: SchedulingPolicy, now: float, job: tuple[str, str], priority: int, uid: str = ""
 ) -> QueueOrder:
-    """The line as it would be with a job's priority replaced."""
+    """The queue order if a job's priority were replaced."""
     before = cluster.boosts.get(job)
     cluster.boosts[job] = ActiveBoost(priority, float("inf"), uid)
     try:
@@ -128,14 +130,14 @@ def order_boosted(
 
 
 class QueueOrders:
-    """The last line, for as long as it is good enough: it is not made anew for everybody who asks."""
+    """Caches the last queue order while it is fresh enough, so that not every request computes it."""
 
     def __init__(self) -> None:
         self._cluster: ClusterState | None = None
         self._line = QueueOrder()
 
     def of(self, cluster: ClusterState, policy: SchedulingPolicy, now: float, uid: str = "") -> QueueOrder:
-        """The line; for somebody who is not in it yet it is made anew sooner."""
+        """The queue order; recomputed sooner if this allocation is not in it yet."""
         good_for = self._line.steps * SECONDS_PER_STEP
         group = cluster.waiting.get(uid)
         if group is None or self._line.has(group.members[uid], group):
@@ -145,35 +147,29 @@ class QueueOrders:
         return self._line
 
 
-class _Walk:
+class _Count:
+    """Consumes the queue like a cycle in which every placement succeeds, and records the order."""
+
     def __init__(self, cycle: Cycle) -> None:
-        self.cycle = cycle
-        self.cluster = cycle.cluster
-        self.queue_order = QueueOrder(cycle.now)
-        self._orders: dict[
-            int, tuple[EquivalenceClass, list[QueueEntry]]
-        ] = {}  # what of each group was not pushed yet: a heap
-        self._factors: dict[int, Factors[float]] = {}
+        self._cycle = cycle
+        self._cluster = cycle.cluster
+        self._queue = QueueTraversal(cycle.cluster, cycle.shares, cycle.scoring, cycle.now, self._next)
+        self._order = QueueOrder(cycle.now)
+        # Of each class, the members that did not enter the queue yet: a heap.
+        self._left: dict[int, tuple[EquivalenceClass, list[QueueEntry]]] = {}
 
     def run(self) -> QueueOrder:
-        self.cycle.scoring.count_depths()
-        for promised in self.cycle.nominated():
-            self._take(promised)
-        for band in self.cluster.bands.values():
-            self._push_band(band)
-        groups = [group for group in self.cluster.groups.values() if self._is_single(group)]
-        self._orders = {id(group): (group, list(group.order)) for group in groups}
-        for group in self._promising(groups):
-            self._push(group)
-        self._run_batch()
+        for unit in self._cycle.nominated():
+            self._take(unit)
+        groups = [group for group in self._cluster.groups.values() if self._queue.is_single(group)]
+        self._left = {id(group): (group, list(group.order)) for group in groups}
+        self._queue.fill(self._promising(groups))
+        self._take_front()
         self._leave_the_rest()
-        return self.queue_order
-
-    def _is_single(self, group: EquivalenceClass) -> bool:
-        return group.key.gang is None or self.cluster.has_begun(group.key.gang)
+        return self._order
 
     def _promising(self, groups: list[EquivalenceClass]) -> Iterable[EquivalenceClass]:
-        """The groups that may be at the front: those that waited longest, and the most urgent."""
+        """The classes that may be at the front: those that waited longest, and the most urgent."""
         if len(groups) <= 2 * GROUPS_MAX:
             return groups
         oldest = nsmallest(GROUPS_MAX, groups, key=lambda group: group.order[0] if group.order else (float("inf"), ""))
@@ -182,64 +178,46 @@ class _Walk:
 
     def _urgency(self, group: EquivalenceClass) -> int:
         key = group.key
-        boost = self.cluster.boosts.get((key.kin[0], key.job)) if key.job else None
-        return boost.priority if boost is not None and is_boosted(boost, key.owner, self.cycle.now) else key.priority
+        boost = self._cluster.boosts.get((key.kin[0], key.job)) if key.job else None
+        return boost.priority if boost is not None and is_boosted(boost, key.owner, self._cycle.now) else key.priority
 
-    def _run_batch(self) -> None:
-        turns, shares = self.cycle.turns, self.cycle.shares
-        self.queue_order.steps = len(turns)
+    def _take_front(self) -> None:
+        self._order.steps = len(self._queue)
         for _ in range(WALK_MAX):
-            unit = turns.next()
+            unit = self._queue.next()
             if unit is None:
                 return
-            self.queue_order.steps += 1
-            self._take(unit)
-            for ask in unit.asks:
-                shares.add(ask.tenant, self.cluster.amounts(ask, [0] * ask.shape.nodes))
+            self._order.steps += 1
+            for ask in self._take(unit):
+                self._cycle.shares.add(ask.tenant, self._cluster.amounts(ask, [0] * ask.shape.nodes))
             if unit.group is not None:
-                self._push(unit.group)
+                self._queue.enter_next(unit.group)
 
-    def _take(self, unit: Unit) -> None:
-        for ask in unit.asks:
-            self.queue_order.add(ask, self.cluster.waiting[ask.uid])
+    def _take(self, unit: Unit) -> Sequence[Ask]:
+        asks = self._members(unit)
+        for ask in asks:
+            self._order.add(ask, self._cluster.waiting[ask.uid])
+        return asks
 
-    def _push(self, group: EquivalenceClass) -> None:
-        ask = self._next(group)
-        if ask is None:
-            return
-        unit = Unit(group.key, (ask,), group)
-        factors = self._factors.get(id(group))
-        if factors is None:
-            factors = self._factors[id(group)] = self.cycle.scoring.factors(unit)
-        factors = factors._replace(
-            waiting=waiting_factor(self.cycle.now - ask.submitted_at), deficit=self.cycle.shares.deficit(ask.tenant)
-        )
-        self._line_push(unit, factors)
+    def _members(self, unit: Unit) -> Sequence[Ask]:
+        """All members of a unit; a gang's members beyond its minimum come right behind the others."""
+        if isinstance(unit.key, EquivalenceKey):
+            return unit.asks
+        band = self._cluster.bands[unit.key]
+        return sorted(band.waiting.values(), key=lambda ask: (ask.submitted_at, ask.uid))
 
     def _next(self, group: EquivalenceClass) -> Ask | None:
-        order = self._orders[id(group)][1]
+        order = self._left[id(group)][1]
         while order:
             uid = heappop(order)[1]
-            if uid in group.members and uid not in self.cluster.nominated:
+            if uid in group.members and uid not in self._cluster.nominated:
                 return group.members[uid]
         return None
 
-    def _push_band(self, band: GangState) -> None:
-        """All members of a complete gang stand together; those beyond its size come right behind."""
-        if band.placed or not band.waiting or not band.complete:
-            return
-        members = sorted(band.waiting.values(), key=lambda ask: (ask.submitted_at, ask.uid))
-        unit = Unit(band.key, tuple(members))
-        self._line_push(unit, self.cycle.scoring.factors(Unit(band.key, tuple(members[: band.min_members]))))
-
-    def _line_push(self, unit: Unit, factors: Factors[float]) -> None:
-        points = score(self.cycle.scoring.profile(unit), factors, self.cycle.scoring.penalty(unit))
-        self.cycle.turns.enter(unit, points)
-
     def _leave_the_rest(self) -> None:
-        while (unit := self.cycle.turns.next()) is not None:
-            for ask in unit.asks:
-                group = self.cluster.waiting[ask.uid]
-                self._orders.setdefault(id(group), (group, []))[1].append((ask.submitted_at, ask.uid))
-        for group, entries in self._orders.values():
-            self.queue_order.leave(group, entries)
+        while (unit := self._queue.next()) is not None:
+            for ask in self._members(unit):
+                group = self._cluster.waiting[ask.uid]
+                self._left.setdefault(id(group), (group, []))[1].append((ask.submitted_at, ask.uid))
+        for group, entries in self._left.values():
+            self._order.leave(group, entries)

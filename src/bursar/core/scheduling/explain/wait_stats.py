@@ -1,4 +1,4 @@
-"""What the scheduler remembers of its recent work: how long things waited, how many it placed, whom it evicted.
+"""Statistics of recent scheduling: queue waits, placements per second, preemptions.
 
 Everything is bounded: of each queue the newest waits of the last hour are kept, and no more than so many of them.
 """
@@ -30,6 +30,8 @@ class Wait:
 
 @dataclass(slots=True)
 class WaitStats:
+    """Bounded statistics of recent waits, placements and preemptions."""
+
     _by_queue: dict[str, deque[tuple[float, float]]] = field(default_factory=dict)  # (placed at, waited)
     _all: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_PER_QUEUE))
     _placed: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=KEPT_SECONDS_OF_RATE))
@@ -63,7 +65,7 @@ class WaitStats:
         return _summary(self._all, now)
 
     def per_second(self, now: float) -> float:
-        """How many were placed in each second, on average over the last minute."""
+        """Placements per second, averaged over the last minute."""
         return sum(count for second, count in self._placed if second > now - MINUTE_SECONDS) / MINUTE_SECONDS
 
     def preemptions(self, now: float) -> int:

@@ -1,7 +1,7 @@
-"""What usually arrives: the shapes that matter for keeping room usable, learned from those that came so far.
+"""Arrival history: the typical shapes, learned from past arrivals, that packing keeps capacity usable for.
 
-Whoever packs must guess what comes next, and the best guess is more of the same. Everything that arrives is counted;
-now and then the count is looked at, and the few shapes that make up nearly all of it become the typical ones.
+Packing depends on future arrivals, and the best prediction is more of the same. All arrivals are counted; from time to
+time, the few shapes that make up nearly all of them become the typical ones.
 """
 
 from __future__ import annotations
@@ -10,28 +10,29 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from bursar.core.nodes.node import WHOLE, is_device
+from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.ask import Shape, Where
+from bursar.core.values.quantity import is_device
 
 TYPICAL_MAX = 48
-COVERED = 0.99  # the typical shapes need not stand for more than this part of what arrived
-GROWTH = 1.1  # the count is looked at again when so much more has arrived
-CHANGE_MIN = 0.02  # the part of the weight that must have moved before scores are worked out anew
-SEEN_MAX = 65_536  # beyond this, what is old counts half: habits change
+COVERED = 0.99  # the fraction of arrivals that the typical shapes have to cover
+GROWTH = 1.1  # the growth of the count after which the typical shapes are computed again
+CHANGE_MIN = 0.02  # the fraction of the weight that must shift before scores are computed again
+SEEN_MAX = 65_536  # beyond this, old arrivals count half, because workloads change
 COUNTED_MAX = 4096  # different shapes that are counted
-ALLOCATION_WEIGHT = 3.0  # an allocation matters by its devices, and by this because it is one
+ALLOCATION_WEIGHT = 3.0  # the weight of an allocation beside its devices
 
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """A shape that is likely to arrive, with its part of all that ask for devices; the parts add up to 1."""
+    """A shape that is likely to arrive, with its fraction of all shapes with devices; the fractions add up to 1."""
 
     shape: Shape
     weight: float
 
 
 class ArrivalHistory:
-    """What arrived, and what of it is typical. `version` rises when scores are worth working out anew."""
+    """Counts of arrivals and the typical shapes. `version` rises when scores are worth computing again."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -39,6 +40,10 @@ class ArrivalHistory:
         self._counts: dict[Shape, int] = {}
         self._seen = 0
         self._look_at = 1
+
+    def copy_history(self, other: ArrivalHistory) -> None:
+        self.version, self.typical = other.version, other.typical
+        self._counts, self._seen, self._look_at = dict(other._counts), other._seen, other._look_at
 
     @property
     def counts(self) -> Mapping[Shape, int]:
@@ -60,7 +65,7 @@ class ArrivalHistory:
             self.version += 1
 
     def _fade(self) -> None:
-        """Let everything count half, and forget what then counts nothing, or least."""
+        """Halve all counts, and forget the smallest."""
         halved = sorted(((n // 2, shape) for shape, n in self._counts.items() if n > 1), key=lambda one: -one[0])
         self._counts = {shape: n for n, shape in halved[: COUNTED_MAX // 2]}
         self._seen = sum(self._counts.values())
@@ -69,8 +74,7 @@ class ArrivalHistory:
 def typical_of(counts: Mapping[Shape, int]) -> tuple[Typical, ...]:
     """The shapes with devices that make up nearly all that arrived, each weighted by how often it did.
 
-    Which of them are typical depends on the devices they ask for as well: work that takes whole nodes is rare, and
-    hardest to find room for.
+    The ranking also counts the requested devices: work on whole nodes is rare, and hardest to place.
     """
     merged: dict[Shape, int] = defaultdict(int)
     for shape, count in counts.items():
@@ -94,19 +98,19 @@ def devices_asked(shape: Shape) -> float:
 
 
 def _plain(shape: Shape) -> Shape:
-    """What of a shape decides where it could run: preferences and company come and go."""
+    """A shape without preferences and pod affinity: the part that decides on which nodes it could run."""
     where = shape.where
     plain = replace(
         shape,
         nodes=1,
         where=Where(node_labels=where.node_labels, required=where.required, tolerations=where.tolerations),
     )
-    # Most are plain. They stay what they are and not only equal to it: whoever looks one up need not compare it then.
+    # Most shapes are plain already. Returning the same object makes dictionary lookups skip the comparison.
     return shape if plain == shape else plain
 
 
 def _moved(before: tuple[Typical, ...], after: tuple[Typical, ...]) -> float:
-    """The part of the weight that lies on other shapes than it did."""
+    """The fraction of the weight that moved to other shapes."""
     if not before or not after:
         return float(before != after)
     weights = {one.shape: one.weight for one in before}

@@ -1,7 +1,7 @@
-"""How much of somebody's work is tried at once, since some of it could not be paid for.
+"""Credit slow start: the number of allocations tried at once for an account that refused to pay.
 
-What the scheduler plans for an account without credit comes back, and has kept others from being planned. So after a
-refusal one allocation is tried, and with every one that could be paid for twice as many as before.
+Placements that an account cannot pay for are rejected at commit, and have displaced other work in the plan. So after a
+refusal one allocation is tried, and the number doubles with every allocation that is paid.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from bursar.core.objects.ask import Ask
 from bursar.core.scheduling.state.equivalence import EquivalenceKey
 
-Payer = tuple[str, str]  # (tenant, who submitted)
-ENOUGH = 512  # who could pay for so many pays like everybody else
+Payer = tuple[str, str]  # (tenant, submitter)
+ENOUGH = 512  # the number from which the limit is lifted
 
 
 @dataclass(slots=True)
 class CreditProbes:
-    """By payer, how many may be tried in one plan; who is not named here could always pay."""
+    """By payer, the number that one plan may try; payers without an entry are unlimited."""
 
     most: dict[Payer, int] = field(default_factory=dict)
 
@@ -34,18 +34,18 @@ class CreditProbes:
 
 @dataclass(slots=True)
 class CreditSlowStart:
-    """One plan's part of it."""
+    """The limits of credit slow start during one plan."""
 
     probes: CreditProbes
     _tried: dict[Payer, int] = field(default_factory=dict)
 
     def left(self, key: EquivalenceKey) -> int:
-        """How many more of a group may be tried in this plan."""
+        """The number of allocations of a class that this plan may still try."""
         most = self.probes.most.get((key.tenant, key.payer)) if self.probes.most else None
         return ENOUGH if most is None else max(0, most - self._tried.get((key.tenant, key.payer), 0))
 
     def tried(self, key: EquivalenceKey, count: int) -> bool:
-        """So many were; whether there may be more."""
+        """Count attempts; true if more are allowed."""
         payer = (key.tenant, key.payer)
         if payer not in self.probes.most:
             return True

@@ -1,9 +1,9 @@
-"""What waits, as the scheduler sees it: those that are alike in every decision, and those that run together."""
+"""Pending work in equivalence classes (alike in every decision) and gangs (placed together)."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 from bursar.core.objects.allocation import GangKey
@@ -15,7 +15,7 @@ from bursar.core.scheduling.state.topology_counts import Kin
 
 @dataclass(frozen=True, slots=True)
 class EquivalenceKey:
-    """What makes two waiting allocations alike for every decision."""
+    """The fields that make two pending allocations alike for every decision."""
 
     tenant: str
     kin: Kin
@@ -28,7 +28,7 @@ class EquivalenceKey:
     shape: Shape
     job: str
     gang: GangKey | None = None
-    charged: Hashable = None  # what quotas see of it
+    charged: Hashable = None  # the parts that quotas count
     payer: str = ""
     owner: str = ""
     cross_tenant: bool = False
@@ -36,7 +36,7 @@ class EquivalenceKey:
 
 @dataclass(slots=True)
 class EquivalenceClass:
-    """Waiting allocations that are alike: when the first cannot be placed, neither can the others."""
+    """Equivalent pending allocations: if the first cannot be placed, none of them can."""
 
     key: EquivalenceKey
     charge: Charge
@@ -51,14 +51,14 @@ class EquivalenceClass:
         heappush(self.order, (ask.submitted_at, ask.uid))
 
     def first(self, nominated: Container[str] = ()) -> Ask | None:
-        """The one that waits longest, without those for whom room is being made."""
+        """The member that has waited longest, without nominated ones."""
         while self.order and (self.order[0][1] not in self.members or self.order[0][1] in nominated):
             heappop(self.order)
         return self.members[self.order[0][1]] if self.order else None
 
     def next(self, count: int, nominated: Container[str] = ()) -> list[Ask]:
-        """Those that wait longest, so many or fewer; the caller places them, or lets them wait again."""
-        found: dict[str, Ask] = {}  # by uid: one that was nominated for a while may stand in the heap twice
+        """The `count` members that have waited longest, or fewer; the caller places them or returns them."""
+        found: dict[str, Ask] = {}  # by uid: one that was nominated for a while may be in the heap twice
         while len(found) < count and self.order:
             uid = heappop(self.order)[1]
             if uid in self.members and uid not in nominated:
@@ -78,15 +78,18 @@ class EquivalenceClass:
 
 @dataclass(slots=True)
 class GangState:
-    """A gang: its members that wait, and those that have room."""
+    """A gang: its pending members and its placed ones."""
 
     key: GangKey
     min_members: int
     timeout_seconds: int
     waiting: dict[str, Ask] = field(default_factory=dict)
     placed: set[str] = field(default_factory=set)
-    started: bool = False  # once it has run, whoever is left of it may run again
+    started: bool = False  # once it has run, the remaining members may run again without the minimum
     _front: tuple[Ask, ...] | None = None
+
+    def copy(self) -> GangState:
+        return replace(self, waiting=dict(self.waiting), placed=set(self.placed))
 
     def come(self, ask: Ask) -> None:
         self.waiting[ask.uid], self._front = ask, None
@@ -96,7 +99,7 @@ class GangState:
         self._front = None
 
     def begin(self, uids: Sequence[str]) -> None:
-        """These, all of whom waited, have room now."""
+        """Move these pending members to the placed ones."""
         for uid in uids:
             self.leave(uid)
         self.placed.update(uids)
@@ -104,7 +107,7 @@ class GangState:
 
     @property
     def front(self) -> tuple[Ask, ...]:
-        """Those that are placed together: as many as it needs, the longest waiting."""
+        """The members that are placed together: as many as the gang needs, in order of submission."""
         if self._front is None:
             order = sorted(self.waiting.values(), key=lambda ask: (ask.submitted_at, ask.uid))
             self._front = tuple(order[: self.min_members])

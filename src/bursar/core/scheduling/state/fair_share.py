@@ -1,11 +1,11 @@
-"""Fair share: what each tenant holds of the cluster, what it should hold, and how far it is behind.
+"""Fair share: each tenant's dominant share of the cluster, its target share, and its deficit.
 
-Tenants form a tree. A tenant's share is that of everything below it, and its children divide what it is worth. Work
-that belongs to a tenant which also has children stands beside them, as one more child of weight 1: otherwise a parent
-would have to be compared with its own parts.
+Tenants form a tree. A tenant's share includes its subtree, and its children divide its target. The own work of a tenant
+with children competes with them as one more child of weight 1: otherwise a parent would have to be compared with its
+own parts.
 
-`Shares` lives for one cycle. Targets are settled once, from who wants something and how full the cluster is at the
-start; what is held moves with every placement, because the next decision must see the last one.
+`Shares` lives for one cycle. Targets are computed once, from the tenants with work and the utilisation at the start;
+actual shares change with every placement, because the next decision must see the last one.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Final
 ShareAmounts = Iterable[tuple[str, int]]  # (resource, amount)
 RunningAmounts = tuple[float, str, Sequence[tuple[str, int]]]  # (started_at, uid, amounts)
 
-BURST_BELOW: Final = 0.8  # the cluster's utilisation from which nobody may go beyond the target
-TARGET_MIN: Final = 1e-12  # a smaller part of the system is nothing, and too small to reckon with
+BURST_BELOW: Final = 0.8  # the utilisation of the cluster from which no tenant may exceed its target
+TARGET_MIN: Final = 1e-12  # smaller targets count as 0, to keep the arithmetic sound
 WEIGHT_MIN: Final = 1e-6
 WEIGHT_MAX: Final = 1e6
 BURST_MAX: Final = 1e3
-ROUNDING: Final = 1e-9  # shares are quotients: what differs by less than this is equal
+ROUNDING: Final = 1e-9  # shares are quotients: smaller differences count as equal
 
 
 @dataclass(frozen=True, slots=True)
 class ShareOf:
-    """A tenant as fairness sees it. `target` is a fraction of the whole system; weights divide the parent's share."""
+    """The fair-share settings of a tenant. `target` is a fraction of the system; weights divide the parent's share."""
 
     name: str
     parent: str = ""
@@ -41,7 +41,7 @@ class ShareOf:
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """A place at which shares are compared: a tenant with all below it, or a tenant's own work beside its children."""
+    """A node of the share tree: a tenant with its subtree, or a tenant's own work beside its children."""
 
     name: str
     share: ShareOf
@@ -52,11 +52,11 @@ class Seat:
     actual: float = 0.0
     target: float = 0.0
     effective: float = 0.0
-    # The target as if nobody could burst. It decides who is evicted: one that moved with the cluster's load could make
-    # whoever was just evicted the evictor.
+    # The target without burst. It decides evictions: a target that changed with the load of the cluster could make the
+    # victim of one cycle the preemptor of the next.
     base: float = 0.0
-    claimed: float = 0.0  # the explicit targets of those children that want something
-    weights: float = 0.0  # the weights of those that want something and have no explicit target
+    claimed: float = 0.0  # the explicit targets of children with work
+    weights: float = 0.0  # the weights of children with work and without an explicit target
 
 
 def effective_share(target: float, burst: float, utilisation: float) -> float:
@@ -65,22 +65,22 @@ def effective_share(target: float, burst: float, utilisation: float) -> float:
 
 
 def share_deficit(effective: float, actual: float) -> float:
-    """How far behind its share someone is: 1 holds nothing, 0 holds all of it or more. No share is never behind."""
+    """The deficit of a tenant: 1 if it holds nothing, 0 if it holds its share or more, 0 without a share."""
     return (effective - actual) / effective if effective > actual and effective > 0.0 else 0.0
 
 
 def standing(seat: Seat) -> int:
-    """Deficit × budget penalty in whole hundredths, rounded down, so that those who are nearly equal count as equal."""
+    """The standing: deficit × budget penalty in whole hundredths, rounded down, so that near ties are ties."""
     return stands_at(seat, seat.actual)
 
 
 def stands_at(seat: Seat, actual: float) -> int:
-    """The standing that a share would give."""
+    """The standing of a seat if its actual share were this."""
     return int(share_deficit(seat.effective, actual) * seat.share.penalty * 100.0 + ROUNDING)
 
 
 def sound(share: ShareOf) -> ShareOf:
-    """The same with numbers that can be reckoned with; what is not a number counts as not set.
+    """Clamp the numbers of a share to sound ranges; NaN counts as not set.
 
     Weights are held to 0.000001…1,000,000: a weight of zero or less is the smallest, which is next to nothing beside
     others and an equal part among its like. Targets and penalties are held to 0…1, burst to 1…1000.
@@ -101,7 +101,7 @@ def _held(number: float, least: float, most: float) -> float:
 
 
 class Shares:
-    """What every tenant holds and should hold, during one cycle.
+    """The actual share and the target of every tenant during one cycle.
 
     `used` is each tenant's own usage, without its children's; `wanting` are the tenants with pending or running work of
     their own. Only they and their ancestors cost anything: the others are seated when first asked about. A tenant that
@@ -114,12 +114,10 @@ class Shares:
         capacity: Mapping[str, int],
         used: Mapping[str, Mapping[str, int]],
         wanting: Collection[str],
-        resource_weights: Mapping[str, float] | None = None,
     ) -> None:
         self._tenants = tenants
         self._parents = frozenset(tenant.parent for tenant in tenants.values() if tenant.parent)
-        # How much of each resource is the share 1: its capacity, and more of what weighs less.
-        full = _full(capacity, resource_weights or {})
+        full = {resource: amount for resource, amount in capacity.items() if amount > 0}  # a share of 1 of each
         self.resources = {resource: place for place, resource in enumerate(full)}
         self.full = list(full.values())
         self.root = Seat("", ShareOf(""), [0] * len(full), effective=1.0, base=1.0)
@@ -130,7 +128,7 @@ class Shares:
         self._load(used, wanting)
 
     def add(self, tenant: str, amounts: ShareAmounts, sign: int = 1) -> None:
-        """Raise what the tenant holds, and all its ancestors; with sign −1, take it back."""
+        """Add amounts to the usage of the tenant and its ancestors; with sign −1, subtract them."""
         seat = self._own.get(tenant) or self.seat(tenant)
         resources, full = self.resources, self.full
         deltas = [(resources[resource], sign * amount) for resource, amount in amounts if resource in resources]
@@ -143,17 +141,17 @@ class Shares:
             touched.add(seat)
 
     def repeats(self, tenant: str, amounts: ShareAmounts, most: int) -> int:
-        """How often this may be added before the tenant, or anybody above it, stands differently; at most `most`."""
+        """The number of times that this may be added before a standing on the path changes; at most `most`."""
         steps = [(self.resources[name], amount) for name, amount in amounts if name in self.resources]
         for seat in self.seat(tenant).path:
             stands = standing(seat)
-            # Holding more never raises a standing: where the last step leaves it, so do all before it.
+            # Usage never raises a standing: if the last step leaves it unchanged, all earlier ones do.
             while most and stands_at(seat, self._after(seat, steps, most)) != stands:
                 most -= 1
         return most
 
     def _after(self, seat: Seat, steps: Sequence[tuple[int, int]], count: int) -> float:
-        """The share that a seat would have with so many more."""
+        """The share of a seat after `count` more steps."""
         used, full = seat.used, self.full
         return max(seat.actual, *[(used[place] + count * amount) / full[place] for place, amount in steps], 0.0)
 
@@ -170,12 +168,12 @@ class Shares:
         return self._seat(tenant).effective
 
     def deficit(self, tenant: str) -> float:
-        """How far the tenant is behind its effective share, from 0 to 1."""
+        """The tenant's deficit against its effective share, from 0 to 1."""
         seat = self._seats.get(tenant) or self._seat(tenant)
         return share_deficit(seat.effective, seat.actual)
 
     def within_target_after(self, tenant: str, amounts: ShareAmounts) -> bool:
-        """Whether the tenant and every ancestor would hold no more than their targets, nobody's burst counted."""
+        """Whether the tenant and every ancestor would stay within their targets without burst."""
         more = self.placed(amounts)
         return all(
             (used + more.get(place, 0)) / full <= seat.base + ROUNDING
@@ -184,7 +182,7 @@ class Shares:
         )
 
     def placed(self, amounts: ShareAmounts) -> dict[int, int]:
-        """Amounts by the place of their resource in `full`; what nobody offers is left out."""
+        """Amounts by the index of their resource in `full`; resources that no node offers are left out."""
         found: dict[int, int] = {}
         for resource, amount in amounts:
             place = self.resources.get(resource)
@@ -193,19 +191,19 @@ class Shares:
         return found
 
     def seat(self, tenant: str) -> Seat:
-        """Where the tenant's own work is counted: beside its children if it has any."""
+        """The seat that counts the tenant's own work: beside its children if it has any."""
         self._seat(tenant)
         return self._own[tenant]
 
     def compare(self, one: str, other: str) -> int:
-        """By how much the first tenant stands ahead of the second, where the walk down the tree comes to part them."""
+        """The difference of standings where the paths of two tenants part; positive if the first comes earlier."""
         for first, second in zip(reversed(self.seat(one).path), reversed(self.seat(other).path), strict=False):
             if first is not second:
                 return standing(first) - standing(second)
         return 0
 
     def watch(self, touched: set[Seat]) -> None:
-        """From now on, put every seat whose holdings are changed into this set; its ancestors changed as well."""
+        """Collect in this set every seat whose usage changes from now on; its ancestors change as well."""
         self._watchers.append(touched)
 
     def _load(self, used: Mapping[str, Mapping[str, int]], wanting: Collection[str]) -> None:
@@ -220,7 +218,7 @@ class Shares:
         self._divide()
 
     def _divide(self) -> None:
-        """From the top down: what each tenant is worth is divided among those of its children that want something."""
+        """Divide targets from the top down: each tenant's among its children with work."""
         levels = [self.root]
         for above in levels:
             wanting = [child.share for child in above.children if child.wants]
@@ -266,22 +264,11 @@ class Shares:
         return seat
 
 
-def _full(capacity: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:
-    """Without what nobody offers, and without what weighs nothing; a weight that is no finite number is 1."""
-    found = {}
-    for resource, amount in capacity.items():
-        weight = weights.get(resource, 1.0)
-        weight = weight if math.isfinite(weight) else 1.0
-        if amount > 0 and weight > 0.0:
-            found[resource] = amount / weight
-    return found
-
-
 def _target(above: Seat, child: Seat, pool: float) -> float:
-    """An explicit target, or a part by weight of what the explicit ones leave.
+    """An explicit target, or a part by weight of the rest that explicit targets leave.
 
-    Only siblings that want something divide, so that what the idle do not use is not kept from the others. Explicit
-    targets that are more together than the parent is worth are scaled down to it.
+    Only siblings with work divide, so that the shares of idle tenants are available to others. Explicit targets are
+    scaled down if they add up to more than the target of the parent.
     """
     own = child.share
     if own.target is not None:
@@ -292,17 +279,17 @@ def _target(above: Seat, child: Seat, pool: float) -> float:
 
 
 def burst_marks(shares: Shares, running: Mapping[str, Iterable[RunningAmounts]]) -> frozenset[str]:
-    """The uids of what runs beyond target: per tenant the newest whose removal brings it back to its target.
+    """The uids of burst work: per tenant the newest whose removal brings it back to its target.
 
-    The deepest tenants come first. What their burst does not cure higher up is taken from the newest of the whole
-    subtree. Work that uses nothing of what is over its target is passed by: removing it would not help.
+    The deepest tenants come first. Excess that remains at an ancestor is taken from the newest work of its subtree.
+    Work that uses no resource above the target is skipped: removing it would not help.
     """
     works: dict[Seat, list[_Work]] = {}
     known: dict[Sequence[tuple[str, int]], dict[int, int]] = {}
     for tenant, running_of_it in running.items():
         path = shares.seat(tenant).path
         for started_at, uid, listed in running_of_it:
-            # Work of one template asks for the same: it is read once.
+            # Allocations of one template have equal amounts, which are converted once.
             amounts = tuple(listed)
             if amounts not in known:
                 known[amounts] = shares.placed(amounts)
@@ -327,7 +314,7 @@ class _Work:
 def _mark(
     full: Sequence[float], seat: Seat, works: Iterable[_Work], held: Mapping[Seat, list[int]], marked: set[str]
 ) -> None:
-    """Mark the newest works of one seat until it is back at its target, taking them out of everything above it."""
+    """Mark the newest work of one seat until it is back at its target, and subtract it from all ancestors."""
     own, most = held[seat], seat.base + ROUNDING
     over = {place for place, whole in enumerate(full) if own[place] / whole > most}
     if not over:

@@ -1,7 +1,7 @@
-"""The nodes as columns: one array per resource, so that a question about five thousand nodes is one operation.
+"""Fleet: the nodes as NumPy columns, one array per resource, so that a query over all nodes is one operation.
 
-`Columns` is the room that can be given and given back; a fleet has one set for now, and whoever plans ahead makes a
-second one for later. `Fleet` adds what a node is: its name, labels, taints and generation. The arithmetic is that of
+`NodeColumns` is the capacity that can be taken and given back; a fleet has one set for now, and planning ahead makes
+a copy for a later time. `Fleet` adds the description of nodes: name, labels, taints, generation. The arithmetic is in
 `bursar.core.nodes.node`, which decides again when a plan is committed: a whole number of a device resource takes whole
 devices, a fraction below one shares a single device, exclusive work takes the node.
 """
@@ -14,27 +14,28 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bursar.core.nodes.node import DEVICES_MAX, WHOLE, is_device
+from bursar.core.nodes.node import DEVICES_MAX, WHOLE
 from bursar.core.objects.ask import Shape, Taint
 from bursar.core.objects.charge import Amounts
+from bursar.core.values.quantity import is_device
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Rows = NDArray[np.intp]
 
 PODS = "pods"
-NO_LIMIT = 1 << 60  # of pods, on a node that does not say how many it takes
-NOWHERE = -1  # the number of a label's value where there is none
-ABSENT = -1  # the free part of a device that is not there
+NO_LIMIT = 1 << 60  # of pods, on a node without a limit of pods
+NOWHERE = -1  # the code of nodes without the label
+ABSENT = -1  # the free part of a device that does not exist
 UNCLAIMED = ""
-SelectorTerms = tuple[tuple[str, ...], bool, bool]  # for which tenants, whole devices only, isolated
-OPEN: SelectorTerms = ((), False, False)  # a node that is for everybody, takes parts of devices and isolates nothing
-NOBODY = "\0"  # in place of a holder: a node that was given back and is not wiped yet
+SelectorTerms = tuple[tuple[str, ...], bool | None, bool]  # for which tenants, whole devices only, isolated
+OPEN: SelectorTerms = ((), None, False)  # a node for all tenants, without a rule on fractions and without isolation
+NOBODY = "\0"  # in place of a holder: a released node that is not wiped yet
 ROWS_START = 64
 NEEDS_MAX = 8192
 LABEL_COLUMNS_MAX = 1024
 RELABELLED_MAX = 100_000
-GROWTH = 10  # eighths: columns grow by a quarter, for every question is asked of their whole length
+GROWTH = 10  # eighths: columns grow by a quarter only, because every query scans their whole length
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +50,17 @@ class Need:
 
 
 class NodeColumns:
-    """Free room, node by node. Every change is logged, so that what was worked out from it can catch up."""
+    """Free capacity by node. Every change is logged, so that caches derived from it can catch up."""
 
     def __init__(self, resources: int = 0, devices: Sequence[int] = (), rows: int = ROWS_START) -> None:
         self.free: Ints = np.zeros((resources, rows), np.int64)
         self.devices: list[NDArray[np.int32]] = [np.full((rows, width), ABSENT, np.int32) for width in devices]
-        # Derived from the devices, for questions about all nodes: how many are whole, and the largest part left of one.
+        # Derived from the devices, for queries over all nodes: the number of whole devices, and the largest free part.
         self.whole: NDArray[np.int32] = np.zeros((len(devices), rows), np.int32)
         self.widest: NDArray[np.int32] = np.zeros((len(devices), rows), np.int32)
         self.placed: NDArray[np.int32] = np.zeros(rows, np.int32)
         self.exclusive: Bools = np.zeros(rows, np.bool_)
-        self.open: Bools = np.zeros(rows, np.bool_)  # there, ready, not cordoned
+        self.open: Bools = np.zeros(rows, np.bool_)  # exists, is ready, is not cordoned
         self.touched: list[int] = []
 
     def copy(self) -> NodeColumns:
@@ -75,7 +76,7 @@ class NodeColumns:
         ]
 
     def fits(self, need: Need, allocatable: Ints, rows: Rows | slice = slice(None)) -> Bools:
-        """Where one more of this has room."""
+        """The nodes with free capacity for one more of this."""
         free = self.free[:, rows]
         ok: Bools = self.open[rows] & ~self.exclusive[rows]
         if need.unknown:
@@ -94,7 +95,7 @@ class NodeColumns:
         return ok
 
     def fits_at(self, need: Need, allocatable: Ints, row: int) -> bool:
-        """The same question about one node, without the cost of arrays."""
+        """`fits` for one node, without the cost of arrays."""
         if need.unknown or not self.open[row] or self.exclusive[row]:
             return False
         if need.exclusive:
@@ -108,11 +109,11 @@ class NodeColumns:
         return all(self.widest[column, row] >= part for column, part in need.shared)
 
     def take(self, row: int, need: Need, devices: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Give a node's room away; `devices` are (device column, indices)."""
+        """Take capacity of a node; `devices` are (device column, indices)."""
         self._move(row, need, devices, -1)
 
     def take_many(self, row: int, need: Need, devices: Sequence[tuple[int, Sequence[int]]], count: int) -> None:
-        """Give away room for so many at once, none of which shares a device; `devices` are those of all of them."""
+        """Take capacity for several at once, none of which shares a device; `devices` are the devices of all."""
         self._move_many(row, need, devices, count, 0)
 
     def give_back(self, row: int, need: Need, devices: Sequence[tuple[int, Sequence[int]]]) -> None:
@@ -153,7 +154,7 @@ class NodeColumns:
         self.touched.append(row)
 
     def widen(self, column: int, width: int) -> None:
-        """Make room for so many devices of a kind on each node."""
+        """Widen a device column to this number of devices per node."""
         old = self.devices[column]
         if width > old.shape[1]:
             wider = np.full((old.shape[0], width), ABSENT, np.int32)
@@ -161,7 +162,7 @@ class NodeColumns:
             self.devices[column] = wider
 
     def whole_devices(self, column: int, row: int) -> list[int]:
-        """Those of a node of which nothing is taken, from the left."""
+        """The indices of a node's wholly free devices, from the left."""
         return [index for index, left in enumerate(self.devices[column][row].tolist()) if left == WHOLE]
 
     def derive(self, column: int, row: int) -> None:
@@ -172,25 +173,27 @@ class NodeColumns:
 
 @dataclass(slots=True)
 class LabelColumn:
-    """One label of all nodes: a number for each value, `NOWHERE` for nodes that do not have it.
+    """One label of all nodes: a code per value, `NOWHERE` for nodes without the label.
 
     A topology's domains are the values of its label.
     """
 
-    codes: Rows  # as wide as what NumPy looks things up by, for they are looked up with every decision
+    codes: Rows  # of NumPy's index type, because every decision indexes with them
     values: list[str] = field(default_factory=list)
     code_of: dict[str, int] = field(default_factory=dict)
     changed: int = 0  # rises when a node's value changed
-    seen: int = 0  # how much of the fleet's log is in it
-    # What was handed out to the nodes, by what was said of the domains; good for as long as no node's value changes.
+    seen: int = 0  # the position in the fleet's log up to which it is current
+    # Cached answers per node, by the answers per domain; valid until a node's value changes.
     handed_out: dict[tuple[bytes, bool], Bools] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Fleet:
+    """All nodes as NumPy columns, one array per resource."""
+
     now: NodeColumns = field(default_factory=NodeColumns)
     allocatable: Ints = field(default_factory=lambda: np.zeros((0, ROWS_START), np.int64))
-    names: list[str] = field(default_factory=list)  # by row; empty where a node is gone
+    names: list[str] = field(default_factory=list)  # by row; empty for a removed node
     row_of: dict[str, int] = field(default_factory=dict)
     labels: list[Mapping[str, str]] = field(default_factory=list)
     taints: list[tuple[Taint, ...]] = field(default_factory=list)
@@ -199,17 +202,17 @@ class Fleet:
     cordoned: list[bool] = field(default_factory=list)
     column_of: dict[str, int] = field(default_factory=dict)  # resource → row of `free`
     device_column_of: dict[str, int] = field(default_factory=dict)  # resource → entry of `devices`
-    described: int = 0  # rises whenever a node came, went, or is described differently
-    relabelled: list[int] = field(default_factory=list)  # the rows that were, in order
+    described: int = 0  # rises when a node is added, removed or described differently
+    relabelled: list[int] = field(default_factory=list)  # the rows described differently, in order
     taint_code: NDArray[np.int32] = field(default_factory=lambda: np.zeros(ROWS_START, np.int32))
     taint_sets: dict[tuple[Taint, ...], int] = field(default_factory=lambda: {(): 0})
-    claims: list[str] = field(default_factory=list)  # by row, who holds the node
+    claims: list[str] = field(default_factory=list)  # by row, the holder of the node
     claim_code: NDArray[np.int32] = field(default_factory=lambda: np.zeros(ROWS_START, np.int32))
-    holders: dict[str, int] = field(default_factory=lambda: {UNCLAIMED: 0})  # everybody who ever held one: their code
+    holders: dict[str, int] = field(default_factory=lambda: {UNCLAIMED: 0})  # the code of every holder so far
     gates: list[SelectorTerms] = field(default_factory=list)  # by row
     gate_code: NDArray[np.int32] = field(default_factory=lambda: np.zeros(ROWS_START, np.int32))
     gate_sets: dict[SelectorTerms, int] = field(default_factory=lambda: {OPEN: 0})
-    named: frozenset[str] = frozenset()  # the tenants that nodes are kept for
+    named: frozenset[str] = frozenset()  # the tenants that nodes are dedicated to
     _label_columns: dict[str, LabelColumn] = field(default_factory=dict)
     _columns_made: int = 0
     _free_rows: list[int] = field(default_factory=list)
@@ -220,7 +223,7 @@ class Fleet:
 
     @property
     def size(self) -> int:
-        """Rows in use, those of nodes that are gone included: how long the columns are."""
+        """The number of rows in use, including rows of removed nodes."""
         return len(self.names)
 
     def put(
@@ -235,10 +238,10 @@ class Fleet:
         cordoned: bool = False,
         claim: str = UNCLAIMED,
         tenants: tuple[str, ...] = (),
-        whole_only: bool = False,
+        whole_only: bool | None = None,
         isolated: bool = False,
     ) -> int:
-        """Enter a node, or what it now offers. Its room is then whole: what is placed there must be taken again."""
+        """Add or replace a node. All of its capacity is then free: the caller must take placed work again."""
         for resource in sorted(allocatable):
             self.ensure_resource(resource)
         row = self.row_of.get(name)
@@ -268,7 +271,7 @@ class Fleet:
         self.now.touched.append(row)
 
     def holds_any(self, user: str) -> bool:
-        """Whether somebody holds a node."""
+        """Whether this user holds a node."""
         code = self.holders.get(user, 0)
         return bool(code and (self.claim_code == code).any())
 
@@ -283,7 +286,7 @@ class Fleet:
             self.named = frozenset(name for terms in set(self.gates) for name in terms[0])
 
     def need(self, shape: Shape) -> Need:
-        """A shape's requests in columns. Everything placed counts as one, also where nothing limits how many."""
+        """A shape's requests in columns. Each placement counts as one pod, even on nodes without a limit of pods."""
         known = self._needs.get(shape)
         if known is not None:
             return known
@@ -307,7 +310,7 @@ class Fleet:
         return need
 
     def label(self, key: str) -> LabelColumn:
-        """A label as a column, brought up to date with the nodes that were described anew."""
+        """A label as a column, updated with the nodes that were described differently since."""
         column = self._label_columns.get(key)
         rows = self.now.placed.shape[0]
         if column is None:
@@ -321,7 +324,7 @@ class Fleet:
         return column
 
     def _new_label_column(self, key: str, rows: int) -> LabelColumn:
-        """Any request may name any label: how many are kept is bounded. No two columns ever have the same version."""
+        """Create a label column. Requests may name any label, so their number is bounded; versions are never reused."""
         if len(self._label_columns) >= LABEL_COLUMNS_MAX:
             self._label_columns.clear()
         self._columns_made += 1
@@ -343,7 +346,7 @@ class Fleet:
                 column.handed_out.clear()
 
     def _log(self, row: int) -> None:
-        """A row was described anew. The log is forgotten once it is long, when all columns have read it."""
+        """Log a row that is described differently. A long log is dropped once all columns have read it."""
         self.described += 1
         self.relabelled.append(row)
         if len(self.relabelled) > RELABELLED_MAX:
@@ -352,7 +355,7 @@ class Fleet:
             self.relabelled.clear()
 
     def node_part(self, row: int, shape: Shape) -> int:
-        """How much of the node this takes, in thousandths: all of it, or its dominant fraction, rounded up."""
+        """The thousandths of a node that a shape takes: the whole node, or its dominant fraction, rounded up."""
         if shape.exclusive:
             return WHOLE
         parts = [
@@ -398,7 +401,7 @@ class Fleet:
         """Give a resource a column: a node offers it, or placed work holds it although no node offers it now."""
         if resource not in self.column_of:
             rows = self.now.placed.shape[0]
-            # Nodes that do not speak of pods take any number of them.
+            # Nodes without a limit of pods take any number.
             empty = np.full((1, rows), NO_LIMIT if resource == PODS else 0, np.int64)
             self.column_of[resource] = len(self.column_of)
             self.now.free = np.concatenate([self.now.free, empty])

@@ -1,6 +1,6 @@
-"""Which nodes are the right ones, by their labels, taints, claims and tenants alone: one array for all nodes.
+"""Node filter: the nodes that match by labels, taints, claims and tenants, as one array over all nodes.
 
-A requirement is asked of each distinct value of a label, and the answer handed out to the nodes that have it.
+A requirement is evaluated once per distinct value of a label, and the result is expanded to the nodes with that value.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from bursar.core.nodes.node import is_open_to
 from bursar.core.nodes.node_affinity import holds, tolerates, untolerated
 from bursar.core.objects.ask import Effect, Requirement, Requirements, Where
 from bursar.core.scheduling.state.fleet import NOWHERE, Bools, Fleet, Rows, SelectorTerms
 
-TERRAINS_MAX = 4096
+FILTERS_MAX = 4096
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFilter:
-    """Where something may run, and by how much it would rather, from 0 to 1."""
+    """The nodes on which a shape may run, and its preference for each from 0 to 1."""
 
     selected: Bools  # has the labels
     tolerated: Bools  # no taint keeps it off
-    claimable: Bools  # nobody else's, and its user's own where it is sensitive
-    welcome: Bools  # kept for its tenant, or for nobody; takes parts of devices and isolates, where it asks for that
+    claimable: Bools  # not claimed by others; for sensitive work, claimed by its user
+    welcome: Bools  # not dedicated to other tenants; admits its fractions of devices, and isolates if that is required
     allowed: Bools  # all of it
     preference: Floats | None
     described: int
-    # By topology: the domains in which there are nodes with the labels. Filled when first asked for.
+    # By topology: the domains of nodes with the labels; filled lazily.
     domains: dict[str, Rows] = field(default_factory=dict, compare=False)
 
     def domains_of(self, fleet: Fleet, key: str) -> Rows:
@@ -43,6 +44,8 @@ class NodeFilter:
 
 
 class NodeFilters:
+    """Cached results of filtering nodes by labels, taints, claims and tenants."""
+
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._known: dict[Where, NodeFilter] = {}
@@ -51,7 +54,7 @@ class NodeFilters:
         known = self._known.get(where)
         if known is not None and known.described == self._fleet.described:
             return known
-        if len(self._known) >= TERRAINS_MAX:
+        if len(self._known) >= FILTERS_MAX:
             self._known.clear()
         self._known[where] = node_filter = survey(self._fleet, where)
         return node_filter
@@ -66,23 +69,22 @@ def survey(fleet: Fleet, where: Where) -> NodeFilter:
 
 
 def by_terms(fleet: Fleet, where: Where) -> Bools:
-    """Nodes whose terms the work meets: whom they are for, what they take, how they keep tenants apart."""
+    """Nodes whose own terms the work meets: dedicated tenants, fractions of devices, isolation."""
     return by_tenants(fleet, where) & by_parts(fleet, where) & by_isolation(fleet, where)
 
 
 def by_tenants(fleet: Fleet, where: Where) -> Bools:
-    """A node that is kept for tenants takes no work of others."""
-    mine = set(where.tenants)
-    return _by_gate(fleet, lambda gate: not gate[0] or not mine.isdisjoint(gate[0]))
+    """Nodes that are not dedicated to other tenants."""
+    return _by_gate(fleet, lambda gate: is_open_to(gate[0], where.tenants))
 
 
 def by_parts(fleet: Fleet, where: Where) -> Bools:
-    """Some nodes take no work that asks for a part of a device."""
-    return _by_gate(fleet, lambda gate: not (where.fractional and gate[1]))
+    """Nodes that admit its fractions of devices, by their own setting or the system default."""
+    return _by_gate(fleet, lambda gate: not (where.fractional and (where.whole_only if gate[1] is None else gate[1])))
 
 
 def by_isolation(fleet: Fleet, where: Where) -> Bools:
-    """Work of a tenant that demands isolation goes only to nodes that isolate."""
+    """Nodes that isolate tenants, if its tenant requires it; else all."""
     return _by_gate(fleet, lambda gate: gate[2] or not where.isolated)
 
 
@@ -91,7 +93,7 @@ def _by_gate(fleet: Fleet, answer: Callable[[SelectorTerms], bool]) -> Bools:
 
 
 def by_claim(fleet: Fleet, where: Where) -> Bools:
-    """A node that is claimed is its holder's alone, and sensitive work goes nowhere else."""
+    """Nodes that are unclaimed or claimed by its user; for sensitive work, only the latter."""
     own: Bools = fleet.claim_code == (fleet.holders.get(where.claimant, -1) if where.claimant else -1)
     return own if where.sensitive else own | (fleet.claim_code == 0)
 
@@ -112,7 +114,7 @@ def has_labels(fleet: Fleet, where: Where) -> Bools:
 
 
 def meets(fleet: Fleet, term: Requirements) -> Bools:
-    """The nodes that meet all of a term's requirements; a term that says nothing is met by none."""
+    """The nodes that meet all requirements of a term; no node meets an empty term."""
     rows = fleet.now.placed.shape[0]
     met = np.full(rows, bool(term), np.bool_)
     for requirement in term:
@@ -136,7 +138,7 @@ def by_taints(fleet: Fleet, answer: Callable[..., bool]) -> Bools:
 
 
 def _preference(fleet: Fleet, where: Where) -> Floats | None:
-    """The weight of the preferences that a node meets, of all the weight there is; unwelcome taints halve it."""
+    """The weight of the preferences that a node meets, as a fraction of all; PreferNoSchedule taints cost a half."""
     unwelcome = by_taints(
         fleet,
         lambda taints: any(

@@ -1,7 +1,7 @@
-"""A number for the room of every node: those with the same number have the same room left.
+"""Node fingerprints: a hash of the free capacity of every node; equal hashes mean equal free capacity.
 
-Nodes come in thousands of the same kind and go through the same states. Whoever has a question about all of them asks
-it of one of each sort. The numbers are kept up to date: only the nodes that something was placed on are looked at.
+Clusters have thousands of nodes of few kinds, which go through the same states. So a query over all nodes is evaluated
+once per fingerprint. Fingerprints are updated incrementally, only for nodes whose capacity changed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from bursar.core.scheduling.state.fleet import Fleet, NodeColumns, Rows
 Numbers = NDArray[np.uint64]
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-MANY = 0.25  # the part of all rows from which on they are all marked anew
+MANY = 0.25  # the fraction of changed rows from which all are hashed again
 
 
 class NodeFingerprints:
-    """The marks of a fleet's nodes as they are now."""
+    """The current fingerprints of a fleet's nodes."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -33,7 +33,7 @@ class NodeFingerprints:
         return self._fingerprints[rows]
 
     def catch_up(self) -> None:
-        """Read the log of what was touched."""
+        """Update the fingerprints from the log of touched rows."""
         now = self._fleet.now
         touched = now.touched[self._seen :]
         shape = (now.free.shape, *(one.shape for one in now.devices))
@@ -46,13 +46,13 @@ class NodeFingerprints:
         self._seen = len(now.touched)
 
     def forget_log(self) -> None:
-        """The log is about to be forgotten."""
+        """Catch up before the log is dropped."""
         self.catch_up()
         self._seen = 0
 
 
 def fingerprints_of(columns: NodeColumns, rows: Rows) -> Numbers:
-    """The order in which devices lie on a node does not matter."""
+    """The fingerprints of these rows; the order of devices on a node does not matter."""
     lines = [columns.free[:, rows].T]
     lines += [np.sort(devices[rows], axis=1) for devices in columns.devices]
     state = np.concatenate(lines, axis=1).astype(np.int64).view(np.uint64)
@@ -61,12 +61,12 @@ def fingerprints_of(columns: NodeColumns, rows: Rows) -> Numbers:
 
 
 def scattered(numbers: Numbers) -> Numbers:
-    """Other numbers for these, each for one alone; those that are close together no longer are."""
+    """A bijective mixing function: close numbers are spread over the whole range."""
     spread: Numbers = (numbers ^ (numbers >> np.uint64(29))) * GOLDEN
     return spread
 
 
 @lru_cache(64)
 def _factors(count: int) -> Numbers:
-    """Odd numbers that are spread over all of 64 bits."""
+    """Odd multipliers, spread over all 64 bits."""
     return np.array([pow(int(GOLDEN), power, 1 << 64) for power in range(1, count + 1)], np.uint64)

@@ -1,8 +1,8 @@
-"""How good every node is for a shape, kept up to date.
+"""Node scores: the score of every node for each shape, kept up to date.
 
-A view is worked out once for all nodes, and from then on only for those whose room changed: placing one more of a shape
-that was placed before costs one look at one node. What is found for a node's state is remembered, because nodes come in
-thousands of the same kind and go through the same states.
+The scores of a shape are computed once for all nodes, and then only for nodes whose capacity changed: placing one more
+of a known shape scores one node. Scores are cached per state of a node, because clusters have thousands of nodes of few
+kinds, which go through the same states.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ NO = float("-inf")
 VIEWS_MAX = 2048
 MEMO_MAX = 20_000
 RUN_MAX = 256
-FEW = 48  # rows that are cheaper looked at one by one
+FEW = 48  # the number of rows up to which scoring one by one is cheaper
 LOG_MAX = 1_000_000
-PREFERENCE_WEIGHT = 2.0  # what is preferred counts for more than how well things pack
+PREFERENCE_WEIGHT = 2.0  # preferences outweigh packing
 
 
 class NodeScores:
-    """The scores of all nodes for one shape; minus infinity where it may not, or does not fit."""
+    """The scores of all nodes for one shape; minus infinity where it may not run or does not fit."""
 
     __slots__ = ("memo", "need", "node_filter", "runs", "score", "seen", "shape", "version")
 
@@ -38,32 +38,34 @@ class NodeScores:
         self.score: Floats = np.empty(0)
         self.seen = -1
         self.version = -1
-        # By the number of a node's state: how good it is, and how many more it takes while it gets no worse.
+        # By the number of a node's state: its score, and the number of further placements before the score falls.
         self.memo: dict[int, float] = {}
         self.runs: dict[int, int] = {}
 
 
 class NodeScoreCache:
-    def __init__(self, fleet: Fleet, arrival_mix: ArrivalMix, terrains: NodeFilters) -> None:
+    """Cached scores of all nodes per shape, updated for nodes that changed."""
+
+    def __init__(self, fleet: Fleet, arrival_mix: ArrivalMix, node_filters: NodeFilters) -> None:
         self._fleet = fleet
         self._arrival_mix = arrival_mix
-        self.terrains = terrains
+        self._node_filters = node_filters
         self._views: dict[Shape, NodeScores] = {}
         self._fingerprints = NodeFingerprints(fleet)
-        # The state of the rows that were looked at, for as long as nothing touches them.
+        # The states of scored rows, valid until a row is touched.
         self._states: dict[int, int] = {}
         self._numbers: dict[Hashable, int] = {}
         self._states_of = (-1, -1)
         self._states_seen = 0
 
     def of(self, shape: Shape) -> NodeScores:
-        """The view of a shape, caught up with everything that was placed and freed since."""
+        """The scores of a shape, updated with everything that was placed and freed since."""
         view = self._views.get(shape)
         fleet = self._fleet
         if view is None:
             if len(self._views) >= VIEWS_MAX:
                 self._views.clear()
-            view = self._views[shape] = NodeScores(shape, fleet.need(shape), self.terrains.of(shape.where))
+            view = self._views[shape] = NodeScores(shape, fleet.need(shape), self._node_filters.of(shape.where))
         touched = fleet.now.touched
         if view.node_filter.described != fleet.described or view.version != self._arrival_mix.version or view.seen < 0:
             self._survey(view)
@@ -73,8 +75,8 @@ class NodeScoreCache:
         return view
 
     def run_length(self, view: NodeScores, row: int) -> int:
-        """How many more of a shape without shared devices a node takes while it gets no worse with any of them: if it
-        is the best of all now, it stays that."""
+        """The number of these, without shared devices, that a node takes before its score falls: the best node stays
+        the best for so many."""
         self._forget_states()
         state = self._states.get(row)
         if state is None:
@@ -84,7 +86,7 @@ class NodeScoreCache:
         return view.runs[state]
 
     def _try_run(self, view: NodeScores, row: int) -> None:
-        """Place one after another until the node gets worse, or is full; every state on the way has its run then."""
+        """Place one after another until the score falls or the node is full; cache the run length of every state."""
         now, need = self._fleet.now, view.need
         taken: list[list[tuple[int, tuple[int, ...]]]] = []
         states = [self._number(row)]
@@ -99,12 +101,12 @@ class NodeScoreCache:
             last = after
         for devices in reversed(taken):
             now.give_back(row, need, devices)
-        # The state in which it got worse begins a run of its own.
+        # The state in which the score fell begins a run of its own.
         for done, state in enumerate(states[: len(taken)] or states):
             view.runs[state] = len(taken) - done
 
     def trim(self) -> None:
-        """Forget the log of changes once it is long; those who have not read it start anew."""
+        """Drop the log of changes once it is long; scores that have not read it are computed again."""
         log = self._fleet.now.touched
         if len(log) > LOG_MAX:
             for view in self._views.values():
@@ -117,7 +119,7 @@ class NodeScoreCache:
     def _survey(self, view: NodeScores) -> None:
         fleet = self._fleet
         view.need = fleet.need(view.shape)
-        view.node_filter = self.terrains.of(view.shape.where)
+        view.node_filter = self._node_filters.of(view.shape.where)
         view.version = self._arrival_mix.version
         view.memo, view.runs = {}, {}
         view.score = np.full(fleet.now.placed.shape[0], NO)
@@ -160,11 +162,11 @@ class NodeScoreCache:
         return float(rate(fleet, fleet.now, view.shape, np.array([row]), self._arrival_mix)[0])
 
     def _number(self, row: int) -> int:
-        """The number of a node's state: all that decides whether and how well something fits there."""
+        """The number of a node's state, which covers everything that decides fit and score."""
         fleet, now = self._fleet, self._fleet.now
         empty = now.placed[row] == 0
         flags = (now.open[row], now.exclusive[row], empty)
-        # What exclusive work asks for is compared with what an empty node offers.
+        # Exclusive work is compared with the capacity of an empty node.
         offered = fleet.allocatable[:, row].tobytes() if empty else b""
         state = (state_key(fleet, now, row, self._arrival_mix), flags, offered)
         return self._numbers.setdefault(state, len(self._numbers))

@@ -1,10 +1,9 @@
-"""Where to put something so that the least is spoilt for what comes next.
+"""Bin packing: rate nodes and devices by the least fragmentation for work that typically arrives.
 
-The worth of a node is how much of its free devices the typical shapes could use: for each of them what it could use if
-it came next, and what it could use if nothing but it came from now on. Devices left without the cpu to go with them, in
-parts too small for anybody, or too few for those who need many, are worth little. Something goes where it takes away
-the least worth; among equals, where the least room is left. Without devices, and before anything was learned, only the
-latter counts: best fit.
+The worth of a node is the amount of its free devices that the typical shapes could use: for each, if it came next, and
+if only it came from now on. Devices without enough free cpu, in fractions too small for any shape, or too few for
+large shapes are worth little. An allocation goes where it costs the least worth; among equals, where the least capacity
+is left. Without devices, and before any arrival, only the latter counts: best fit.
 """
 
 from __future__ import annotations
@@ -22,23 +21,30 @@ from bursar.core.scheduling.state.fleet import ABSENT, PODS, Bools, Fleet, Need,
 from bursar.core.scheduling.state.node_filter import survey
 from bursar.core.scheduling.state.node_fingerprint import Numbers, fingerprints_of, scattered
 
-REPEATED = 0.2  # how much it counts what a shape could use if only it came; the rest: what it could use if it came next
-FIT_WEIGHT = 0.005  # devices' worth of a whole node's room: decides among equals, and little else
-PLENTY = 1e18  # how often a shape fits, as far as a resource is concerned that it does not ask for
-ALIKE_MIN = 32  # rows for which it pays to look for those that are in the same state
-REMEMBERED_MAX = 20_000  # of each sort, before what is remembered is forgotten
+REPEATED = 0.2  # the weight of the case that only one shape arrives; the rest is the case that it arrives next
+FIT_WEIGHT = 0.005  # weight of a whole node's capacity, in devices: a tie-breaker
+PLENTY = 1e18  # the number that fits, for resources that a shape does not request
+ALIKE_MIN = 32  # the number of rows from which grouping equal states pays
+REMEMBERED_MAX = 20_000  # entries of a cache before it is cleared
 
 PackingFloats = NDArray[np.float64]
 TakenCapacity = list[tuple[int, tuple[int, ...]]]  # (device column, indices)
 
 
 class ArrivalMix(ArrivalHistory):
-    """What arrived, and what that means for the nodes there are."""
+    """The mix of arrivals, and the packing outlook that it gives for the nodes."""
 
     def __init__(self) -> None:
         super().__init__()
         self._outlook: PackingOutlook | None = None
         self._outlook_version = -1
+
+    def copy(self) -> ArrivalMix:
+        """An independent copy of the history. The outlook only caches figures of nodes, and is shared."""
+        trial = ArrivalMix()
+        trial.copy_history(self)
+        trial._outlook, trial._outlook_version = self._outlook, self._outlook_version
+        return trial
 
     def outlook(self, fleet: Fleet) -> PackingOutlook:
         known = self._outlook
@@ -58,8 +64,8 @@ def rate(
     *,
     fingerprints: Numbers | None = None,
 ) -> PackingFloats:
-    """How good nodes are for one more of a shape that fits there: from 0 to 1, the higher the better. `marks`, where
-    they are known, are those of the rows."""
+    """The packing score of nodes for one more of a shape that fits: from 0 to 1, higher is better. `fingerprints`, if
+    known, belong to the rows."""
     outlook = arrival_mix.outlook(fleet)
     if rows.size < ALIKE_MIN:
         return _rate(outlook, columns, fleet.need(shape), rows)
@@ -78,7 +84,7 @@ def _rate(outlook: PackingOutlook, columns: NodeColumns, need: Need, rows: Rows)
 def choose_devices(
     fleet: Fleet, columns: NodeColumns, row: int, shape: Shape, arrival_mix: ArrivalMix
 ) -> TakenCapacity:
-    """The devices to take on a node: whole ones from the left, a share where it takes away the least worth."""
+    """The devices to take on a node: whole ones from the left, a fraction where it costs the least worth."""
     need = fleet.need(shape)
     chosen: TakenCapacity = []
     for column, count in need.whole:
@@ -91,11 +97,11 @@ def choose_devices(
 
 
 def state_key(fleet: Fleet, columns: NodeColumns, row: int, arrival_mix: ArrivalMix) -> Hashable:
-    """All that the rating of a node depends on: for two nodes of one key it is the same, whatever the shape."""
+    """The state of a node that its packing score depends on: nodes with equal keys have equal scores for any shape."""
     return arrival_mix.outlook(fleet).state_key(columns, row)
 
 
-# What is expected to come.
+# The expected arrivals.
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,18 +109,18 @@ class Table:
     """The typical shapes that ask for one device resource. Arrays have an entry per shape unless they say otherwise."""
 
     device: int  # the device column
-    useful: PackingFloats  # [part left of a device, size of share]: what of the part such a share could use
-    size: NDArray[np.intp]  # which of the sizes of share is asked for; a whole device is one of them
-    count: NDArray[np.int32]  # how many devices
-    unit: PackingFloats  # the devices asked for, together
-    per: PackingFloats  # [resource, shape]: one by what is asked for
-    unasked: PackingFloats  # [resource, shape]: plenty, where nothing is
-    weight: PackingFloats  # [kind of node, shape]: how likely it comes there; nothing where it may not run
+    useful: PackingFloats  # [free part of a device, size of fraction]: the part that such a fraction could use
+    size: NDArray[np.intp]  # index of the requested fraction size; a whole device is one of them
+    count: NDArray[np.int32]  # number of devices
+    unit: PackingFloats  # the requested devices in total
+    per: PackingFloats  # [resource, shape]: 1 / request
+    unasked: PackingFloats  # [resource, shape]: PLENTY for resources that are not requested
+    weight: PackingFloats  # [kind of node, shape]: weight of the shape there; 0 where it may not run
 
 
 @dataclass(slots=True)
 class Rooms:
-    """The free room of some nodes, as far as a table is concerned."""
+    """The free capacity of some nodes, for one table."""
 
     free: PackingFloats  # [resource, node]
     whole: NDArray[np.int32]  # whole devices
@@ -123,7 +129,7 @@ class Rooms:
 
 
 class Layout:
-    """What a fleet is, as it is described now: the same whatever is typical."""
+    """The kinds of nodes of a fleet, independent of the typical shapes."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._names, self._described = fleet.names, fleet.described
@@ -134,18 +140,18 @@ class Layout:
         return self._described == fleet.described and self._names is fleet.names
 
     def kinds(self, fleet: Fleet, wheres: Sequence[Where]) -> tuple[NDArray[np.intp], Bools]:
-        """The kind of each node, and which of these may run on each kind: nodes of one kind are right for the same."""
+        """The kind of each node, and the shapes that may run on each kind: nodes of a kind admit the same shapes."""
         distinct = tuple(dict.fromkeys(wheres))
         known = self._kinds.get(distinct)
         if known is None:
             known = _kinds(fleet, distinct)
-            self._kinds = {distinct: known}  # The next outlook is most likely on the same.
+            self._kinds = {distinct: known}  # The next outlook most likely needs the same.
         kinds, allowed = known
         return kinds, allowed[:, [distinct.index(where) for where in wheres]]
 
 
 class PackingOutlook:
-    """The typical shapes, set against a fleet as it is described now."""
+    """The worth of the fleet's nodes for the typical shapes."""
 
     def __init__(
         self,
@@ -156,8 +162,8 @@ class PackingOutlook:
         repeated: float = REPEATED,
         pressing: bool = True,
     ) -> None:
-        """`layout`: the fleet's, where it is known. `pressing`: whether what may use few devices only counts for more
-        on these."""
+        """`layout`: the fleet's, if known. `pressing`: whether shapes that may use few devices weigh more on
+        these."""
         self.layout = layout or Layout(fleet)
         self._repeated = repeated
         known = [(one, need) for one in typical if not (need := fleet.need(one.shape)).unknown]
@@ -173,7 +179,7 @@ class PackingOutlook:
         self._columns_asked: dict[Need, PackingFloats] = {}
 
     def loss(self, columns: NodeColumns, need: Need, rows: Rows) -> PackingFloats:
-        """How much worth nodes lose to one more of this, in devices."""
+        """The worth that nodes lose to one more of this, in devices."""
         lost = np.zeros(rows.size)
         for table in self._tables:
             capacities = self._capacities(table, columns, rows)
@@ -182,7 +188,7 @@ class PackingOutlook:
         return lost
 
     def room_left(self, columns: NodeColumns, need: Need, rows: Rows) -> PackingFloats:
-        """What is left of nodes, in parts of the largest node there is. Exclusive work leaves all it does not use."""
+        """The free capacity left on nodes, in parts of the largest node. Exclusive work leaves the rest of its node."""
         free = columns.free[:, rows].astype(np.float64)
         if not need.exclusive:
             free -= self._asked(free, need)
@@ -190,7 +196,7 @@ class PackingOutlook:
         return left
 
     def share_device(self, columns: NodeColumns, need: Need, row: int, device: int, part: int) -> int:
-        """Where a share takes away the least worth; among equals the fullest device, then the first."""
+        """The device on which a fraction costs the least worth; among equals the fullest, then the first."""
         line: list[int] = columns.devices[device][row].tolist()
         parts = sorted({left for left in line if left >= part})
         if len(parts) == 1:
@@ -208,7 +214,7 @@ class PackingOutlook:
         return (int(self._kinds[row]), columns.free[:, row].tobytes(), *parts)
 
     def fingerprints(self, fingerprints: Numbers, rows: Rows) -> Numbers:
-        """A number for each node's state: those with the same number are in the same state."""
+        """A hash of each node's state: equal hashes mean equal states."""
         prints: Numbers = scattered(fingerprints) + self._kinds[rows].astype(np.uint64)
         return prints
 
@@ -224,7 +230,7 @@ class PackingOutlook:
         )
 
     def _worth(self, table: Table, capacities: Rooms) -> PackingFloats:
-        """What the typical shapes could use of the nodes' devices, in devices, each counting as often as it comes."""
+        """The devices of the nodes that the typical shapes could use, weighted by their frequency."""
         usable = capacities.useful[:, table.size]
         usable[capacities.whole[:, None] < table.count] = 0.0
         fits = capacities.free[0][:, None] * table.per[0] + table.unasked[0]
@@ -240,7 +246,7 @@ class PackingOutlook:
         return worth
 
     def _worth_before(self, table: Table, columns: NodeColumns, capacities: Rooms, rows: Rows) -> PackingFloats | float:
-        """What nodes are worth as they are. For a single one it is remembered: every shape asks for it."""
+        """The worth of nodes before a placement; cached for single nodes, because every shape needs it."""
         if rows.size != 1:
             return self._worth(table, capacities)
         key = (table.device, self.state_key(columns, int(rows[0])))
@@ -254,7 +260,7 @@ class PackingOutlook:
     def _worth_after(
         self, table: Table, columns: NodeColumns, capacities: Rooms, need: Need, rows: Rows
     ) -> PackingFloats:
-        """What is left when one more is there; a share lies where it leaves most."""
+        """The worth left after one more; a fraction takes the device that leaves most."""
         if need.exclusive:
             return np.zeros(rows.size)
         part = dict(need.shared).get(table.device)
@@ -264,7 +270,7 @@ class PackingOutlook:
             capacities.whole = capacities.whole - np.int32(taken)
             capacities.useful = capacities.useful - taken * table.useful[WHOLE]
             return self._worth(table, capacities)
-        # One try for each different part left on a node: devices with the same part left are alike.
+        # One try for each distinct free part on a node: devices with equal free parts are interchangeable.
         lines = np.sort(columns.devices[table.device][rows], axis=1)
         tried = lines >= part
         tried[:, 1:] &= lines[:, 1:] != lines[:, :-1]
@@ -275,14 +281,14 @@ class PackingOutlook:
     def _worth_with_share(
         self, table: Table, capacities: Rooms, need: Need, at: Rows, left: NDArray[np.int32], part: int
     ) -> PackingFloats:
-        """What nodes are worth when a share lies on a device of which so much was left."""
+        """The worth of nodes after a fraction took a device with this free part."""
         free = capacities.free[:, at]
         free -= self._asked(free, need)
         useful = capacities.useful[at] + table.useful[left - part] - table.useful[left]
         return self._worth(table, Rooms(free, capacities.whole[at] - (left == WHOLE), useful, capacities.kind[at]))
 
     def _asked(self, free: PackingFloats, need: Need) -> PackingFloats:
-        """What is asked for, as a column to be taken from the free room of nodes."""
+        """The request as a column to subtract from the free capacity of nodes."""
         known = self._columns_asked.get(need)
         if known is None:
             if len(self._columns_asked) >= REMEMBERED_MAX:
@@ -317,7 +323,7 @@ def _table(fleet: Fleet, device: int, known: Sequence[tuple[Typical, Need]], wei
     shares = [dict(need.shared).get(device, WHOLE) for _, need, _ in asking]
     sizes, size = np.unique(shares, return_inverse=True)
     left = np.arange(WHOLE + 2)
-    left[ABSENT] = 0  # The last entry: nothing is left of a device that is not there.
+    left[ABSENT] = 0  # The last entry: a device that does not exist has nothing free.
     per = np.zeros((fleet.now.free.shape[0], len(asking)))
     for entry, (_, need, _) in enumerate(asking):
         for column, amount in need.plain:
@@ -335,10 +341,10 @@ def _table(fleet: Fleet, device: int, known: Sequence[tuple[Typical, Need]], wei
 
 
 def _pressure(allowed: Bools, offered: PackingFloats) -> PackingFloats:
-    """How much shapes count on each kind of node: nothing where they may not run, else by how few devices they may use.
+    """The weight of shapes on each kind of node: 0 where they may not run, else larger for fewer usable devices.
 
-    What insists on a scarce model is met there more often than its part of all work says; what may run anywhere counts
-    as it is. `offered` are the devices on nodes of each kind.
+    Shapes that require a scarce model arrive there more often than their fraction of all work suggests; shapes that may
+    run anywhere keep their weight. `offered` are the devices on nodes of each kind.
     """
     pressure: PackingFloats = allowed * (offered.sum() / np.maximum(offered @ allowed, 1.0))
     return pressure
@@ -355,8 +361,8 @@ def _kinds(fleet: Fleet, wheres: Sequence[Where]) -> tuple[NDArray[np.intp], Boo
 
 
 def _scale(fleet: Fleet) -> PackingFloats:
-    """One by the largest amount that a node has of each resource, together one for a node that has the most of all."""
-    largest = fleet.allocatable.max(axis=1, initial=0)  # A node that is gone offers nothing.
+    """Scale per resource: 1 / the largest amount on a node, normalised to 1 for a node with all the largest amounts."""
+    largest = fleet.allocatable.max(axis=1, initial=0)  # A removed node has no capacity.
     if PODS in fleet.column_of:
         largest[fleet.column_of[PODS]] = 0
     scale: PackingFloats = np.where(largest > 0, 1.0 / np.maximum(largest, 1), 0.0) / max(1, np.count_nonzero(largest))

@@ -1,6 +1,6 @@
-"""What is placed, as columns: one line for each allocation on each of its nodes.
+"""Placed work as columns: one line for each allocation on each of its nodes.
 
-Plans ahead and preemption ask about all of it at once: what ends before a time, what could make room on which node.
+Backfill and preemption query all of it at once: the work that ends before a time, the victims on each node.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DeviceSets = tuple[tuple[int, tuple[int, ...]], ...]  # (device column, indices)
 
 
 class Spot(Struct, frozen=True):
-    """Where an allocation, or one of its parts, is: the row of a node, and the devices taken there."""
+    """The place of an allocation, or of one of its parts: the row of a node and the devices taken there."""
 
     row: int
     devices: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 def devices_of(spots: Sequence[Spot]) -> DeviceSets:
-    """The devices of several on one node as those of one."""
+    """The devices of several spots on one node, merged."""
     if len(spots) == 1:
         return spots[0].devices
     taken: dict[int, tuple[int, ...]] = {}
@@ -39,14 +39,14 @@ def devices_of(spots: Sequence[Spot]) -> DeviceSets:
 
 
 class Placed(Struct):
-    """An allocation that has room. `ends_at` is when it ends at the latest, as far as anybody knows."""
+    """A placed allocation. `ends_at` is its latest known end."""
 
     ask: Ask
     need: Need
     spots: tuple[Spot, ...]
     since: float
     ends_at: float = NEVER
-    ending: bool = False  # told to stop: it is nobody's victim any more
+    ending: bool = False  # evicted already: never a victim again
     nodes_bound: int = 0  # thousandths of nodes that it was counted for when it was placed
     lines: list[int] = field(default_factory=list)  # in the columns, one for each spot
 
@@ -73,7 +73,7 @@ class PlacedLines:
         return trial
 
     def grow(self, count: int) -> None:
-        """At least twice as many lines, and so many more."""
+        """Grow to at least twice as many lines, and at least this many more."""
         more = PlacedLines(self.row.shape[0] + count)
         for name in _FLAT:
             setattr(self, name, np.concatenate([getattr(self, name), getattr(more, name)]))
@@ -82,7 +82,7 @@ class PlacedLines:
         self.devices = [np.concatenate([one, np.zeros((spare, one.shape[1]), np.int32)]) for one in self.devices]
 
     def fit_to(self, columns: NodeColumns) -> None:
-        """As many resources and devices as the fleet has by now."""
+        """Widen to the number of resources and devices of the fleet."""
         count = self.row.shape[0]
         if (missing := columns.free.shape[0] - self.amounts.shape[0]) > 0:
             self.amounts = np.concatenate([self.amounts, np.zeros((missing, count), np.int64)])
@@ -100,11 +100,11 @@ _FLAT = ("row", "ends_at", "since", "priority", "tenant", "free_to_stop", "exclu
 
 
 class PlacedColumns:
-    """What came since the columns were last asked for is entered when they are: thousands at a time cost little."""
+    """Columns of placed work. New placements are entered when the columns are next read, many at a time."""
 
     def __init__(self, lines: int = 256) -> None:
         self.on_row: dict[int, set[str]] = {}
-        self.tenants: dict[str, int] = {}  # of everybody who ever ran something: their code in the columns
+        self.tenants: dict[str, int] = {}  # the code of every tenant so far
         self._lines = PlacedLines(lines)
         self._unused = list(range(lines - 1, -1, -1))
         self._new: dict[str, Placed] = {}
@@ -125,7 +125,7 @@ class PlacedColumns:
         return trial
 
     def fit_to(self, columns: NodeColumns) -> None:
-        """As many resources and devices as the fleet has by now."""
+        """Widen to the number of resources and devices of the fleet."""
         self._columns = columns
         self._lines.fit_to(columns)
 
@@ -140,7 +140,7 @@ class PlacedColumns:
                 there.add(placed.ask.uid)
 
     def add_many(self, many: Sequence[Placed], row: int, columns: NodeColumns) -> None:
-        """The same for several that came to one node."""
+        """Add several allocations on one node."""
         self._columns = columns
         uids = [one.ask.uid for one in many]
         self._new.update(zip(uids, many, strict=True))
@@ -162,7 +162,7 @@ class PlacedColumns:
                 del self.on_row[spot.row]
 
     def restate(self, placed: Placed) -> None:
-        """Its end, or that it was told to stop, is known better than before."""
+        """Update the end of an allocation, and whether it is being evicted."""
         at, lines = placed.lines, self._lines
         if placed.ask.uid in self._new:
             self._new[placed.ask.uid] = placed
@@ -177,7 +177,7 @@ class PlacedColumns:
         return np.unique(lines.ends_at[np.isfinite(lines.ends_at) & (lines.row >= 0)])
 
     def released_by(self, columns: NodeColumns, at: float) -> NodeColumns:
-        """The room as it will be when everything that ends by then has ended."""
+        """Free capacity at a time, after all work that ends by then."""
         later, lines = columns.copy(), self.lines
         gone = np.flatnonzero((lines.row >= 0) & (lines.ends_at <= at))
         if not gone.size:
@@ -220,7 +220,7 @@ class PlacedColumns:
         self._enter_amounts(taken, spots)
 
     def _enter_amounts(self, taken: Sequence[int], spots: Sequence[tuple[Placed, Spot]]) -> None:
-        """Few different needs are shared by many; exclusive work gives back the node, not amounts."""
+        """Give back released capacity by need, because few needs are shared by many; exclusive work frees its node."""
         by_need: dict[int, tuple[Need, list[int]]] = {}
         given: dict[int, tuple[list[int], list[int], list[int]]] = {}  # device column → lines, devices, parts
         for line, (one, spot) in zip(taken, spots, strict=True):

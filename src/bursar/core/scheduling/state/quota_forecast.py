@@ -1,7 +1,7 @@
-"""Hard limits while a plan is made: what may still be bound in each scope.
+"""Quota forecast: the headroom below the hard limits of each scope while a plan is made.
 
-The counters here are a forecast: they begin with what the database says and move with every placement and every end.
-The commit counts again, under locks. Only scopes that limit something are looked at.
+The counters start from the stored ones and follow every placement and every end. The commit checks again, under locks.
+Only scopes with a limit are counted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ NODES = "nodes"
 
 @dataclass(slots=True)
 class ForecastCell:
+    """The bound amount and the hard limit of one counter, in the forecast."""
+
     row: Row
     hard: int
     bound: int
@@ -28,13 +30,15 @@ class ForecastCell:
 
 @dataclass(slots=True)
 class QuotaForecast:
+    """Bound amounts of quota counters while a plan is made."""
+
     tree: Tree = field(default_factory=Tree)
     cells: dict[Row, ForecastCell] = field(default_factory=dict)
-    changed: int = 0  # rises whenever there may be more room than before
+    changed: int = 0  # rises when headroom may have grown
     _known: dict[tuple[str, int], tuple[Charge, tuple[tuple[ForecastCell, int], ...]]] = field(default_factory=dict)
 
     def load(self, tree: Tree, counters: Mapping[Row, Counter]) -> None:
-        """Begin anew from what is stored: the tree in force, and the counters that have a limit."""
+        """Reset the forecast to the stored state: the tree in force, and the counters with a limit."""
         self.tree = tree
         self.cells = {
             row: ForecastCell(row, counter.hard, counter.bound)
@@ -49,7 +53,7 @@ class QuotaForecast:
         return QuotaForecast(self.tree, cells, self.changed)
 
     def exceeded(self, members: Sequence[tuple[Ask, int]]) -> list[Exceeded]:
-        """The limits without room for these together, each on so many thousandths of nodes; nearest scope first."""
+        """The limits that these would exceed together, with thousandths of nodes for each; nearest scope first."""
         more: dict[Row, int] = {}
         faults: dict[Row, Exceeded] = {}
         for ask, nodes in members:
@@ -67,12 +71,12 @@ class QuotaForecast:
                 self.changed += 1
 
     def _touched(self, ask: Ask) -> tuple[tuple[ForecastCell, int], ...]:
-        """The limited counters that it raises, and by how much."""
+        """The limited counters that an allocation raises, with the amounts."""
         if not self.cells:
             return ()
         key = (ask.namespace, id(ask.charge))
         known = self._known.get(key)
-        # The charge is kept beside the answer, so that no other can come to have its identity.
+        # Keeping the charge alive prevents another object from reusing its id.
         if known is not None and known[0] is ask.charge:
             return known[1]
         if ask.namespace not in self.tree.namespaces:

@@ -1,7 +1,7 @@
-"""Who is where: how many of the selected allocations lie in each domain of a topology.
+"""Topology counts: the number of selected allocations in each domain of a topology.
 
-Affinity, anti-affinity and spread all ask this. A tally is counted once, when it is first asked for, and kept up to
-date by what comes and goes; allocations with the same namespace and labels are of one kin, and are matched once.
+Affinity, anti-affinity and spread need it. A count is computed when it is first needed, and then updated with every
+placement and end; allocations with the same namespace, labels and tenant share a match key, and are matched once.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from bursar.core.scheduling.state.fleet import NOWHERE, Fleet, LabelColumn
 from bursar.core.values.selector import Op, Selector, SelectorTerm, matches
 
 TALLIES_MAX = 4096
-ASKERS_MAX = 64  # kins that a tally remembers to count, or not: mostly its own alone asks
+ASKERS_MAX = 64  # match results that one count caches
 
 Kin = tuple[str, tuple[tuple[str, str], ...], str]  # (namespace, labels, tenant)
-# The allocations that a selector picks in some namespaces of one tenant: with whom others keep company is not known to
-# anybody but them, and nobody keeps others off a node by wanting to be apart from them.
+# The allocations that a selector picks in some namespaces of one tenant. Rules never cross tenants: they would reveal
+# other tenants' placements, and anti-affinity could keep other tenants off nodes.
 CountedGroup = tuple[Selector, tuple[str, ...], str]
 
 
@@ -38,7 +38,7 @@ def kin_of(ask: Ask) -> Kin:
 
 
 def own_crowd(ask: Ask) -> CountedGroup | None:
-    """The gang, or the job, that this is a part of."""
+    """The counted group of an allocation's own gang, else of its job."""
     key, value = (GANG, _gang(ask)) if ask.gang is not None else (JOB, ask.job)
     return (Selector((SelectorTerm(key, Op.IN, (value,)),)), (ask.namespace,), ask.tenant) if value else None
 
@@ -57,7 +57,7 @@ def belongs(kin: Kin, crowd: CountedGroup) -> bool:
 
 @dataclass(slots=True)
 class TopologyCount:
-    """Counts by domain of one topology; good for as long as no node moves to another domain."""
+    """Counts by domain of one topology; valid until a node changes its domain."""
 
     topology_key: str
     crowd: CountedGroup
@@ -67,7 +67,7 @@ class TopologyCount:
     _askers: dict[Kin, bool] = field(default_factory=dict)
 
     def includes(self, kin: Kin) -> bool:
-        """Whether those of a kin are counted; for who asks again and again."""
+        """Whether allocations of this match key are counted; cached."""
         known = self._askers.get(kin)
         if known is None:
             if len(self._askers) >= ASKERS_MAX:
@@ -84,8 +84,8 @@ class TopologyCount:
 
 @dataclass(slots=True)
 class Index:
-    """Tallies by a label that all whom they count must have: few are looked at for each who comes or goes, however many
-    there are. Where a selector asks for no certain label, its tally is always looked at."""
+    """Index of counts by a label that all counted allocations have, so that a placement or an end visits few counts.
+    Counts whose selector requires no label value are always visited."""
 
     _by_label: dict[tuple[str, str, str], dict[int, TopologyCount]] = field(
         default_factory=dict
@@ -120,9 +120,11 @@ class Index:
 
 @dataclass(slots=True)
 class TopologyCounts:
+    """Counts of selected allocations per topology domain, for affinity and spread."""
+
     fleet: Fleet
-    rows: dict[Kin, dict[int, int]] = field(default_factory=dict)  # where each kin is, and how many of it
-    # Whoever wants to be apart from some, by (topology, those), and where it is: they may not come near it either.
+    rows: dict[Kin, dict[int, int]] = field(default_factory=dict)  # by match key: the number of allocations on each row
+    # Placed anti-affinity rules, by (topology, excluded group), with their rows: anti-affinity is symmetric.
     shunning: dict[tuple[str, CountedGroup], dict[int, int]] = field(default_factory=dict)
     _topology_counts: dict[tuple[str, CountedGroup], TopologyCount] = field(default_factory=dict)
     _index: Index = field(default_factory=Index)
@@ -130,7 +132,7 @@ class TopologyCounts:
     _shunned_of: dict[Kin, list[tuple[str, Mapping[int, int]]]] = field(default_factory=dict)
 
     def copy(self, fleet: Fleet) -> TopologyCounts:
-        """The same counts of the same nodes, to be counted on by themselves."""
+        """An independent copy of the counts for a copy of the fleet."""
         trial = TopologyCounts(
             fleet,
             {kin: dict(rows) for kin, rows in self.rows.items()},
@@ -145,7 +147,7 @@ class TopologyCounts:
         return trial
 
     def counts(self, key: str, crowd: CountedGroup) -> NDArray[np.int64]:
-        """How many of the crowd lie in each domain of the topology."""
+        """The number of counted allocations in each domain of the topology."""
         return self.of(key, crowd).counts
 
     def of(self, key: str, crowd: CountedGroup) -> TopologyCount:
@@ -168,7 +170,7 @@ class TopologyCounts:
         return topology_count
 
     def come(self, ask: Ask, kin: Kin, row: int, sign: int = 1) -> None:
-        """An allocation came to a node, or left it."""
+        """Count an allocation that was placed on a node; with sign −1, one that left it."""
         _add(self.rows.setdefault(kin, {}), row, sign)
         if not self.rows[kin]:
             del self.rows[kin]
@@ -182,7 +184,7 @@ class TopologyCounts:
                 topology_count.add(column, row, sign)
 
     def shunned(self, kin: Kin) -> list[tuple[str, Mapping[int, int]]]:
-        """The (topology, rows) from whose domains somebody who is there keeps this kin away."""
+        """The (topology, rows) from whose domains placed anti-affinity rules exclude this match key."""
         known = self._shunned_of.get(kin)
         if known is None:
             if len(self._shunned_of) >= TALLIES_MAX:
