@@ -1,5 +1,6 @@
-"""What is spoken: msgspec types of the API, read strictly and shown as stored; the protobuf messages of agents.
+"""Types of the API and of the agent protocol: msgspec structs, read strictly and shown as stored; protobuf messages.
 
-`shared` has what all kinds use, `kinds` one file per kind, `reports` what is no object, `to_scheduler` the way from
-documents to the scheduler's values. Read `shared/kind.py` and `kinds/queue.py`, the smallest kind, first.
+`shared` has the parts of all kinds, `kinds` one file per kind, `reports` bodies and answers that are no objects,
+`to_scheduler` converts documents to scheduler values, `scheduler` has the gRPC stubs. Read `shared/kind.py` and
+`kinds/queue.py`, the smallest kind, first.
 """

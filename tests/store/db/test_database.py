@@ -1,11 +1,11 @@
-"""Readers take turns: nobody is overtaken for ever, and nobody waits for ever."""
+"""Readers take turns: nobody is overtaken for ever, and nobody waits for ever. Snapshots outlive a pause."""
 
 import asyncio
 
 import pytest
 
 from bursar.store.db import database as database_store
-from bursar.store.db.database import Database, Unavailable
+from bursar.store.db.database import SESSION_SETTINGS, Database, Unavailable, snapshot
 
 
 async def test_readers_are_served_in_the_order_in_which_they_came(database_url: str) -> None:
@@ -40,4 +40,19 @@ async def test_who_gets_no_turn_is_told(database_url: str, monkeypatch: pytest.M
                 pass
     async with database.reader() as db:
         assert await db.fetchval("SELECT 1") == 1
+    await database.close()
+
+
+async def test_a_snapshot_outlives_a_pause_between_its_statements(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that gets no CPU for some seconds blocks nobody by reading, and need not begin again."""
+    hasty = {**SESSION_SETTINGS, "idle_in_transaction_session_timeout": "50"}
+    monkeypatch.setattr(database_store, "SESSION_SETTINGS", hasty)
+    database = await Database.open(database_url, readers=1)
+    async with snapshot(database) as db:
+        await asyncio.sleep(0.3)
+        assert await db.fetchval("SELECT 1") == 1
+    async with database.reader() as db:
+        assert await db.fetchval("SHOW idle_in_transaction_session_timeout") == "50ms", "it was for the snapshot alone"
     await database.close()

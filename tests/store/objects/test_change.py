@@ -2,8 +2,8 @@
 
 import asyncio
 
+from bursar.commands.command import Reply, Written
 from bursar.core.objects.allocation import Phase
-from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import Connection, connect
 from bursar.store.objects import change as change_store
@@ -27,7 +27,7 @@ async def partitions(db: Connection) -> list[str]:
     return sorted(row["name"] for row in await db.fetch(change_store.SQL.partitions))
 
 
-async def test_revisions_are_gapless_and_in_commit_order_under_writers_from_two_offices(
+async def test_revisions_are_gapless_and_in_commit_order_under_writers_from_two_processes(
     runtime: Runtime, database_url: str, db: Connection
 ) -> None:
     """A reader that always asks for what is above the last revision it saw misses nothing and sees no number twice."""
@@ -78,7 +78,7 @@ async def test_a_refused_command_takes_no_number(runtime: Runtime, db: Connectio
     assert await load_position(db) == before
 
 
-async def test_a_new_database_has_room_for_this_million_and_the_next(runtime: Runtime, db: Connection) -> None:
+async def test_a_new_database_has_partitions_for_this_million_and_the_next(runtime: Runtime, db: Connection) -> None:
     assert await partitions(db) == ["change_000000000", "change_000000001"]
 
 
@@ -99,7 +99,7 @@ async def test_a_missing_partition_is_made_when_the_first_change_needs_it(runtim
     assert (await counters(runtime))["tenant:default", "nvidia.com/gpu"].accepted == 5000
 
 
-async def test_two_offices_that_miss_the_same_partition_both_go_on(
+async def test_two_processes_that_miss_the_same_partition_both_go_on(
     runtime: Runtime, database_url: str, db: Connection
 ) -> None:
     async with opened(database_url) as other:
@@ -138,7 +138,7 @@ async def test_only_partitions_that_lie_wholly_below_are_dropped(runtime: Runtim
     assert [one.key.name for one in await load_since(db, 0, 100)] == ["new"]
 
 
-async def test_an_office_whose_feed_was_dropped_reads_the_tree_anew(
+async def test_a_process_whose_feed_was_dropped_reads_the_tree_anew(
     runtime: Runtime, database_url: str, db: Connection
 ) -> None:
     """What happened to the tree meanwhile can no longer be read from the feed; it is read from the objects."""

@@ -7,6 +7,7 @@ import pytest
 
 from bursar.store.db.database import Connection, connect
 from bursar.store.scheduling import leader
+from support.scheduling.leaders import read_leader
 
 LONG = 3600.0
 
@@ -50,7 +51,7 @@ async def test_a_term_is_taken_renewed_and_taken_again_under_a_higher_fence(anot
     await run_out(db)
     second = await leader.take(db, "b", LONG)
     assert second == first + 1
-    told = await leader.load(db)
+    told = await read_leader(db)
     assert (told.holder, told.fence, told.leads) == ("b", second, True)
 
 
@@ -59,7 +60,7 @@ async def test_a_term_that_is_over_is_not_renewed(another: Connect) -> None:
     fence = await leader.take(db, "a", LONG)
     await run_out(db)
     assert await leader.renew(db, "a", LONG) is None
-    assert not (await leader.load(db)).leads
+    assert not (await read_leader(db)).leads
     assert await leader.take(db, "a", LONG) == fence + 1  # type: ignore[operator]
 
 
@@ -80,7 +81,7 @@ async def test_of_many_who_take_over_at_once_one_leads(another: Connect) -> None
         await run_out(several[0])
         answers = await asyncio.gather(*(leader.take(db, f"c{n}", LONG) for n, db in enumerate(several)))
         taken = [fence for fence in answers if fence is not None]
-        assert taken == [(await leader.load(several[0])).fence]
+        assert taken == [(await read_leader(several[0])).fence]
 
 
 async def test_a_renewal_does_not_wait_for_those_who_check_the_fence(another: Connect) -> None:
@@ -102,7 +103,7 @@ async def test_a_takeover_waits_for_those_who_check_the_fence(another: Connect) 
         taking = asyncio.create_task(leader.take(candidate, "b", LONG))
         await until_somebody_waits(looker)
         assert not taking.done()
-        assert (await leader.load(looker)).fence == fence
+        assert (await read_leader(looker)).fence == fence
     assert await taking == fence + 1
 
 

@@ -316,14 +316,14 @@ class Hours(RuleBasedStateMachine):
             kept = await db.fetchval("SELECT greatest(hours_from, 'epoch') FROM usage_rolled")
             if grain == "hour":
                 begin = max(begin, -(-int(kept.timestamp()) // HOUR) * HOUR)
-            several = await store.load_several_series(
+            several = await store.load_series(
                 db, TENANTS, moment(begin), moment(now + 1), grain, user=user, now=moment(now)
             )
             for tenant in TENANTS:
-                rows = await store.load_series(
-                    db, tenant, moment(begin), moment(now + 1), grain, user=user, now=moment(now)
+                alone = await store.load_series(
+                    db, [tenant], moment(begin), moment(now + 1), grain, user=user, now=moment(now)
                 )
-                assert several[tenant] == rows
+                assert alone == {tenant: several[tenant]}
             rows = several["physics"]
         for at in range(begin, now + 1, size):
             found = {(one.resource, one.klass): Used(one.total, one.cost) for one in rows if one.at == moment(at)}

@@ -126,7 +126,7 @@ def test_requests_are_sorted_and_without_zeros_and_limits_stand_in_for_them() ->
     assert read({"resources": {"requests": {"cpu": "0"}}}).shape.requests == ()
 
 
-def test_the_charge_is_the_one_given_else_that_of_the_door() -> None:
+def test_the_charge_is_the_one_given_else_that_of_submission() -> None:
     spec = {"resources": {"requests": {"cpu": "2"}}}
     one = msgspec.convert({"metadata": {"name": "x"}, "spec": spec}, Allocation)
     assert read(spec).charge == charge_of(one) != NOTHING
@@ -169,7 +169,7 @@ def test_node_affinity_in_both_spellings(ending: str) -> None:
     ("field", "wanted", "rather"),
     [("podAffinity", "near", "rather_near"), ("podAntiAffinity", "apart", "rather_apart")],
 )
-def test_company_in_both_spellings(ending: str, field: str, wanted: str, rather: str) -> None:
+def test_pod_affinity_in_both_spellings(ending: str, field: str, wanted: str, rather: str) -> None:
     term = {
         "topologyKey": "rack",
         "labelSelector": {"matchLabels": {"app": "x"}},

@@ -1,4 +1,4 @@
-"""Bearer tokens: who they stand for, until when, and the hash of their secret. The secret itself is never here."""
+"""Bearer tokens: identity, expiry and the hash of the secret. The secret itself is never stored."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def list_tokens(db: Connection, tenants: Collection[str] | None) -> list[T
 
 
 async def save_revoked(db: Connection, token_id: str, now: datetime, by: str) -> TokenRecord | None:
-    """The token, if this is what revoked it."""
+    """Revoke a token; None if it was revoked before."""
     row = await db.fetchrow(SQL.revoke, token_id, now, by)
     return None if row is None else token_record(row)
 

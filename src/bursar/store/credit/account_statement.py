@@ -1,4 +1,4 @@
-"""Looking back in the ledger: balances as of a time, and what came and went between two times.
+"""Statements: balances as of a time, and bookings between two times.
 
 A time is turned into a cut, a place between two entries, and everything is found by number from there. What is between
 two cuts is added up from rollups as far as they go, and from the lines at both edges.
@@ -34,7 +34,7 @@ class Span(NamedTuple):
 
 
 async def load_cut(db: Connection, at: int) -> StatementCut | None:
-    """None where the lines that would tell are dropped: then only the ends of quarters of an hour are known."""
+    """None if the lines are dropped: then only the ends of quarters of an hour are known."""
     row = await db.fetchrow(SQL.cut, time_of(at))
     block, sealed, floor = row["block"], row["sealed"], row["floor"]
     if sealed + 1 < floor and not (row["page_end"] and row["clean"]):
@@ -56,7 +56,7 @@ async def load_posted(db: Connection, accounts: Sequence[int], cut: StatementCut
 
 
 class Sums(NamedTuple):
-    """What came and went, by type, and the first and the last lease that had a part in it; 0 where none had."""
+    """Sums by type, with the first and the last lease among them; 0 without a lease."""
 
     totals: dict[str, int]
     first_lease: int

@@ -1,4 +1,4 @@
-"""What is placed on nodes and paid for, in the database."""
+"""Paid placements on nodes without an agent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _decode_nodes = msgspec.json.Decoder(list[_PlacedOn]).decode
 
 
 class PaidPlace(NamedTuple):
-    """A placement that is paid for. `lease` is 0 where it is not open any more; `seq` is higher than that of any beat
+    """A placement that is paid for. `lease` is 0 if it has ended; `seq` is higher than that of any heartbeat
     before; `short` is what is noted of how long it is paid for there."""
 
     key: Key

@@ -16,7 +16,7 @@ NUMBER_MAX = 2**62
 
 @dataclass(frozen=True, slots=True)
 class LeaseScope:
-    """Whose leases: those of an account, of users of tenants (None is everybody), or of a node."""
+    """A filter of leases: by account, by users of tenants (None is all), or by node."""
 
     account: int | None = None
     tenants: Sequence[str] | None = None

@@ -1,4 +1,4 @@
-"""Leases that nobody extends any more, in the database."""
+"""Expiry of leases that are no longer extended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Accounts, leases and entries in the database.
 
-Accounts are locked in the order of their numbers; an account's lock is that of its open leases too, for whoever changes
+Accounts are locked in the order of their numbers; an account's lock covers its open leases too, because every change of
 a lease holds it. The ledger's row is locked last: it gives entries their numbers, one after another in the order of
 commits. The clock is the database's own, asked after the locks.
 """
@@ -18,15 +18,15 @@ from bursar.core.credit.account import FIRST_ACCOUNT, Account, AccountStatus
 from bursar.core.credit.lease import Lease, LeaseState, Mode, Segment, lease_name
 from bursar.core.credit.ledger import Entry, Ledger, LedgerEvent
 from bursar.core.values.money import credits_of
-from bursar.store.db.columns import documents, numbers, texts
+from bursar.store.db.columns import documents, lists, numbers, texts
 from bursar.store.db.database import Connection, Stale
 from bursar.store.db.sql_loader import statements
 
 SQL = statements("credit/ledger")
 
 PARTITION_SIZE = 10_000_000
-CHANNEL = "bursar_credit"  # tells of which accounts may be able to pay again
-ALL = "*"  # told of all, where they are too many to be named
+CHANNEL = "bursar_credit"  # announces accounts that may be able to pay again
+ALL = "*"  # announces all accounts, if they are too many to name
 TOLD_MAX = 300
 
 _STATUSES = {str(one): one for one in AccountStatus}
@@ -58,7 +58,7 @@ async def lock(db: Connection, accounts: Iterable[int], leases: Iterable[int]) -
 
 
 async def lock_ended(db: Connection, leases: Iterable[int]) -> dict[int, Lease]:
-    """Leases that have ended, for those who put right what was posted; their accounts are locked before."""
+    """Ended leases, for corrections of postings. Their accounts are locked before."""
     rows = await db.fetch(SQL.lock_ended, numbers(sorted(set(leases))))
     return {row[0]: _ended(row) for row in rows}
 
@@ -86,7 +86,7 @@ async def load_accounts(db: Connection, ids: Iterable[int]) -> dict[int, Account
 
 
 class Payers(NamedTuple):
-    """The account that pays for a lease, the one that an owner has of their own, and who opened the lease: empty where
+    """The account that pays for a lease, the owner's own account, and the opener of the lease: empty where
     it has ended, or was opened with a placement."""
 
     account: Account | None
@@ -117,7 +117,7 @@ async def list_accounts(
 
 
 async def lock_of_tenant(db: Connection, tenant: str) -> list[Account]:
-    """All accounts of a tenant. Who holds the tree alone keeps others from opening more."""
+    """All accounts of a tenant. An exclusive lock of the tree keeps others from opening more."""
     return [_account(row) for row in await db.fetch(SQL.lock_of_tenant, tenant)]
 
 
@@ -127,7 +127,7 @@ async def accounts_of_leases(db: Connection, ids: Iterable[int]) -> dict[int, in
 
 
 async def load_leases(db: Connection, ids: Iterable[int]) -> dict[int, Lease]:
-    """Those that are open."""
+    """The open ones of these leases."""
     return {row[0]: _lease(row) for row in await db.fetch(SQL.read_leases, sorted(set(ids)))}
 
 
@@ -165,7 +165,7 @@ async def save(db: Connection, ledger: Ledger, *, added: Collection[int] = (), a
 
 
 async def tell_all(db: Connection) -> None:
-    """Whoever waits for credit may try again, of whatever account."""
+    """Notify waiters for credit of all accounts."""
     await db.execute(SQL.tell, ALL)
 
 
@@ -191,13 +191,8 @@ async def _save_balances(db: Connection, ledger: Ledger) -> None:
 
 
 async def _add_accounts(db: Connection, accounts: Sequence[Account]) -> None:
-    rows = await db.fetch(
-        SQL.add_accounts,
-        [one.id for one in accounts],
-        [one.tenant for one in accounts],
-        [one.user for one in accounts],
-        [one.tenant_uid for one in accounts],
-    )
+    columns = lists(((one.id, one.tenant, one.user, one.tenant_uid) for one in accounts), 4)
+    rows = await db.fetch(SQL.add_accounts, *columns)
     if len(rows) != len(accounts):
         raise Stale("somebody else opened the same account")
 
@@ -230,14 +225,9 @@ async def _correct_ended(db: Connection, leases: Sequence[Lease]) -> None:
 
 
 async def _save_notices(db: Connection, ledger: Ledger) -> None:
-    owners = [ledger.accounts[one.account] for one in ledger.events]
-    await db.execute(
-        SQL.notice,
-        [str(one.news) for one in ledger.events],
-        [owner.tenant for owner in owners],
-        [owner.name for owner in owners],
-        [_notice(one, owner) for one, owner in zip(ledger.events, owners, strict=True)],
-    )
+    owned = ((one, ledger.accounts[one.account]) for one in ledger.events)
+    rows = ((str(one.news), owner.tenant, owner.name, _notice(one, owner)) for one, owner in owned)
+    await db.execute(SQL.notice, *lists(rows, 4))
 
 
 def _notice(event: LedgerEvent, owner: Account) -> bytes:
@@ -289,8 +279,8 @@ def _ended(row: Any) -> Lease:
     return lease
 
 
-def _account_columns(accounts: Sequence[Account]) -> tuple[list[Any], ...]:
-    columns = [
+def _account_columns(accounts: Sequence[Account]) -> list[list[Any]]:
+    rows = [
         (
             one.id, one.version, str(one.status), one.posted, one.held, one.credit_limit, one.gpus, one.gpus_max,
             one.spend_rate_max, one.spend_burst, one.tokens, one.tokens_at, one.daily_cap, one.stop_at_cap,
@@ -298,7 +288,7 @@ def _account_columns(accounts: Sequence[Account]) -> tuple[list[Any], ...]:
         )
         for one in accounts
     ]  # fmt: skip
-    return tuple(list(column) for column in zip(*columns, strict=True)) if columns else ([],) * 18
+    return lists(rows, 18)
 
 
 def _segments_of(lines: Iterable[tuple[Segment, ...]]) -> str:
@@ -369,12 +359,11 @@ def _entry_columns(entries: Sequence[Entry]) -> tuple[str, ...]:
 
 async def load_last(db: Connection) -> int:
     """The number of the last entry."""
-    last: int = await db.fetchval(SQL.position)
-    return last
+    return int(await db.fetchval(SQL.position))
 
 
 async def ensure_partitions(db: Connection) -> None:
-    """Room for the next entries, well before they come."""
+    """Create the partitions for the next entries in advance."""
     first = await load_last(db) // PARTITION_SIZE
     there = {row["name"] for row in await db.fetch(SQL.partitions)}
     for index in (first, first + 1):
@@ -382,7 +371,7 @@ async def ensure_partitions(db: Connection) -> None:
         if name not in there:
             try:
                 await db.execute(
-                    # A partition that is made in place waits for all who read entries, and all who write wait for it.
+                    # A partition that is made in place waits for all readers of entries, and blocks all writers.
                     f"CREATE TABLE {name} (LIKE entry INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES);"
                     f"ALTER TABLE entry ATTACH PARTITION {name} "
                     f"FOR VALUES FROM ({index * PARTITION_SIZE}) TO ({(index + 1) * PARTITION_SIZE});"

@@ -1,4 +1,4 @@
-"""What of the ledger is not as it must be: rows that are wrong, by statements that name nothing else."""
+"""Verification of the ledger: each statement returns only faulty rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Key: TypeAlias = tuple[int, int, str]  # account, lease and type of a rollup
 
 
 class VerifiedSum(NamedTuple):
-    """What a rollup says."""
+    """The fields of a rollup."""
 
     entries: int
     amount: int
@@ -104,7 +104,7 @@ def _rollup(key: Key, said: VerifiedSum | None, due: VerifiedSum | None, block: 
 
 
 async def load_rollup_sum(db: Connection, first_block: int, last_block: int) -> tuple[int, int | None, int | None]:
-    """What rollups come to, and which blocks have any."""
+    """Sums of rollups, and the blocks that have any."""
     row = await db.fetchrow(SQL.rollup_sum, first_block, last_block)
     return int(row["amount"]), row["first_block"], row["last_block"]
 
@@ -166,7 +166,7 @@ async def list_leases(db: Connection, sealed: int, after: int) -> tuple[list[Fin
 
 
 async def list_present(db: Connection, head: int, sealed: int) -> list[Finding]:
-    """What is said of the present: of accounts, what leases hold, and entries that are not sealed yet."""
+    """The current state: accounts, holds of leases, and entries that are not sealed yet."""
     found = [
         Finding(Check.CHAIN, f"block {row['block']}", "it is missing: there are rollups or balances of it")
         for row in await db.fetch(SQL.stray_rollups, head, FINDINGS_MAX)

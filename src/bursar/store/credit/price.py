@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from bursar.core.credit.price import Price, PriceList
+from bursar.store.db.columns import lists
 from bursar.store.db.database import Connection
 from bursar.store.db.sql_loader import statements
 
@@ -14,7 +15,7 @@ SQL = statements("credit/price")
 
 
 class PriceRow(NamedTuple):
-    """A price, and who set it when."""
+    """A price, with its author and time."""
 
     price: Price
     created_at: datetime
@@ -23,8 +24,7 @@ class PriceRow(NamedTuple):
 
 async def load_version(db: Connection) -> int:
     """Rises with every new price."""
-    version: int = await db.fetchval(SQL.version)
-    return version
+    return int(await db.fetchval(SQL.version))
 
 
 async def load_all(db: Connection) -> PriceList:
@@ -37,29 +37,17 @@ async def list_prices(db: Connection) -> list[PriceRow]:
 
 
 async def raise_version(db: Connection) -> None:
-    """Whoever knows prices reads them again. Locks the ledger's row."""
+    """Raise the version, so that caches of prices are read again. Locks the ledger's row."""
     await db.execute(SQL.raise_version)
 
 
 async def drop(db: Connection, prices: Sequence[Price]) -> int:
     """Take prices back that have not begun; how many there were."""
-    rows = await db.fetch(
-        SQL.drop,
-        [one.resource for one in prices],
-        [one.klass for one in prices],
-        [one.effective_from for one in prices],
-    )
-    return len(rows)
+    columns = lists(((one.resource, one.klass, one.effective_from) for one in prices), 3)
+    return len(await db.fetch(SQL.drop, *columns))
 
 
 async def add(db: Connection, prices: Sequence[tuple[Price, str]]) -> int:
-    """Add prices, each with who sets it; how many were new."""
-    rows = await db.fetch(
-        SQL.add,
-        [price.resource for price, _ in prices],
-        [price.klass for price, _ in prices],
-        [price.per_second for price, _ in prices],
-        [price.effective_from for price, _ in prices],
-        [actor for _, actor in prices],
-    )
-    return len(rows)
+    """Add prices with their authors; return how many were new."""
+    rows = ((one.resource, one.klass, one.per_second, one.effective_from, actor) for one, actor in prices)
+    return len(await db.fetch(SQL.add, *lists(rows, 5)))

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from bursar.core.credit.drift import Drift
 from bursar.core.values.money import MICROS
+from bursar.store.db.columns import lists
 from bursar.store.db.database import Connection
 from bursar.store.db.sql_loader import statements
 
@@ -28,7 +29,7 @@ class LastWord(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """What is known of how long leases ran, under locks. Those that somebody has reconciled meanwhile are not here."""
+    """The run times of leases, under locks, without leases that were reconciled meanwhile."""
 
     by_node: Mapping[int, int | None]  # microseconds, of every lease
     told: Mapping[int, int]  # the same, of those of which their nodes had the last word
@@ -59,7 +60,7 @@ async def load_measures(db: Connection, leases: Sequence[int], sums: Mapping[int
 async def save_last_words(db: Connection, words: Sequence[LastWord]) -> None:
     """Of leases that ended without them; a lease has one last word."""
     last = sorted({(one.uid, one.epoch, one.node): one for one in words}.values())
-    await db.execute(SQL.save_last_words, *(list(column) for column in zip(*last, strict=True)))
+    await db.execute(SQL.save_last_words, *lists(last, 4))
 
 
 async def save_settled(db: Connection, measured: Mapping[int, int | None]) -> None:
@@ -68,8 +69,7 @@ async def save_settled(db: Connection, measured: Mapping[int, int | None]) -> No
 
 async def count(db: Connection, outcomes: Mapping[str, tuple[int, int]]) -> None:
     """Add leases and amounts to what each outcome has come to."""
-    names = sorted(outcomes)
-    await db.execute(SQL.count, names, [outcomes[name][0] for name in names], [outcomes[name][1] for name in names])
+    await db.execute(SQL.count, *lists(((name, *outcomes[name]) for name in sorted(outcomes)), 3))
 
 
 class MoreDrift(NamedTuple):
@@ -89,14 +89,12 @@ async def load_drifts(db: Connection, accounts: Iterable[int], first_hour: int) 
 async def add_drifts(db: Connection, hour: int, more: Mapping[int, MoreDrift]) -> None:
     """Under the locks of the accounts."""
     accounts = sorted(more)
-    columns = zip(*(more[one] for one in accounts), strict=True)
-    await db.execute(SQL.add_drifts, hour, accounts, *(list(column) for column in columns))
+    await db.execute(SQL.add_drifts, hour, accounts, *lists((more[one] for one in accounts), 3))
 
 
 async def count_drifting(db: Connection, first_hour: int, limit: int) -> int:
     """Count the accounts whose drift since an hour is above a limit."""
-    count: int = await db.fetchval(SQL.drifting, first_hour, limit)
-    return count
+    return int(await db.fetchval(SQL.drifting, first_hour, limit))
 
 
 async def forget_drifts(db: Connection, first_hour: int) -> None:

@@ -17,7 +17,7 @@ _decode = msgspec.json.Decoder(list[Finding]).decode
 
 
 class Digest(NamedTuple):
-    """What the lines of a range come to; the same fields as a block's."""
+    """The sums of a range of lines; the same fields as a block's."""
 
     lines: int
     amount: int
@@ -77,26 +77,17 @@ async def find_first_since(db: Connection, first: int, last: int, at: int) -> in
 
 
 async def load_digest(db: Connection, first: int, last: int) -> Digest:
-    row = await db.fetchrow(SQL.digest, first, last)
-    return Digest(
-        row["count"],
-        int(row["amount"]),
-        micros_of(row["first_at"]) if row["first_at"] else 0,
-        micros_of(row["last_at"]) if row["last_at"] else 0,
-        int(row["checksum"]),
-        int(row["weighted"]),
-        row["entries_hash"],
-        row["kept_hash"],
-    )
+    lines, amount, *times, checksum, weighted, entries, kept = await db.fetchrow(SQL.digest, first, last)
+    first_at, last_at = (micros_of(at) if at else 0 for at in times)
+    return Digest(lines, int(amount), first_at, last_at, int(checksum), int(weighted), entries, kept)
 
 
 async def load_kept_hash(db: Connection, first: int, last: int) -> bytes:
-    found: bytes = await db.fetchval(SQL.kept_hash, first, last)
-    return found
+    return bytes(await db.fetchval(SQL.kept_hash, first, last))
 
 
 async def save_sums(db: Connection, block: int, first: int, last: int) -> bytes:
-    """What the lines of a block come to; the hash of that."""
+    """Sum the lines of a block; return the hash of the sums."""
     await db.execute(SQL.save_kept, first, last)
     await db.execute(SQL.save_rollups, block, first, last)
     await db.execute(SQL.save_balances, block)
@@ -104,8 +95,7 @@ async def save_sums(db: Connection, block: int, first: int, last: int) -> bytes:
 
 
 async def load_rollup_hash(db: Connection, block: int) -> bytes:
-    found: bytes = await db.fetchval(SQL.rollup_hash, block)
-    return found
+    return bytes(await db.fetchval(SQL.rollup_hash, block))
 
 
 async def save_block(db: Connection, block: SealedBlock) -> None:
@@ -161,7 +151,7 @@ async def save_page(db: Connection, page: SealedPage) -> None:
 
 
 async def raise_floor(db: Connection, floor: int, before: int) -> None:
-    """Below it nobody may count on lines from now on."""
+    """Raise the floor: lines below it may be dropped from now on."""
     # The row of `seal` comes last: others write to it meanwhile.
     await db.execute(SQL.thin_balances, floor, before)
     await db.execute(SQL.raise_floor, floor)
@@ -172,7 +162,7 @@ async def list_partitions(db: Connection) -> list[Partition]:
 
 
 async def drop_partition(db: Connection, partition: Partition) -> None:
-    """In three steps, none of which makes a writer wait. Whoever finds one of them done goes on with the next."""
+    """In three steps, none of which blocks a writer. It continues after the steps that are already done."""
     how = "FINALIZE" if partition.pending else "CONCURRENTLY"
     await db.execute(f"ALTER TABLE entry DETACH PARTITION {partition.name} {how}")
     await drop_orphans(db)
@@ -187,19 +177,7 @@ async def drop_orphans(db: Connection) -> list[str]:
 
 async def load_standing(db: Connection) -> SealProgress:
     row = await db.fetchrow(SQL.standing)
-    return SealProgress(
-        row["last"],
-        row["sealed"],
-        row["block"],
-        row["hash"] or b"",
-        row["sealed_at"],
-        row["floor"],
-        row["verified"],
-        row["reviewed"],
-        row["leases"],
-        row["checked_at"],
-        _decode(row["findings"]),
-    )
+    return SealProgress(**{**row, "hash": row["hash"] or b"", "findings": _decode(row["findings"])})
 
 
 async def claim_check(db: Connection, seconds: float) -> bool:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from bursar.core.credit.usage_events import PayingLease, UsageEvent
 from bursar.core.values.money import MICROS
-from bursar.store.db.database import Connection
+from bursar.store.db.columns import lists
+from bursar.store.db.database import Connection, affected
 from bursar.store.db.sql_loader import statements
 
 SQL = statements("credit/usage_events")
@@ -36,7 +37,7 @@ class MeteredEvent(NamedTuple):
 
 
 class UsageSum(NamedTuple):
-    """What some events of one lease add to its sum."""
+    """The sum of some events of one lease."""
 
     account: int
     job: str
@@ -56,7 +57,7 @@ async def load_payers(db: Connection, jobs: Iterable[str]) -> dict[str, list[Pay
 
 
 async def save(db: Connection, lines: Sequence[MeteredEvent]) -> set[EventKey]:
-    """Write these, no key twice among them; which of them were new. Waits for whoever is writing the same."""
+    """Write events with distinct keys; return the new ones. Waits for concurrent writers of the same."""
     events, payers = [line.event for line in lines], [line.payer for line in lines]
     rows = await db.fetch(
         SQL.save,
@@ -77,24 +78,16 @@ async def save(db: Connection, lines: Sequence[MeteredEvent]) -> set[EventKey]:
 
 
 async def load(db: Connection, keys: Sequence[EventKey]) -> dict[EventKey, tuple[int, UsageEvent]]:
-    """Those that were written before, each with its lease."""
-    rows = await db.fetch(SQL.load, *(list(column) for column in zip(*keys, strict=True)))
+    """The events that were written before, each with its lease."""
+    rows = await db.fetch(SQL.load, *lists(keys, 3))
     return {
-        EventKey(row["account"], row["job"], row["seq"]): (
-            row["lease"],
-            UsageEvent(
-                row["job"], row["seq"], row["begin_us"], row["end_us"], row["micros"], row["class"], row["gpus"],
-                row["node"], row["monotonic"], row["utilization"],
-            ),
-        )
-        for row in rows
-    }  # fmt: skip
+        EventKey(account, job, seq): (lease, UsageEvent(job, seq, *rest)) for account, job, seq, lease, *rest in rows
+    }
 
 
 async def add_up(db: Connection, sums: Iterable[UsageSum]) -> None:
     """Raise the sums of these leases; rows stay locked, so that nobody reconciles before this is committed."""
-    columns = [list(column) for column in zip(*sums, strict=True)]
-    await db.execute(SQL.add_up, *columns)
+    await db.execute(SQL.add_up, *lists(sums, 7))
 
 
 async def reopen(db: Connection, leases: Iterable[int]) -> set[int]:
@@ -105,13 +98,13 @@ async def reopen(db: Connection, leases: Iterable[int]) -> set[int]:
 async def forget(db: Connection, limit: int = 10_000) -> int:
     """Drop what was measured of leases that ended too long ago to be reconciled again, so many rows at a time."""
     before = datetime.now(UTC) - timedelta(microseconds=KEPT_MICROS)
-    if events := _count(await db.execute(SQL.forget_events, before, KEPT_MICROS, limit)):
+    if events := affected(await db.execute(SQL.forget_events, before, KEPT_MICROS, limit)):
         return events
-    return _count(await db.execute(SQL.forget_sums, before, KEPT_MICROS, limit))
+    return affected(await db.execute(SQL.forget_sums, before, KEPT_MICROS, limit))
 
 
 def sums_of(lines: Iterable[tuple[MeteredEvent, int]]) -> list[UsageSum]:
-    """What these events, each with its amount, add to the sums of their leases."""
+    """The amounts that these events add to the sums of their leases."""
     found: dict[tuple[int, str, int], UsageSum] = {}
     for (event, payer), amount in lines:
         key = (payer.account, event.job, payer.id)
@@ -121,7 +114,3 @@ def sums_of(lines: Iterable[tuple[MeteredEvent, int]]) -> list[UsageSum]:
             before.amount + amount,
         )  # fmt: skip
     return list(found.values())
-
-
-def _count(tag: str) -> int:
-    return int(tag.rpartition(" ")[2])

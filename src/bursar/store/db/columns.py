@@ -7,7 +7,8 @@ of a dozen columns each, that is most of what sending them costs. In SQL such a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 SEPARATOR = "\x1f"
 _RAW = SEPARATOR.encode()
@@ -30,3 +31,8 @@ def numbers(values: Sequence[int]) -> str:
     """Numbers, and truths as the numbers they are. As a list prints them, which is the fastest way to write many: the
     server passes over the spaces."""
     return str(list(map(int, values)))[1:-1]
+
+
+def lists(rows: Iterable[Sequence[Any]], width: int) -> list[list[Any]]:
+    """Columns as arrays, for statements that write few rows: `width` of them, also without a row."""
+    return [list(column) for column in zip(*rows, strict=True)] or [[] for _ in range(width)]

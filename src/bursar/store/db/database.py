@@ -14,7 +14,7 @@ import asyncpg
 # asyncpg ships no types; the alias keeps the word in signatures.
 Connection: TypeAlias = Any
 
-# A paused process must not freeze the others: the server ends its transaction, and those who waited go on.
+# A paused process must not freeze the others: the server ends its transaction, and waiters continue.
 # The lock timeout is longer than that, so that a waiter outlives the culprit.
 SESSION_SETTINGS = {
     "application_name": "bursar",
@@ -32,9 +32,9 @@ SESSION_SETTINGS = {
     "jit": "off",
 }
 
-KEPT_NAME = "bursar-lane"  # by which the database tells those who lock from those who only read
+KEPT_NAME = "bursar-lane"  # separates sessions that lock from sessions that only read
 
-# Of those who keep a connection: every statement of theirs finds its rows by key. A plan that is made while the tables
+# For kept connections: all their statements find their rows by key. A plan that is made while the tables
 # are still empty would read them whole, and be kept until somebody analyses them. So would one that is made for a batch
 # of some hundreds: it would join them with a hash of the whole table, and larger batches would be slower, not faster.
 KEPT_SETTINGS = {
@@ -45,13 +45,19 @@ KEPT_SETTINGS = {
     "enable_mergejoin": "off",
 }
 
-# Of work behind everybody's back, which grows with what there is to do and for which nobody waits.
+# For background work, whose time grows with its amount and which nobody waits for.
 PATIENT_SETTINGS = {**SESSION_SETTINGS, "statement_timeout": "600000"}
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 COMMAND_TIMEOUT_SECONDS = 15.0
 PATIENT_SECONDS = 600.0
 TURN_SECONDS_MAX = 10.0
+SNAPSHOT_IDLE_SECONDS_MAX = 30
+
+
+def affected(tag: str) -> int:
+    """The number of rows in the tag of a finished statement, such as `DELETE 3`."""
+    return int(tag.rpartition(" ")[2])
 
 
 class Unavailable(Exception):
@@ -140,12 +146,12 @@ async def _leave(_: Connection) -> None:
 
 
 class Database:
-    """A pool for reads, and connections of their own for those who keep one (lanes, the feed)."""
+    """A pool for reads, and separate connections for lanes and the feed."""
 
     def __init__(self, url: str, pool: Any, readers: int) -> None:
         self.url = url
         self._pool = pool
-        # The pool lets newcomers overtake those who wait; here they take turns.
+        # The pool lets newcomers overtake waiters; here waiters queue.
         self._turns = asyncio.Semaphore(readers)
 
     @classmethod
@@ -218,7 +224,7 @@ def _telling_what_is_slow() -> Iterator[None]:
 
 
 def _asked_by(error: BaseException) -> str:
-    """Whose statement it was: the innermost function of the store."""
+    """The origin of a statement: the innermost function of the store."""
     names = [frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__) if _is_store(frame.f_globals)]
     return names[-1] if names else "a statement"
 
@@ -230,6 +236,8 @@ def _is_store(names: Mapping[str, Any]) -> bool:
 
 @asynccontextmanager
 async def snapshot(database: Database) -> AsyncIterator[Connection]:
-    """Everything as it was at one moment, whatever is committed meanwhile."""
+    """Everything as it was at one moment, whatever is committed meanwhile. It locks no row that others want, so it
+    outlives a pause between two statements."""
     async with database.reader() as db, db.transaction(isolation="repeatable_read", readonly=True):
+        await db.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{SNAPSHOT_IDLE_SECONDS_MAX}s'")
         yield db

@@ -1,4 +1,4 @@
-"""Requests that were claimed, and what they were answered."""
+"""Requests that were claimed, and their remembered answers."""
 
 from __future__ import annotations
 
@@ -6,20 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from bursar.store.db.database import Connection
+from bursar.core.values.idempotency import IdempotencyKey, RequestKey
+from bursar.store.db.database import Connection, affected
 from bursar.store.db.sql_loader import statements
 
 SQL = statements("db/idempotency")
-
-
-class RequestKey(NamedTuple):
-    scope: str  # tenant and verb
-    request_id: str
-
-
-class IdempotencyKey(NamedTuple):
-    key: RequestKey
-    fingerprint: str
 
 
 class Remembered(NamedTuple):
@@ -42,7 +33,7 @@ async def begin(db: Connection, marker: str) -> bool:
 
 
 async def claim(db: Connection, claims: Sequence[IdempotencyKey]) -> set[RequestKey]:
-    """Those that are ours now; the others were claimed before."""
+    """Claim these keys; return the newly claimed ones."""
     ordered = sorted(claims)
     rows = await db.fetch(SQL.claim, *_columns([one.key for one in ordered]), [one.fingerprint for one in ordered])
     return {RequestKey(row["scope"], row["request_id"]) for row in rows}
@@ -63,5 +54,4 @@ async def forget(db: Connection, keys: Sequence[RequestKey]) -> None:
 
 
 async def expire(db: Connection, *, markers_before: datetime, answers_before: datetime) -> int:
-    tag: str = await db.execute(SQL.expire, markers_before, answers_before)
-    return int(tag.rpartition(" ")[2])
+    return affected(await db.execute(SQL.expire, markers_before, answers_before))

@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS migration (
 
 
 class MigrationError(Exception):
-    """The database's schema cannot be brought to this version; the message says what to do."""
+    """The database's schema cannot be brought to this version; the message has the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

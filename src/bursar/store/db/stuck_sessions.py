@@ -1,4 +1,4 @@
-"""Other sessions of ours in the database, where they stand in everybody's way."""
+"""Stuck sessions: other sessions of Bursar that hold locks and do not read their answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOK_AGAIN_SECONDS = 0.5
 
 
 async def end_stuck(database: Database) -> None:
-    """Whoever waited for a lock in vain has those sessions ended that hold theirs because nobody reads what they send:
+    """End sessions that hold locks while their process does not read its answers, after a lock was waited for in vain:
     a process that is paused must not freeze the others."""
     try:
         async with database.reader() as db:
@@ -30,7 +30,7 @@ async def end_stuck(database: Database) -> None:
             pids, since = [row["pid"] for row in found], [row["query_start"] for row in found]
             ended = await db.fetchval(SQL.end_stuck, pids, since)
     except AWAY as error:
-        log.info("could not look for sessions that are stuck", error=repr(error))
+        log.info("stuck_sessions_unknown", message="could not look for stuck sessions", error=repr(error))
         return
     if ended:
-        log.warning("sessions were ended that nobody reads from", count=ended)
+        log.warning("stuck_sessions_ended", message="ended sessions that nobody reads from", count=ended)

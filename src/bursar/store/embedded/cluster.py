@@ -48,7 +48,7 @@ HEAD = "# Written by Bursar at each start: changes made here are lost.\n"
 
 
 def write_access(directory: Directory, account: DatabaseUser, client: str | None) -> None:
-    """Who may connect as which role, by the kernel's word for who is at the other end of the socket (`peer`).
+    """The connection rules (pg_hba): roles by the peer user that the kernel reports for the socket (`peer`).
 
     The user that runs PostgreSQL, and we, may be either role; the client may be `bursar`, which is no superuser. Where
     a user has no name the kernel's word cannot be looked up: then everybody who can enter the socket's directory is

@@ -13,7 +13,7 @@ from bursar.store.embedded.account import DatabaseUser
 
 # Runs in a fresh interpreter that then becomes the command: no Python code runs between fork and exec of the server,
 # whose threads could hold any lock at that moment. The death signal comes last because changing the uid clears it; it
-# tells the child when the *thread* that started it ends, which for us is the event loop's. A parent that died before
+# signals the child when the *thread* that started it ends, here the event loop's. A parent that died before
 # the signal was set is noticed by comparing its pid.
 LAUNCHER = """
 import ctypes, os, signal, sys

@@ -34,7 +34,7 @@ from bursar.store.embedded.process import spawn
 
 READY_SECONDS_MAX = 300.0  # replaying the WAL after a crash takes its time; a server that dies is noticed at once
 ORPHAN_GRACE_SECONDS = 0.1  # after the postmaster died under us
-EARLIER_RUN_GRACE_SECONDS = 2.0  # after an earlier supervisor died: its postmaster was told to quit in the same moment
+EARLIER_RUN_GRACE_SECONDS = 2.0  # after an earlier supervisor died: its postmaster got the signal to quit then
 BACKOFF_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
 STEADY_SECONDS = 10.0  # a server that lived this long did not die of being started
 STOP_STEPS = ((signal.SIGINT, 10.0), (signal.SIGQUIT, 3.0), (signal.SIGKILL, 5.0))  # fast, immediate, the end
@@ -58,7 +58,7 @@ async def start(
     try:
         await embedded._begin()  # noqa: SLF001
     except BaseException:
-        with contextlib.suppress(EmbeddedError):  # the first error is the one to tell
+        with contextlib.suppress(EmbeddedError):  # the first error is the one to report
             await embedded.stop()
         raise
     return embedded
@@ -150,7 +150,13 @@ class Embedded:
         await self._launch(EARLIER_RUN_GRACE_SECONDS)
         await self._create_database()
         self._supervision = asyncio.create_task(self._supervise(), name="embedded-postgres")
-        self._log.info("postgres_ready", pid=self.pid, version=self.binaries.major, data=str(self.directory.root))
+        self._log.info(
+            "postgres_ready",
+            message="PostgreSQL accepts connections",
+            pid=self.pid,
+            version=self.binaries.major,
+            data=str(self.directory.root),
+        )
 
     async def _supervise(self) -> None:
         """Restarts the server whenever it ends: at once, or after a pause when it keeps dying young."""
@@ -161,16 +167,22 @@ class Embedded:
             status = await self._process.wait()
             early_deaths = early_deaths + 1 if loop.time() - self._launched_at < STEADY_SECONDS else 0
             pause = BACKOFF_SECONDS[min(max(early_deaths - 1, 0), len(BACKOFF_SECONDS) - 1)]
-            self._log.warning("postgres_died", status=status, restart_in_seconds=pause)
+            self._log.warning(
+                "postgres_died", message="PostgreSQL ended by itself", status=status, restart_in_seconds=pause
+            )
             await asyncio.sleep(pause)
             try:
                 await self._launch(ORPHAN_GRACE_SECONDS)
             except (EmbeddedError, OSError) as error:
                 self._launched_at = loop.time()  # what could not even be started counts as an early death
-                self._log.error("postgres_restart_failed", error=str(error))
+                self._log.error(
+                    "postgres_restart_failed", message="PostgreSQL could not be restarted", error=str(error)
+                )
             else:
                 self.restarts += 1
-                self._log.info("postgres_restarted", pid=self.pid, restarts=self.restarts)
+                self._log.info(
+                    "postgres_restarted", message="PostgreSQL runs again", pid=self.pid, restarts=self.restarts
+                )
 
     async def _launch(self, grace_seconds: float) -> None:
         """One new generation, up to the moment it accepts a connection."""
@@ -179,7 +191,12 @@ class Embedded:
             if self.directory.version() is None:
                 await initialise(self.directory, self.binaries, self._account, alive_fd)
             elif await asyncio.to_thread(hand_over_cluster, self.directory.pgdata, self._account):
-                self._log.info("postgres_handed_over", user=self._account.name, data=str(self.directory.root))
+                self._log.info(
+                    "postgres_handed_over",
+                    message="the cluster has another owner",
+                    user=self._account.name,
+                    data=str(self.directory.root),
+                )
             write_access(self.directory, self._account, self._client.name if self._client else None)
             remove_stale_lock_files(self.directory, self._socket_dir)
             with open_log(self.directory) as output:

@@ -1,1 +1,4 @@
-"""Nodes and placements, heartbeats, liveness, the node CA and the keys that sign leases."""
+"""Nodes and placements, heartbeats, liveness, the node CA and the keys that sign leases.
+
+Read `node.py` first, then `heartbeat.py`.
+"""

@@ -1,4 +1,4 @@
-"""Nodes' beats in the database: when each was heard, on which stream, until when its leases run, and what it runs.
+"""Heartbeats of nodes: time and stream of the last one, ends of leases, and running placements.
 
 Everything here is about many nodes at once, and costs what those nodes have placed, however large the rest is.
 """
@@ -18,7 +18,7 @@ from bursar.core.nodes.node_claim import NodeClaim
 from bursar.core.objects.allocation import Peer
 from bursar.core.objects.object import Key
 from bursar.store.db.columns import documents, numbers, texts
-from bursar.store.db.database import Connection
+from bursar.store.db.database import Connection, affected
 from bursar.store.db.sql_loader import statements
 
 SQL = statements("nodes/heartbeat")
@@ -30,7 +30,7 @@ LOAD_SECONDS_MAX = 300  # what was measured before says nothing of now
 
 
 class SeenBeat(Struct, frozen=True):
-    """One beat. `generation` is that of the node's certificate; 0 where the door is insecure and none was shown."""
+    """One heartbeat. `generation` is that of the node's certificate; 0 on an insecure listener without one."""
 
     node: str
     session: str
@@ -45,7 +45,7 @@ class SeenBeat(Struct, frozen=True):
 
 
 class ReportedPlacement(NamedTuple):
-    """What is placed on a node, of that which the node spoke of."""
+    """A placement on a node that the node reported."""
 
     key: Key
     uid: str
@@ -58,7 +58,7 @@ class ReportedPlacement(NamedTuple):
 
 
 class WantedPlace(NamedTuple):
-    """What is placed on a node, and whether it is to run there or to stop."""
+    """A placement on a node, and whether it is to run or to stop."""
 
     key: Key
     uid: str
@@ -81,7 +81,7 @@ class WantedSet(NamedTuple):
 
 
 class UsageRow(NamedTuple):
-    """What a placement has used on a node, from its start on."""
+    """The usage of a placement on a node since its start."""
 
     uid: str
     epoch: int
@@ -94,7 +94,7 @@ class UsageRow(NamedTuple):
 
 
 async def save_first(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[str, tuple[str, int]]:
-    """First beats of streams, one per node: each stream becomes its node's. The nodes that may speak, and as what each
+    """First heartbeats of streams, one per node: each stream becomes its node's. The accepted nodes, and as what each
     stands: Ready, or what was said of its silence; and when that was, by the clock that money is counted by."""
     rows = await db.fetch(
         SQL.meet,
@@ -106,7 +106,7 @@ async def save_first(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[str
 
 
 async def save_next(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[tuple[str, str], str]:
-    """Later beats. By (node, session) those that count, and as what each node stands.
+    """Later heartbeats. By (node, session) those that count, and as what each node stands.
 
     Rows are locked in the order in which they are sent: that of the nodes' names, as everywhere.
     """
@@ -114,7 +114,7 @@ async def save_next(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[tupl
     if len(sessions) == len(heartbeats):
         rows = await db.fetch(SQL.heartbeat, *_heartbeats(sorted(heartbeats, key=lambda one: one.node)))
         return {(row["node"], sessions[row["node"]]): row["silent"] or Liveness.READY for row in rows}
-    # Two streams of one node: only one of them is the node's, and one row could not tell which.
+    # Two streams of one node: only one of them is the node's, and one row could not show which.
     heard: dict[tuple[str, str], str] = {}
     rest = list(heartbeats)
     while rest:
@@ -202,7 +202,7 @@ async def load_address(db: Connection, node: str) -> str:
 
 
 async def save_usage(db: Connection, rows: Iterable[UsageRow]) -> None:
-    """What was measured; of each placement the last that is named. What is placed elsewhere is passed over."""
+    """Save measurements, the last of each placement. Placements on other nodes are skipped."""
     last = list({(one.uid, one.epoch, one.node): one for one in rows}.values())
     await db.execute(
         SQL.save_usage,
@@ -218,29 +218,25 @@ async def save_usage(db: Connection, rows: Iterable[UsageRow]) -> None:
 
 
 async def save_loads(db: Connection, loads: Mapping[str, bytes]) -> None:
-    """What is in use on these nodes, as they measure it: JSON, resource by resource."""
+    """The measured usage of these nodes: JSON by resource."""
     nodes = sorted(loads)
     await db.execute(SQL.save_load, texts(nodes), documents([loads[node] for node in nodes]))
 
 
 async def load_loads(db: Connection, nodes: Sequence[str] | None = None) -> dict[str, bytes]:
-    """What was measured lately, of these nodes or of all."""
+    """The recent measurements of these nodes, or of all."""
     rows = await db.fetch(SQL.load, LOAD_SECONDS_MAX, None if nodes is None else list(nodes))
     return {row["node"]: row["used"] for row in rows}
 
 
 async def forget_usage(db: Connection, before: datetime, limit: int = 10_000) -> int:
     """Drop what was measured before, so many rows at a time; how many were dropped."""
-    return _count(await db.execute(SQL.forget_usage, before, limit))
+    return affected(await db.execute(SQL.forget_usage, before, limit))
 
 
 async def forget_gone(db: Connection) -> int:
     """Drop when nodes were heard that are no more; how many were dropped."""
-    return _count(await db.execute(SQL.forget_gone))
-
-
-def _count(tag: str) -> int:
-    return int(tag.rpartition(" ")[2])
+    return affected(await db.execute(SQL.forget_gone))
 
 
 def _reals(values: Sequence[float]) -> str:

@@ -1,4 +1,4 @@
-"""When nodes were last heard, and what was said of them, in the database."""
+"""Liveness of nodes: their last heartbeats, and the conditions recorded for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes' room and placements in the database."""
+"""Free resources of nodes, and placements."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bursar.core.nodes.node import NodeCapacity, NodeGate, Placement
 from bursar.core.nodes.node_claim import NodeClaim
 from bursar.core.quota.quota import Counter
 from bursar.core.quota.tenant_tree import Row
-from bursar.store.db.columns import documents, numbers, texts
+from bursar.store.db.columns import documents, lists, numbers, texts
 from bursar.store.db.database import Connection, Stale
 from bursar.store.db.sql_loader import statements
 from bursar.store.quota import quota
@@ -50,30 +50,20 @@ def _capacity(row: Any) -> NodeCapacity:
 
 
 def _placement(row: Any) -> Placement:
-    return Placement(
-        row["node"],
-        row["uid"],
-        row["namespace"],
-        row["name"],
-        row["tenant"],
-        row["epoch"],
-        row["exclusive"],
-        _decode_amounts(row["resources"]),
-        _decode_devices(row["devices"]),
-        row["wanted"],
-        row["lease"] or 0,
-    )
+    node, uid, namespace, name, tenant, epoch, exclusive, resources, devices, wanted, lease = row
+    amounts, indices = _decode_amounts(resources), _decode_devices(devices)
+    return Placement(node, uid, namespace, name, tenant, epoch, exclusive, amounts, indices, wanted, lease or 0)
 
 
 async def lock(db: Connection, names: Iterable[str]) -> dict[str, NodeCapacity]:
-    """Lock the nodes that exist, in order; their room."""
+    """Lock the nodes that exist, in order; return their free resources."""
     return {row["name"]: _capacity(row) for row in await db.fetch(SQL.lock, texts(sorted(names)))}
 
 
 async def lock_after_counters(
     db: Connection, rows: Iterable[Row], names: Iterable[str]
 ) -> tuple[dict[Row, Counter], dict[str, NodeCapacity]]:
-    """Lock the counters that exist, then the nodes, each in order; what they count, and the nodes' room."""
+    """Lock the counters that exist, then the nodes, each in order; return counts and free resources."""
     found = await db.fetch(SQL.lock_after_counters, *quota.text_columns(rows), texts(sorted(names)))
     first = next((place for place, row in enumerate(found) if row["name"] is not None), len(found))
     return quota.counters_of(found[:first]), {row["name"]: _capacity(row) for row in found[first:]}
@@ -93,17 +83,11 @@ async def load_claimed(db: Connection) -> dict[str, NodeCapacity]:
 
 
 async def count_claimed(db: Connection) -> int:
-    count: int = await db.fetchval(SQL.count_claimed)
-    return count
+    return int(await db.fetchval(SQL.count_claimed))
 
 
 async def count(db: Connection) -> int:
-    number: int = await db.fetchval(SQL.count)
-    return number
-
-
-async def list_names(db: Connection) -> list[str]:
-    return [row["name"] for row in await db.fetch(SQL.names)]
+    return int(await db.fetchval(SQL.count))
 
 
 async def list_kept_for(db: Connection, tenant: str) -> list[str]:
@@ -129,14 +113,14 @@ async def put(db: Connection, capacities: Sequence[NodeCapacity], uids: Mapping[
 
 
 async def use(db: Connection, capacities: Sequence[NodeCapacity]) -> None:
-    """Save the room of nodes that are locked and otherwise as they were."""
+    """Save the free resources of locked nodes whose other fields are unchanged."""
     tag = await db.execute(SQL.use, *room_columns(capacities))
     if tag != f"UPDATE {len(capacities)}":
         raise Stale(f"{len(capacities)} nodes to save, but: {tag}")
 
 
 def room_columns(capacities: Sequence[NodeCapacity]) -> tuple[str, ...]:
-    """What is left of nodes' room, as columns."""
+    """The free resources of nodes, as columns."""
     return (
         texts([capacity.name for capacity in capacities]),
         documents([_encode(capacity.allocated) for capacity in capacities]),
@@ -181,8 +165,7 @@ def placement_columns(placements: Sequence[Placement], places: Sequence[int]) ->
 
 async def remove_placements(db: Connection, keys: Iterable[tuple[str, str]]) -> None:
     """Remove placements by (node, uid)."""
-    ordered = sorted(keys)
-    await db.execute(SQL.remove_placements, [key[0] for key in ordered], [key[1] for key in ordered])
+    await db.execute(SQL.remove_placements, *lists(sorted(keys), 2))
 
 
 async def save_seen(db: Connection, names: Sequence[str]) -> None:

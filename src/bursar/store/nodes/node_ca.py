@@ -1,4 +1,4 @@
-"""The authority's certificate and key, and the generation of each node's certificates that counts."""
+"""The node CA's certificate and key, and the valid generation of each node's certificates."""
 
 from __future__ import annotations
 

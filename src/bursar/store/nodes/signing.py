@@ -1,11 +1,11 @@
-"""The keys that sign what is granted to nodes, and until when each of them is believed."""
+"""The keys that sign leases for nodes, and their validity."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from bursar.store.db.database import Connection
+from bursar.store.db.database import Connection, affected
 from bursar.store.db.sql_loader import statements
 
 SQL = statements("nodes/signing")
@@ -43,4 +43,4 @@ async def retire_others(db: Connection, key_id: str, overlap_seconds: float) -> 
 
 async def forget_retired(db: Connection) -> int:
     """How many were removed."""
-    return int((await db.execute(SQL.forget_retired)).split()[-1])
+    return affected(await db.execute(SQL.forget_retired))

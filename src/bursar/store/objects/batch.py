@@ -44,7 +44,7 @@ async def save_placed(
     used: Sequence[NodeCapacity],
     placed: Sequence[Placement],
 ) -> None:
-    """`save`, with the room of nodes that are locked, and what is placed. What is placed is written as well."""
+    """`save`, with the free resources of locked nodes and with new placements."""
     places = {write.shown.uid: place for place, write in enumerate(writes, start=1)}
     ops, columns = _lines(writes)
     parts = node.placement_columns(placed, [places[one.uid] for one in placed])
@@ -69,7 +69,7 @@ def _check(saved: Any, ops: Sequence[str], besides: Mapping[str, int]) -> None:
 
 
 def _lines(writes: Sequence[Write]) -> tuple[list[str], tuple[str, ...]]:
-    """What becomes of each object's row, and the columns."""
+    """The operation on each object's row, and the columns."""
     last = {write.key: write for write in writes}
     first: dict[Key, Stored | None] = {}
     for write in writes:

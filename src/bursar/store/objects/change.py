@@ -18,7 +18,7 @@ SQL = statements("objects/change")
 PARTITION_SIZE = 1_000_000
 # Compressing rows a little above 2 kB, as PostgreSQL would, costs more than all else that is done with them.
 INLINE_BYTES_MAX = 4080
-CHANNEL = "bursar_change"  # tells the number of the last change
+CHANNEL = "bursar_change"  # announces the number of the last change
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,21 +87,8 @@ class FeedPosition(NamedTuple):
 
 
 def _change(row: Any) -> Change:
-    return Change(
-        row["revision"],
-        Key(row["kind"], row["namespace"], row["name"]),
-        row["uid"],
-        row["tenant"],
-        row["type"],
-        row["labels"],
-        row["fields"],
-        row["before_labels"],
-        row["before_fields"],
-        row["before_tenant"],
-        row["doc"],
-        row["status"] or b"{}",
-        row["at"],
-    )
+    revision, kind, namespace, name, *rest, status, at = row
+    return Change(revision, Key(kind, namespace, name), *(*rest, status or b"{}", at))
 
 
 async def load_since(db: Connection, revision: int, limit: int) -> list[Change]:
@@ -109,7 +96,7 @@ async def load_since(db: Connection, revision: int, limit: int) -> list[Change]:
 
 
 async def load_seen(db: Connection, revision: int, limit: int, binder: str) -> list[SeenChange]:
-    """What happened since; of the placements of `binder`, only that they did."""
+    """The changes since a revision; placements by `binder` without details."""
     return [
         SeenChange(
             row[0], Key(row[1], row[2], row[3]), row[4], row[5], row[6], row[7].encode(), row[8].encode(), row[9],
@@ -125,23 +112,12 @@ async def load_between(db: Connection, after: int, until: int, kind: str, namesp
 
 
 async def load_position(db: Connection) -> FeedPosition:
-    row = await db.fetchrow(SQL.position)
-    return FeedPosition(row["value"], row["floor"])
+    return FeedPosition(*await db.fetchrow(SQL.position))
 
 
 def _happening(row: Any) -> AuditLine:
-    return AuditLine(
-        row["revision"],
-        Key(row["kind"], row["namespace"], row["name"]),
-        row["uid"],
-        row["tenant"],
-        row["type"],
-        row["actor"],
-        row["verb"],
-        row["reason"],
-        row["at"],
-        row["status"],
-    )
+    revision, kind, namespace, name, *rest = row
+    return AuditLine(revision, Key(kind, namespace, name), *rest)
 
 
 async def was_placed(db: Connection, key: Key, uid: str, node: str, epoch: int) -> bool:
@@ -166,7 +142,7 @@ async def save_notes(db: Connection, notes: Sequence[AuditNote]) -> None:
 
 
 async def ensure_partitions(db: Connection) -> None:
-    """Room for the next numbers, well before they come."""
+    """Create the partitions for the next revisions in advance."""
     position = await load_position(db)
     first = position.revision // PARTITION_SIZE
     there = {row["name"] for row in await db.fetch(SQL.partitions)}

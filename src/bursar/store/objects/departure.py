@@ -1,4 +1,4 @@
-"""What a deleted tenant leaves behind: filed under NAME@UID, where administrators find it and no namesake does."""
+"""Records of a deleted tenant: filed under NAME@UID, visible to administrators and to no later tenant of its name."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SQL = statements("objects/departure")
 
 async def file_away(db: Connection, tenant: str, uid: str) -> list[TokenRecord]:
     """File accounts, tokens, webhooks and notices that are not addressed yet; the tokens that were revoked by it.
-    What is left of its external budget is forgotten.
+    Its external budget is deleted.
 
-    Whoever calls holds the tree alone, and the tenant's accounts.
+    The caller holds the tree exclusively, and the tenant's accounts.
     """
     return [token_record(row) for row in await db.fetch(SQL.file, tenant, filed_name(tenant, uid))]

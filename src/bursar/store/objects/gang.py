@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from bursar.core.objects.allocation import GangKey, GangRow, Peer
-from bursar.store.db.columns import documents
+from bursar.store.db.columns import documents, lists
 from bursar.store.db.database import Connection
 from bursar.store.db.sql_loader import statements
 
@@ -17,9 +17,8 @@ _encode_peers = msgspec.json.Encoder().encode
 _decode_peers = msgspec.json.Decoder(tuple[Peer, ...]).decode
 
 
-def _columns(keys: Iterable[GangKey]) -> tuple[list[str], list[str]]:
-    ordered = sorted(keys)
-    return [key[0] for key in ordered], [key[1] for key in ordered]
+def _columns(keys: Iterable[GangKey]) -> list[list[str]]:
+    return lists(sorted(keys), 2)
 
 
 async def ensure(db: Connection, min_members: Mapping[GangKey, int]) -> None:

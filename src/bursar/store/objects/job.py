@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 async def load_members(db: Connection, namespace: str, names: Sequence[str], count_max: int) -> list[Found]:
-    """Those of these allocations that exist, or so many of them."""
+    """The allocations of these that exist, or so many of them."""
     rows = await db.fetch(SQL.members, namespace, names, count_max)
     return [Found(row["name"], _decode_map(row["fields"]), row["doc"], row["status"] or b"{}") for row in rows]
 

@@ -15,9 +15,9 @@ from bursar.core.values.selector import EVERYTHING, Op, Selector
 from bursar.store.db.database import Connection
 from bursar.store.objects.change import SeenChange
 
-# How long whoever reads everything may take between two pages; the transaction is open meanwhile.
+# How long a reader of everything may take between two pages; the transaction is open meanwhile.
 PAUSE_SECONDS_MAX = 10
-# How long a page of everything should be, as far as the one before it tells.
+# The intended size of a page, estimated from the one before it.
 PAGE_BYTES = 4 << 20
 
 
@@ -144,8 +144,7 @@ async def load_live(db: Connection, query: Query) -> list[SeenChange]:
 
 async def count(db: Connection, query: Query) -> int:
     where = _where(query)
-    total: int = await db.fetchval(f"SELECT count(*) FROM object WHERE {where.text}", *where.parameters)
-    return total
+    return int(await db.fetchval(f"SELECT count(*) FROM object WHERE {where.text}", *where.parameters))
 
 
 def _item(row: Any) -> ListedObject:

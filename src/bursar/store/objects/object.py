@@ -10,7 +10,7 @@ import msgspec
 
 from bursar.core.objects.charge import NOTHING, Charge, Facts
 from bursar.core.objects.object import Key, Stored
-from bursar.store.db.columns import texts
+from bursar.store.db.columns import lists, texts
 from bursar.store.db.database import Connection, Stale
 from bursar.store.db.sql_loader import statements
 
@@ -100,7 +100,7 @@ async def lock(db: Connection, keys: Iterable[Key]) -> dict[Key, Stored]:
 
 
 class Ground(NamedTuple):
-    """What a batch stands on while it holds it."""
+    """The locks and rows that a batch holds before it reads anything else."""
 
     version: int  # of the tree
     objects: dict[Key, Stored] | None = None  # None where they are yet to be locked
@@ -134,8 +134,7 @@ async def load(db: Connection, keys: Iterable[Key]) -> dict[Key, Stored]:
 
 
 async def load_gang_members(db: Connection, gangs: Iterable[tuple[str, str]]) -> list[Key]:
-    ordered = sorted(gangs)
-    rows = await db.fetch(SQL.members_of_gangs, [one[0] for one in ordered], [one[1] for one in ordered])
+    rows = await db.fetch(SQL.members_of_gangs, *lists(sorted(gangs), 2))
     return [Key(row["kind"], row["namespace"], row["name"]) for row in rows]
 
 
@@ -149,19 +148,12 @@ async def load_charges_in(db: Connection, namespace: str, kinds: Sequence[str]) 
 
 
 async def is_used(db: Connection, namespace: str, kinds: Sequence[str]) -> bool:
-    used: bool = await db.fetchval(SQL.is_used, namespace, list(kinds))
-    return used
+    return bool(await db.fetchval(SQL.is_used, namespace, list(kinds)))
 
 
 async def save_charges(db: Connection, objects: Sequence[Stored]) -> None:
-    """What objects hold now, where nothing that they show has changed."""
-    tag = await db.execute(
-        SQL.save_charges,
-        [one.key.kind for one in objects],
-        [one.key.namespace for one in objects],
-        [one.key.name for one in objects],
-        [one.revision for one in objects],
-        [encode_charge(one.charge) for one in objects],
-    )
+    """Save the charges of objects whose visible fields are unchanged."""
+    rows = ((*one.key, one.revision, encode_charge(one.charge)) for one in objects)
+    tag = await db.execute(SQL.save_charges, *lists(rows, 5))
     if tag != f"UPDATE {len(objects)}":
         raise Stale(f"{len(objects)} charges to save, but: {tag}")

@@ -1,9 +1,9 @@
-"""What commands read from their standard input, in the database: until they have ended, and nowhere else."""
+"""Standard input of commands, stored until they have ended."""
 
 from __future__ import annotations
 
 from bursar.core.objects.object import Key
-from bursar.store.db.database import Connection
+from bursar.store.db.database import Connection, affected
 from bursar.store.db.sql_loader import statements
 
 SQL = statements("objects/stdin")
@@ -19,5 +19,5 @@ async def is_there(db: Connection, uid: str) -> bool:
 
 
 async def forget(db: Connection) -> int:
-    """Drop what nobody reads any more; how many were dropped."""
-    return int((await db.execute(SQL.forget)).rpartition(" ")[2])
+    """Drop input that is no longer needed; return the number."""
+    return affected(await db.execute(SQL.forget))

@@ -1,4 +1,4 @@
-"""Notices in the database: where they are sent, and who is still to get them."""
+"""Webhooks, events and their pending deliveries."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 from msgspec import Struct
 
 from bursar.core.objects.notification import Notification
-from bursar.store.db.database import Connection
+from bursar.store.db.columns import lists
+from bursar.store.db.database import Connection, affected
 from bursar.store.db.sql_loader import statements
 
 SQL = statements("objects/webhook")
 
 
 class Delivery(Struct, frozen=True):
-    """A notice that is to be sent to a receiver now. Its secret is never shown."""
+    """An event to send to a receiver now. Its secret is never shown."""
 
     id: int
     type: str
@@ -36,7 +37,7 @@ class Delivery(Struct, frozen=True):
 
 
 class Webhook(Struct, frozen=True):
-    """A receiver of notices (`out`), or somebody whose payments are believed (`in`), without its secret."""
+    """A receiver of events (`out`), or a sender of payments (`in`), without its secret."""
 
     name: str
     direction: str = "out"
@@ -53,7 +54,7 @@ class Webhook(Struct, frozen=True):
 
 
 class Pending(Struct, frozen=True):
-    """A notice that a receiver has not taken; `next_at` is when it is tried again, None for never."""
+    """A delivery that a receiver has not accepted; `next_at` is the next attempt, None if it is dropped."""
 
     id: int
     type: str
@@ -66,7 +67,7 @@ class Pending(Struct, frozen=True):
 
 
 class WebhookPayer(Struct, frozen=True):
-    """Whose payments are believed; an empty tenant: for anybody's account."""
+    """A sender of payments; an empty tenant means all accounts."""
 
     name: str
     tenant: str
@@ -77,20 +78,13 @@ class WebhookPayer(Struct, frozen=True):
 
 
 async def save(db: Connection, notifications: Sequence[Notification]) -> None:
-    """For whoever wants them; in the transaction that they tell of."""
-    await db.execute(
-        SQL.save,
-        [one.type for one in notifications],
-        [one.tenant for one in notifications],
-        [one.subject for one in notifications],
-        [one.data for one in notifications],
-    )
+    """Save events for their receivers, in the transaction that causes them."""
+    await db.execute(SQL.save, *lists(((one.type, one.tenant, one.subject, one.data) for one in notifications), 4))
 
 
 async def spread(db: Connection, limit: int = 1000) -> int:
-    """Address new notices to those who want them; how many notices that were."""
-    count: int = await db.fetchval(SQL.spread, limit)
-    return count
+    """Create the deliveries of new events; return the number of events."""
+    return int(await db.fetchval(SQL.spread, limit))
 
 
 async def load_receivers(db: Connection) -> list[str]:
@@ -114,7 +108,8 @@ async def save_failed(db: Connection, one: Delivery, seconds: float | None, said
 
 async def stop(db: Connection, webhook: str, why: str) -> Webhook | None:
     """Send it nothing any more; the webhook, if this is what stopped it."""
-    return _told(await db.fetchrow(SQL.stop, webhook, why))
+    row = await db.fetchrow(SQL.stop, webhook, why)
+    return _webhook(row) if row else None
 
 
 async def add(db: Connection, webhook: Webhook, secret: str) -> datetime | None:
@@ -128,26 +123,16 @@ async def add(db: Connection, webhook: Webhook, secret: str) -> datetime | None:
 
 async def remove(db: Connection, name: str) -> Webhook | None:
     """The webhook, if this is what removed it."""
-    return _told(await db.fetchrow(SQL.remove, name))
+    row = await db.fetchrow(SQL.remove, name)
+    return _webhook(row) if row else None
 
 
-def _told(row: Any) -> Webhook | None:
-    if row is None:
-        return None
-    return Webhook(
-        row["name"], row["direction"], row["tenant"], row["url"], tuple(row["types"]), row["allow_local"],
-        row["created_by"],
-    )  # fmt: skip
+def _webhook(row: Any) -> Webhook:
+    return Webhook(**{**row, "types": tuple(row["types"])})
 
 
 async def load_all(db: Connection) -> list[Webhook]:
-    return [
-        Webhook(
-            row["name"], row["direction"], row["tenant"], row["url"], tuple(row["types"]), row["allow_local"],
-            row["created_by"], row["created_at"], row["stopped"], row["waiting"], row["given_up"], row["last_said"],
-        )
-        for row in await db.fetch(SQL.list)
-    ]  # fmt: skip
+    return [_webhook(row) for row in await db.fetch(SQL.list)]
 
 
 async def save_for(db: Connection, webhook: str, type_: str, data: bytes) -> tuple[int, datetime] | None:
@@ -157,7 +142,7 @@ async def save_for(db: Connection, webhook: str, type_: str, data: bytes) -> tup
 
 
 async def load_pending(db: Connection, webhook: str, after: int, limit: int) -> list[Pending]:
-    """What it has not taken, after a notice, in order."""
+    """The undelivered events of a webhook, after an event, in order."""
     return [Pending(*row) for row in await db.fetch(SQL.deliveries, webhook, after, limit)]
 
 
@@ -166,6 +151,5 @@ async def load_payers(db: Connection) -> Sequence[WebhookPayer]:
 
 
 async def forget(db: Connection, before: datetime, limit: int = 10_000) -> int:
-    """Drop notices of long ago; how many were dropped."""
-    tag: str = await db.execute(SQL.forget, before, limit)
-    return int(tag.rpartition(" ")[2])
+    """Drop old events; return the number."""
+    return affected(await db.execute(SQL.forget, before, limit))

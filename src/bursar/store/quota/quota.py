@@ -9,8 +9,8 @@ from typing import Any
 from bursar.core.quota.quota import Counter, ScopePair
 from bursar.core.quota.tenant_tree import Enforcement, Row, Tree, enforcement_of, hard_of
 from bursar.core.values.quantity import UNLIMITED
-from bursar.store.db.columns import texts
-from bursar.store.db.database import Connection
+from bursar.store.db.columns import lists, texts
+from bursar.store.db.database import Connection, affected
 from bursar.store.db.sql_loader import statements
 
 SQL = statements("quota/quota")
@@ -24,14 +24,13 @@ def counters_of(found: Iterable[Any]) -> dict[Row, Counter]:
 
 
 def text_columns(rows: Iterable[Row]) -> tuple[str, str]:
-    """Which counters are meant, as columns of those who lock them."""
+    """The keys of counters to lock, as columns."""
     ordered = sorted(rows)
     return texts([row[0] for row in ordered]), texts([row[1] for row in ordered])
 
 
-def _columns(rows: Iterable[Row]) -> tuple[list[str], list[str]]:
-    ordered = sorted(rows)
-    return [row[0] for row in ordered], [row[1] for row in ordered]
+def _columns(rows: Iterable[Row]) -> list[list[str]]:
+    return lists(sorted(rows), 2)
 
 
 async def ensure(db: Connection, tree: Tree, rows: Iterable[Row]) -> None:
@@ -62,7 +61,7 @@ async def load_all(db: Connection) -> dict[Row, Counter]:
 
 
 def delta_columns(tree: Tree, changes: Mapping[Row, ScopePair]) -> tuple[list[Any], ...]:
-    """What a batch moves, as the columns of the statement that saves it."""
+    """The changes of counters in a batch, as columns of the statement that saves it."""
     ordered = sorted(changes)
     return (
         *_columns(ordered),
@@ -74,16 +73,9 @@ def delta_columns(tree: Tree, changes: Mapping[Row, ScopePair]) -> tuple[list[An
 
 async def put(db: Connection, counters: Mapping[Row, Counter]) -> None:
     """Set counters to what a change of the tree made them. The tree is held exclusively: nobody else is charging."""
-    ordered = sorted(counters)
-    values = [counters[row] for row in ordered]
-    await db.execute(
-        SQL.put,
-        *_columns(ordered),
-        [min(value.hard, UNLIMITED) for value in values],
-        [value.soft for value in values],
-        [value.accepted for value in values],
-        [value.bound for value in values],
-    )
+    ordered = sorted(counters.items())
+    rows = ((*row, min(one.hard, UNLIMITED), one.soft, one.accepted, one.bound) for row, one in ordered)
+    await db.execute(SQL.put, *lists(rows, 6))
 
 
 async def remove(db: Connection, rows: Iterable[Row]) -> None:
@@ -92,8 +84,7 @@ async def remove(db: Connection, rows: Iterable[Row]) -> None:
 
 async def prune(db: Connection) -> int:
     """Drop the counters of what nobody uses or limits any more; the tree must be held alone."""
-    tag: str = await db.execute(SQL.prune)
-    return int(tag.rpartition(" ")[2])
+    return affected(await db.execute(SQL.prune))
 
 
 async def load_trend(db: Connection, scopes: Sequence[str], at: datetime) -> dict[Row, tuple[int, int]]:
@@ -104,8 +95,7 @@ async def load_trend(db: Connection, scopes: Sequence[str], at: datetime) -> dic
 
 async def forget_samples(db: Connection, before: datetime, limit: int = 10_000) -> int:
     """Drop old samples, so many at a time; how many were dropped."""
-    tag: str = await db.execute(SQL.forget_samples, before, limit)
-    return int(tag.rpartition(" ")[2])
+    return affected(await db.execute(SQL.forget_samples, before, limit))
 
 
 async def save_sample(db: Connection, now: datetime) -> None:

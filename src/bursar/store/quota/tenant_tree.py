@@ -5,19 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from bursar.core.objects.object import Key
+from bursar.core.quota.tenant_tree import TreeChange
 from bursar.store.db.database import Connection
 from bursar.store.db.sql_loader import statements
 
 SQL = statements("quota/tenant_tree")
 
 ERA_VERSIONS = 1_000_000_000
-
-
-class TreeChange(NamedTuple):
-    key: Key
-    deleted: bool
-    doc: bytes
-    revision: int = 0  # of the change, where it is one of the feed
 
 
 class TreePosition(NamedTuple):
@@ -28,8 +22,7 @@ class TreePosition(NamedTuple):
 
 async def lock_shared(db: Connection) -> int:
     """Hold the tree still; returns its version."""
-    version: int = await db.fetchval(SQL.lock_shared)
-    return version
+    return int(await db.fetchval(SQL.lock_shared))
 
 
 async def lock_exclusive(db: Connection) -> int:
@@ -76,5 +69,5 @@ async def load_since(db: Connection, revision: int) -> list[TreeChange]:
 
 async def load_ended(db: Connection) -> list[tuple[str, int]]:
     """Tenants that were deleted, by name, with the revision; in order. What the feed has forgotten is older than all
-    that it still tells."""
+    changes that it still has."""
     return [(row["name"], row["revision"]) for row in await db.fetch(SQL.ended)]

@@ -1,22 +1,11 @@
-"""The leader's row in the database: who decides for all, under which fence, until when."""
+"""The leader's row: holder, fencing token and end of its term."""
 
 from __future__ import annotations
-
-from datetime import datetime
-from typing import NamedTuple
 
 from bursar.store.db.database import Connection
 from bursar.store.db.sql_loader import statements
 
 SQL = statements("scheduling/leader")
-
-
-class Leader(NamedTuple):
-    holder: str
-    fence: int
-    until: datetime
-    at: datetime  # since when
-    leads: bool  # whether its term has not run out yet
 
 
 async def renew(db: Connection, holder: str, seconds: float) -> int | None:
@@ -38,15 +27,10 @@ async def resign(db: Connection, holder: str) -> bool:
 
 async def lock(db: Connection) -> int:
     """Hold off takeovers until the transaction ends, but not renewals; returns the fence that holds meanwhile."""
-    fence: int = await db.fetchval(SQL.lock)
-    return fence
+    return int(await db.fetchval(SQL.lock))
 
 
 async def lock_with_tree(db: Connection) -> tuple[int, int]:
     """The same, and hold the tree still; the fence, and the tree's version."""
     row = await db.fetchrow(SQL.lock_with_tree)
     return row["fence"], row["version"]
-
-
-async def load(db: Connection) -> Leader:
-    return Leader(*await db.fetchrow(SQL.read))

@@ -10,8 +10,8 @@ from bursar.store.db.sql_loader import statements
 
 SQL = statements("scheduling/leader_query")
 
-ASKED = "bursar_inquiry"  # told to the leader
-ANSWERED = "bursar_answer"  # told to those who asked, with the ids
+ASKED = "bursar_inquiry"  # notifies the leader
+ANSWERED = "bursar_answer"  # notifies the askers, with the ids
 
 
 class StoredQuestion(NamedTuple):
@@ -44,5 +44,5 @@ async def withdraw(db: Connection, ids: Iterable[int]) -> None:
 
 
 async def forget(db: Connection, seconds: float) -> None:
-    """Remove what was asked longer ago: whoever asked it is gone."""
+    """Remove old questions, whose askers are gone."""
     await db.execute(SQL.forget, seconds)

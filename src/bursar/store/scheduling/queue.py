@@ -1,4 +1,4 @@
-"""Queues in the database: how much of what they hold waits, or has not ended."""
+"""Queues: numbers of pending and of unfinished allocations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SQL = statements("scheduling/queue")
 
 
 async def count_in(db: Connection, name: str) -> InQueue:
-    """Whoever holds the tree alone counts what is there until they have committed: nobody submits meanwhile."""
+    """Count under an exclusive lock of the tree, so that nothing is submitted until the commit."""
     row = await db.fetchrow(SQL.count_in, name, sorted(ENDED))
     assert row is not None
     return InQueue(row["waiting"], row["placed"], row["jobs"])

@@ -1,4 +1,4 @@
-"""Hours of use in buckets, records of finished work, reports, and budgets that others keep.
+"""Hours of use in buckets, records of finished work, reports, and external budgets.
 
 Read `usage_levels.py` first.
 """

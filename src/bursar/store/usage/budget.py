@@ -1,4 +1,4 @@
-"""What is left of tenants' budgets in the database, as their sources last said."""
+"""Remaining budgets of tenants, as last read from their external sources."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def withdraw(db: Connection, source: str, at: datetime, fault: str) -> Non
 
 
 async def load_remaining(db: Connection, tenants: Collection[str] | None = None) -> dict[str, Remaining]:
-    """What counts now, by tenant: of these, or of all."""
+    """The valid remaining budgets, by tenant: of these, or of all."""
     rows = await db.fetch(SQL.remaining, None if tenants is None else list(tenants))
     return {row["tenant"]: Remaining(row["gpu_hours"], row["node_hours"], row["source"]) for row in rows}
 

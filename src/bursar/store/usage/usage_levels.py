@@ -1,4 +1,4 @@
-"""Hours in the database: what begins and ends is noted with it, entered in buckets later, and asked for at any time."""
+"""Usage hours: starts and ends are recorded with their work, rolled up into buckets later, and summed on demand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bursar.core.usage.usage_levels import (
 from bursar.core.usage.usage_levels import tariff_of as _tariff_of
 from bursar.store.credit import price as price_store
 from bursar.store.db.columns import documents, numbers, texts
-from bursar.store.db.database import Connection
+from bursar.store.db.database import Connection, affected
 from bursar.store.db.sql_loader import statements
 
 SQL = statements("usage/usage_levels")
@@ -61,7 +61,7 @@ async def save(
 
 
 def _apart(spent: Iterable[tuple[UsageBegan, UsageEnded]]) -> list[list[tuple[UsageBegan, UsageEnded]]]:
-    """What ran twice on a node within one batch is noted once after the other."""
+    """Split a batch in which work ran twice on a node, so that each run is recorded in order."""
     rounds: list[list[tuple[UsageBegan, UsageEnded]]] = []
     seen: dict[tuple[str, str], int] = defaultdict(int)
     for began, ended in spent:
@@ -127,8 +127,7 @@ async def load_past(db: Connection, before: datetime) -> tuple[int, bool]:
 
 async def load_lag(db: Connection) -> float:
     """For how many seconds what is to be entered has waited. A step that itself came late counts from its time on."""
-    seconds: float = await db.fetchval(SQL.lag)
-    return seconds
+    return float(await db.fetchval(SQL.lag))
 
 
 async def take_steps(db: Connection, until: datetime, limit: int) -> tuple[dict[Meter, list[LevelStep]], int]:
@@ -148,7 +147,7 @@ async def load_levels(db: Connection, meters: Iterable[Meter]) -> dict[Meter, Le
 
 
 async def load_levels_behind(db: Connection, until: datetime, limit: int) -> dict[Meter, Level]:
-    """What goes on and is not entered until then."""
+    """Open usage that is not rolled up until then."""
     return _levels(await db.fetch(SQL.levels_behind, until, limit))
 
 
@@ -209,7 +208,7 @@ async def forget_hours(db: Connection, before: datetime, at_once: int = FORGOTTE
     """Hours that are over by then; days stay. However many there are, some at a time: none of it takes long."""
     kept = await db.fetchval(SQL.keep_hours, before)
     forgotten = 0
-    while count := int((await db.execute(SQL.forget_hours, kept, at_once)).rpartition(" ")[2]):
+    while count := affected(await db.execute(SQL.forget_hours, kept, at_once)):
         forgotten += count
     return forgotten
 
@@ -218,7 +217,7 @@ async def forget_hours(db: Connection, before: datetime, at_once: int = FORGOTTE
 
 
 class Tariffs:
-    """What resources cost over time, worked out once for each; and the times at which any price begins."""
+    """The cost of resources over time, computed once for each, and the times at which prices begin."""
 
     def __init__(self, prices: PriceList) -> None:
         self._prices = prices
@@ -268,9 +267,9 @@ async def load_window(
     now: datetime | None = None,
     tariffs: Tariffs | None = None,
 ) -> Windows:
-    """What tenants used from `begin` until `end` (now), to the second, by resource and class.
+    """The usage of tenants from `begin` until `end` (now), to the second, by resource and class.
 
-    A window never begins before its tenant was created: who has had the name before is another. The peak is the
+    A window never begins before its tenant was created: an earlier holder of its name is another. The peak is the
     highest from the hour or day in which the window begins until now, and the present level is now's: also where the
     window ends before.
     """
@@ -280,7 +279,7 @@ async def load_window(
 
 
 async def load_days_window(db: Connection, tenants: Sequence[str], day: datetime, now: datetime) -> HourTotals:
-    """What tenants used since the beginning of a day, of nodes and devices, whoever had their names before: that and
+    """The usage of nodes and devices since the beginning of a day, earlier tenants of a name included: that and
     no more, at a small part of what a window costs."""
     found: HourTotals = {tenant: {} for tenant in tenants}
     for row in await db.fetch(SQL.window_of_days, tenants, day, _whole(now)):
@@ -392,7 +391,7 @@ async def load_tenants(db: Connection) -> dict[str, bytes]:
 
 
 class SeriesRow(Struct, frozen=True):
-    """What was used of one resource in one hour or day, whole ones; `at` is when that begins."""
+    """The usage of one resource in one whole hour or day, which begins `at`."""
 
     at: datetime
     resource: str
@@ -404,22 +403,6 @@ class SeriesRow(Struct, frozen=True):
 
 async def load_series(
     db: Connection,
-    tenant: str,
-    begin: datetime,
-    end: datetime,
-    grain: Grain,
-    *,
-    user: str = EVERYBODY,
-    now: datetime | None = None,
-    tariffs: Tariffs | None = None,
-) -> list[SeriesRow]:
-    """By time, resource and class: the hours or days from that of `begin` on that begin before `end`, as far as they
-    have come. Users have days only."""
-    return (await load_several_series(db, [tenant], begin, end, grain, user=user, now=now, tariffs=tariffs))[tenant]
-
-
-async def load_several_series(
-    db: Connection,
     tenants: Sequence[str],
     begin: datetime,
     end: datetime,
@@ -429,7 +412,8 @@ async def load_several_series(
     now: datetime | None = None,
     tariffs: Tariffs | None = None,
 ) -> dict[str, list[SeriesRow]]:
-    """The same of several tenants at once."""
+    """By tenant, and by time, resource and class: the hours or days from that of `begin` on that begin before `end`, as
+    far as they have come. Users have days only."""
     assert grain == "day" or user == EVERYBODY, "users have no hours"
     size = DAY if grain == "day" else HOUR
     first = datetime.fromtimestamp(int(begin.timestamp()) // size * size, UTC)
@@ -462,7 +446,7 @@ def _series(rows: Sequence[Any], first: int, end: float, now: int, size: int, ta
 
 
 def _ahead(rows: Iterable[Any], until: int, size: int, tariffs: Tariffs) -> Iterator[tuple[MeteredHours, int, Bucket]]:
-    """What is in no bucket yet, as it will be entered."""
+    """Usage that is in no bucket yet, as it will be rolled up."""
     levels: dict[MeteredHours, Level] = defaultdict(Level)
     steps: dict[MeteredHours, list[LevelStep]] = defaultdict(list)
     for row in rows:

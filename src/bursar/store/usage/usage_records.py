@@ -1,4 +1,4 @@
-"""Where records of what ran are kept: a month each, made ahead and dropped when nobody asks for it any more."""
+"""Partitions of usage records: one per month, created in advance and dropped after their retention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MONTH = re.compile(r"usage_record_(\d{4})_(\d{2})")
 
 
 async def ensure_partitions(db: Connection, now: datetime) -> None:
-    """Room for the records of this month and the next ones, well before they come."""
+    """Create the partitions of this month and the next ones in advance."""
     there = {row["name"] for row in await db.fetch(SQL.partitions)}
     for begin, end in _months(now, MONTHS_AHEAD):
         name = f"usage_record_{begin:%Y_%m}"
@@ -52,7 +52,7 @@ def _months(now: datetime, ahead: int) -> list[tuple[datetime, datetime]]:
 
 
 async def drop_records(db: Connection, before: datetime) -> list[str]:
-    """Drop the months that are wholly over by then. First it is said from when on there are records."""
+    """Drop the months that are wholly over by then. First the begin of the remaining records is saved."""
     dropped: list[str] = []
     for row in await db.fetch(SQL.partitions):
         found = _MONTH.fullmatch(row["name"])

@@ -1,4 +1,4 @@
-"""What reports ask for beside windows: who there is, and hours and days of which none is a predecessor's."""
+"""Queries of usage reports: users, and hours and days without those of an earlier tenant of the same name."""
 
 from __future__ import annotations
 
@@ -8,26 +8,18 @@ from datetime import UTC, datetime, timedelta
 from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR
 from bursar.store.db.database import Connection
 from bursar.store.db.sql_loader import statements
-from bursar.store.usage.usage_levels import (
-    Grain,
-    SeriesRow,
-    Tariffs,
-    load_series,
-    load_several_series,
-    load_user_window,
-    load_window,
-)
+from bursar.store.usage.usage_levels import Grain, SeriesRow, Tariffs, load_series, load_user_window, load_window
 
 SQL = statements("usage/usage_report")
 
 
 async def load_tenants(db: Connection) -> list[str]:
-    """Whoever ever used anything, also those that are gone."""
+    """All tenants or users with any usage, deleted ones included."""
     return [row["tenant"] for row in await db.fetch(SQL.tenants)]
 
 
 async def load_namesakes(db: Connection, name: str) -> list[str]:
-    """Users of this name who ever used anything, as `tenant/name`."""
+    """Users of this name with any usage, as `tenant/name`."""
     return [row["username"] for row in await db.fetch(SQL.namesakes, name)]
 
 
@@ -42,17 +34,17 @@ async def load_own_series(
     user: str = EVERYBODY,
     tariffs: Tariffs | None = None,
 ) -> list[SeriesRow]:
-    """What was used day by day, or hour by hour. The one of `since` is counted from then on: what was used of a name
+    """Usage by day or by hour. The bucket of `since` is counted from then on: what was used of a name
     before its tenant was created is somebody else's. Call it in a snapshot."""
     size = DAY if grain == "day" else HOUR
     if since is None or since <= _start(begin, size):
-        return await load_series(db, tenant, begin, end, grain, user=user, tariffs=tariffs)
+        return (await load_series(db, [tenant], begin, end, grain, user=user, tariffs=tariffs))[tenant]
     following = _start(since, size) + timedelta(seconds=size)
     rows: list[SeriesRow] = []
     if since < end:
         rows = await _first(db, tenant, user, since, min(following, end), grain, tariffs)
     if following < end:
-        rows += await load_series(db, tenant, following, end, grain, user=user, tariffs=tariffs)
+        rows += (await load_series(db, [tenant], following, end, grain, user=user, tariffs=tariffs))[tenant]
     return rows
 
 
@@ -70,7 +62,7 @@ async def load_several_own_series(
     those few that were created since."""
     start = _start(begin, DAY if grain == "day" else HOUR)
     old = [tenant for tenant, since in tenants.items() if since is None or since <= start]
-    several = await load_several_series(db, old, begin, end, grain, user=user, tariffs=tariffs) if old else {}
+    several = await load_series(db, old, begin, end, grain, user=user, tariffs=tariffs) if old else {}
     rows = [row for some in several.values() for row in some]
     for tenant in tenants.keys() - several.keys():
         rows += await load_own_series(db, tenant, begin, end, grain, since=tenants[tenant], user=user, tariffs=tariffs)
@@ -81,8 +73,8 @@ async def _first(
     db: Connection, tenant: str, user: str, since: datetime, end: datetime, grain: Grain, tariffs: Tariffs | None
 ) -> list[SeriesRow]:
     """The rest of an hour or day. Its peak may have come before `since`, and that of the window, where it has one yet,
-    after the end: the lower one is told."""
-    whole = await load_series(db, tenant, since, end, grain, user=user, tariffs=tariffs)
+    after the end: the lower one is returned."""
+    whole = (await load_series(db, [tenant], since, end, grain, user=user, tariffs=tariffs))[tenant]
     if user == EVERYBODY:
         used = (await load_window(db, [tenant], since, end, tariffs=tariffs))[tenant]
     else:

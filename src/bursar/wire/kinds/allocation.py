@@ -11,18 +11,21 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bursar.core.nodes.node import WHOLE, is_device
-from bursar.core.objects.allocation import Gang, Phase, ResourceRequest
+from bursar.core.nodes.node import WHOLE
+from bursar.core.objects.allocation import ENDED, Gang, Phase, ResourceRequest
 from bursar.core.objects.charge import NOTHING, Charge, Facts
+from bursar.core.objects.object import Stored
 from bursar.core.quota.permit import NOTHING_ASKED, Asking
+from bursar.core.values.access import READ, USING, AccessGroup, KindAccess, Role, RoleGrant
 from bursar.core.values.duration import parse_seconds
+from bursar.core.values.quantity import is_device
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kinds.priorityclass import priority_faults
 from bursar.wire.shared.affinity import contradiction_faults, toleration_of
 from bursar.wire.shared.command import EnvVar, command_faults
-from bursar.wire.shared.kind import USER_FIELD, Column, Fields, Kind, column, read, user_field
+from bursar.wire.shared.kind import USER_FIELD, AllocationDemand, Column, Fields, Kind, column, read, user_field
 from bursar.wire.shared.limits import amounts, amounts_faults
-from bursar.wire.shared.meta import Condition, ObjectMeta, Quantity, Text, Wire, given
+from bursar.wire.shared.meta import Condition, ObjectMeta, OwnerReference, Quantity, Text, Wire, given
 from bursar.wire.shared.scheduling import (
     NODES_MAX,
     GangScheduling,
@@ -38,10 +41,11 @@ MAX_WAIT = "scheduler.example.com/max-wait"
 CHECKPOINT_INTERVAL = "bursar.io/checkpoint-interval"
 DATA_READY = "bursar.io/data-ready"
 STDIN_BYTES_MAX = 1 << 20
+JOB_KIND = "Job"  # of owners: the job that made an allocation
 JOB_INDEX = "bursar.io/job-index"  # the one that an allocation works on in its job; written when it is made
 
 FAULTS_MAX = 50
-COUNTED = frozenset({"allocations", "nodes", "pods"})  # dimensions of quotas that nobody asks a node for
+COUNTED = frozenset({"allocations", "nodes", "pods"})  # dimensions of quotas that are not requested from a node
 PREEMPTION_POLICIES = ("PreemptLowerPriority", "Never")
 
 _PART = re.compile(r"0(\.[0-9]{1,9})?|1(\.0{1,9})?")
@@ -78,18 +82,18 @@ class PlacedOn(Wire):
     name: str
     uid: Text = UNSET
     devices: dict[str, list[int]] | UnsetType = UNSET
-    phase: Text = UNSET  # of what ran there, once it has ended; of work on one node, where it failed
+    phase: Text = UNSET  # of its part there, once it has ended; for a single node, only if it failed
     exit_code: int | UnsetType = UNSET
     reason: Text = UNSET
     message: Text = UNSET
-    lease: Text = UNSET  # what pays for it there
-    frozen: bool | UnsetType = UNSET  # it stands still there, because its account spends too fast
-    unpaid: Text = UNSET  # why no more of its time is paid for there, while that is so
-    paid_until: Text = UNSET  # when it ends there then
+    lease: Text = UNSET  # the lease that pays for it there
+    frozen: bool | UnsetType = UNSET  # it is frozen there, because its account spends too fast
+    unpaid: Text = UNSET  # the reason why its time there is no longer paid
+    paid_until: Text = UNSET  # the time at which it then ends there
 
 
 class EvictionNotice(Wire):
-    """That it has to end, by when and why; with `requeue` it waits again afterwards."""
+    """Notice that it has to end, with the deadline and the reason; with `requeue` it is pending again afterwards."""
 
     id: Text = UNSET
     reason: Text = UNSET
@@ -102,7 +106,7 @@ class EvictionNotice(Wire):
 
 
 class FirstFailure(Wire):
-    """Where work failed first, and how; `allocation` is the member of its gang that failed, where it was another."""
+    """The first failure: its node and cause; `allocation` is the failed member of its gang, if it was another one."""
 
     node: str
     allocation: Text = UNSET
@@ -112,14 +116,14 @@ class FirstFailure(Wire):
 
 
 class Restart(Wire):
-    """Why and when it stopped the last time, of what waited or ran again after that."""
+    """The reason and time of the last stop of an allocation that was requeued."""
 
     reason: Text = UNSET
     time: Text = UNSET
 
 
 class Nomination(Wire):
-    """Room that is held for it on a node, until those who were evicted for it are gone."""
+    """Capacity reserved for it on a node while the victims of its preemption stop."""
 
     node: str
     until: Text = UNSET
@@ -206,6 +210,43 @@ def job_index_in(doc: bytes) -> int:
     return int(said) if said.isascii() and said.isdigit() and len(said) < 9 else -1
 
 
+def queue_of(allocation: Allocation) -> str:
+    """The queue that it waits in."""
+    return allocation.spec.queue or "default"
+
+
+def _demand(allocation: Allocation) -> AllocationDemand:
+    gang = gang_of(allocation.metadata, allocation.spec)
+    return AllocationDemand(allocation.spec, gang.min_members if gang is not None else 1)
+
+
+def disown(metadata: ObjectMeta) -> None:
+    """Leave out that a job made it."""
+    if isinstance(metadata.owner_references, list):
+        metadata.owner_references = [one for one in metadata.owner_references if one.kind != JOB_KIND] or UNSET
+
+
+def _keep(before: Stored, allocation: Allocation) -> None:
+    """Which job made it stays as it was, whatever a client sends."""
+    metadata = allocation.metadata
+    stored = _decode_owners(before.doc).metadata.owner_references if b"ownerReferences" in before.doc else []
+    made = [one for one in stored if one.kind == JOB_KIND]
+    said = list(metadata.owner_references or ())
+    if [one for one in said if one.kind == JOB_KIND] != made:
+        metadata.owner_references = [*(one for one in said if one.kind != JOB_KIND), *made] or UNSET
+
+
+class _Owners(msgspec.Struct, rename="camel"):
+    owner_references: list[OwnerReference] = []
+
+
+class _Owned(msgspec.Struct):
+    metadata: _Owners
+
+
+_decode_owners = msgspec.json.Decoder(_Owned).decode
+
+
 def facts_of(spec: AllocationSpec) -> Facts:
     return Facts(
         scoped=True,
@@ -217,12 +258,12 @@ def facts_of(spec: AllocationSpec) -> Facts:
 
 
 def charge_of(allocation: Allocation) -> Charge:
-    """What an allocation holds from the moment it is accepted."""
+    """The charge of an allocation from its acceptance on."""
     return _judged(allocation.spec)[1]
 
 
 def asking_of(allocation: Allocation) -> Asking:
-    """What of it has to be permitted."""
+    """The parts of its spec that need a permit."""
     return _judged(allocation.spec)[2]
 
 
@@ -368,13 +409,13 @@ def _annotation_faults(allocation: Allocation) -> Iterator[Cause]:
 
 
 def data_ready(notes: Mapping[str, str]) -> float | None:
-    """The part of its data that is where it is needed; None where nobody says."""
+    """The fraction of its data that is staged; None if it is not annotated."""
     said = notes.get(DATA_READY, "")
     return float(said) if _PART.fullmatch(said) else None
 
 
 def _group_faults(allocation: Allocation) -> Iterator[Cause]:
-    """Who asks for company must say who it is. In a job's template nobody need: there the job is the gang."""
+    """A gang needs a name, but in a job's template: there the job is the gang."""
     spec, gang, notes = allocation.spec, gang_spec(allocation.spec), allocation.metadata.annotations
     if gang is not None and gang.group_id:
         return
@@ -440,7 +481,7 @@ def _first_status(_: Allocation, now: str) -> dict[str, Any]:
 
 
 def _reason(document: dict[str, Any]) -> str:
-    """Why it waits, or why it ended as it did; of a failure that says nothing else, how the command ended."""
+    """The reason for its phase; for a failure without a reason, the exit code."""
     code = read(document, "status.exitCode", None)
     failed = read(document, "status.phase") == Phase.FAILED and code is not None
     return str(read(document, "status.reason")) or (f"exit code {code}" if failed else "")
@@ -470,6 +511,14 @@ ALLOCATION = Kind(
     description="A claim on resources on one or more nodes.",
     short_names=("alloc", "al"),
     uid_prefix="alloc",
+    access=KindAccess(
+        AccessGroup.WORK,
+        (
+            RoleGrant(USING, ("update",), ("stdin",)),
+            RoleGrant((Role.NODE,), READ, ("", "status")),
+            RoleGrant((Role.NODE,), ("update", "patch"), ("status",)),
+        ),
+    ),
     check=_check,
     selectable=("status.phase", USER_FIELD, "status.nodeName", "spec.nodeName", "spec.queue", "spec.priorityClass"),
     fields=_fields,
@@ -494,4 +543,92 @@ ALLOCATION = Kind(
         "status.conditions": "type",
     },
     mutable_spec=False,
+    has_status=True,
+    in_all=True,
+    forbidden_by_quota=True,
+    keep=_keep,
+    may_go=lambda before, _: before.fields.get("status.phase") in ENDED,
+    queue=queue_of,
+    demand=_demand,
+    placed=True,
+    words={
+        "Resources.requests": "What is taken from the node and charged to the quota, by resource.",
+        "Resources.limits": "The most it may use, by resource; where nothing is requested, this is the request.",
+        "AllocationSpec.resources": "What it needs on each node.",
+        "AllocationSpec.nodes": "On how many nodes; 1 where not given.",
+        "AllocationSpec.exclusive": "Whether it has its nodes to itself.",
+        "AllocationSpec.sensitive": "Whether it runs only on nodes that its user has claimed.",
+        "AllocationSpec.priority": "Higher ones go first.",
+        "AllocationSpec.priorityClass": "The name of a priority.",
+        "AllocationSpec.preemptionPolicy": "PreemptLowerPriority or Never.",
+        "AllocationSpec.queue": "The queue of the allocation; by default, default.",
+        "AllocationSpec.scheduling": "Constraints on nodes and on pods beside it.",
+        "AllocationSpec.ttl": "The longest it may run, as in 7200s or 2h.",
+        "AllocationSpec.command": "The command on each of its nodes; without one it only reserves capacity.",
+        "AllocationSpec.env": "The command's environment, by name; the node adds its own, such as BURSAR_NODE.",
+        "AllocationSpec.workingDir": "The command's directory on the node, as an absolute path.",
+        "AllocationSpec.stdin": "true: start the command only when its standard input was sent, with PUT …/stdin.",
+        "AllocationSpec.onNodeLost": "requeue or fail.",
+        "AllocationSpec.onMemberFailure": "On several nodes or in a gang: stop the rest when one fails, or wait.",
+        "AllocationStatus.reason": "The reason for the phase, from a closed list.",
+        "AllocationStatus.queuePosition": "Position in its queue, from 1.",
+        "AllocationStatus.allocatedResources": "The resources that it holds on all of its nodes together.",
+        "AllocationStatus.failure": "The first failure: its node and cause.",
+        "AllocationStatus.restarts": "Number of times that it was stopped and requeued.",
+    },
+    example={
+        "metadata": {
+            "name": "ml-training-job-42",
+            "namespace": "ml-team",
+            "labels": {"app": "model-training", "team": "ml-platform", "cost-center": "CC-1234"},
+            "annotations": {"scheduler.example.com/gang-size": "4", "scheduler.example.com/max-wait": "300s"},
+        },
+        "spec": {
+            "resources": {
+                "requests": {"cpu": "8000m", "memory": "32Gi", "nvidia.com/gpu": "4"},
+                "limits": {"cpu": "16000m", "memory": "64Gi", "nvidia.com/gpu": "4"},
+            },
+            "priority": 100,
+            "priorityClass": "high-priority",
+            "preemptionPolicy": "PreemptLowerPriority",
+            "scheduling": {
+                "nodeSelector": {"gpu-type": "nvidia-a100", "zone": "us-east-1a"},
+                "affinity": {
+                    "nodeAffinity": {
+                        "requiredDuringScheduling": {
+                            "nodeSelectorTerms": [
+                                {"matchExpressions": [{"key": "gpu-memory", "operator": "Gte", "values": ["80"]}]}
+                            ]
+                        },
+                        "preferredDuringScheduling": [
+                            {
+                                "weight": 50,
+                                "preference": {
+                                    "matchExpressions": [{"key": "network", "operator": "In", "values": ["rdma"]}]
+                                },
+                            }
+                        ],
+                    },
+                    "podAntiAffinity": {
+                        "requiredDuringScheduling": [
+                            {
+                                "topologyKey": "kubernetes.io/hostname",
+                                "labelSelector": {"matchLabels": {"app": "model-training"}},
+                            }
+                        ]
+                    },
+                },
+                "tolerations": [{"key": "gpu-only", "operator": "Exists", "effect": "NoSchedule"}],
+                "topologySpreadConstraints": [
+                    {
+                        "maxSkew": 1,
+                        "topologyKey": "topology.kubernetes.io/zone",
+                        "whenUnsatisfiable": "DoNotSchedule",
+                    }
+                ],
+            },
+            "ttl": "7200s",
+            "gangScheduling": {"groupId": "training-gang-001", "minMembers": 4, "timeout": "300s"},
+        },
+    },
 )

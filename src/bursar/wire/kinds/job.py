@@ -10,8 +10,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from bursar.core.objects.allocation import Gang
+from bursar.core.objects.finalizer import ORPHAN
 from bursar.core.objects.job import BACKOFF_SECONDS_MAX, JobPhase, JobPlan
 from bursar.core.quota.permit import Asking
+from bursar.core.values.access import AccessGroup, KindAccess
 from bursar.core.values.duration import SECONDS_MAX
 from bursar.core.values.names import annotations as annotation_faults
 from bursar.core.values.names import labels as label_faults
@@ -27,7 +29,7 @@ from bursar.wire.kinds.allocation import (
     spec_faults,
 )
 from bursar.wire.kinds.priorityclass import priority_faults
-from bursar.wire.shared.kind import USER_FIELD, Column, Fields, Kind, column, read, user_field
+from bursar.wire.shared.kind import USER_FIELD, AllocationDemand, Column, Fields, Kind, column, read, user_field
 from bursar.wire.shared.meta import Condition, ObjectMeta, Text, Wire, given
 from bursar.wire.shared.scheduling import GangScheduling, Scheduling
 
@@ -129,7 +131,7 @@ def plan_of(spec: JobSpec) -> JobPlan:
 
 
 def _is_set(spec: JobSpec) -> bool:
-    """Whether its allocations are one gang, of which none is of use without the others."""
+    """Whether its allocations are one gang whose members need each other."""
     template = spec.template.spec
     policy = template.on_member_failure if given(template.on_member_failure) else spec.on_member_failure
     is_gang = gang_spec(template) is not None or GANG_SIZE in template_annotations(spec)
@@ -141,7 +143,7 @@ _decode_spec = msgspec.json.Decoder(AllocationSpec).decode
 
 
 def allocation_spec(job: str, spec: JobSpec) -> AllocationSpec:
-    """The spec of a job's allocations: the template's, with what the job says where the template says nothing."""
+    """The spec of a job's allocations: the template, with defaults from the job."""
     made = _decode_spec(_encode(spec.template.spec))
     for name in ("priority", "priority_class", "queue", "on_member_failure"):
         if not given(getattr(made, name)):
@@ -176,7 +178,7 @@ def job_gang(job: str, spec: JobSpec) -> Gang | None:
 
 
 def asking_in(spec: JobSpec) -> Asking:
-    """What of a job has to be permitted: what it says for all its allocations, and what its template says."""
+    """The parts of a job that need a permit: of its own spec, and of its template."""
     inner = asked_in("spec.template.spec", spec.template.spec)
     return Asking(
         (*((("spec.priority", spec.priority),) if isinstance(spec.priority, int) else ()), *inner.priorities),
@@ -186,24 +188,17 @@ def asking_in(spec: JobSpec) -> Asking:
     )
 
 
-def disown(metadata: ObjectMeta) -> None:
-    """Leave out that a job made it."""
-    if isinstance(metadata.owner_references, list):
-        metadata.owner_references = [one for one in metadata.owner_references if one.kind != "Job"] or UNSET
+def queue_of(job: Job) -> str:
+    """The queue that its allocations wait in."""
+    return allocation_spec(job.metadata.name or "", job.spec).queue or "default"
 
 
-def keep_owner(before: ObjectMeta, metadata: ObjectMeta) -> None:
-    """Which job made it stays as it was, whatever is said."""
-    made = [one for one in before.owner_references or () if one.kind == "Job"]
-    said = list(metadata.owner_references or ())
-    if [one for one in said if one.kind == "Job"] != made:
-        metadata.owner_references = [*(one for one in said if one.kind != "Job"), *made] or UNSET
-
-
-def gang_size(job: str, spec: JobSpec) -> int:
-    """How many of a job's allocations must run at the same time."""
-    gang = job_gang(job, spec)
-    return gang.min_members if gang is not None else 1
+def _demand(job: Job) -> AllocationDemand:
+    """As many of its allocations as must run at the same time."""
+    name = job.metadata.name or ""
+    gang = job_gang(name, job.spec)
+    size = gang.min_members if gang is not None else 1
+    return AllocationDemand(allocation_spec(name, job.spec), size, "spec.template.spec")
 
 
 def with_min_members(spec: AllocationSpec, gang: Gang, size: int) -> tuple[AllocationSpec, Gang]:
@@ -239,9 +234,11 @@ def _check(job: Job) -> list[Cause]:
     if spec.on_member_failure is not UNSET and spec.on_member_failure not in ("stop", "wait"):
         faults.append(field_fault("spec.onMemberFailure", "must be stop or wait"))
     if spec.template.spec.stdin is True:
-        faults.append(field_fault("spec.template.spec.stdin", "is of allocations: nobody sends it to what a job makes"))
+        faults.append(
+            field_fault("spec.template.spec.stdin", "is for allocations only: a job cannot send standard input")
+        )
     template = [*spec_faults("spec.template.spec", spec.template.spec), *_template_meta_faults(spec)]
-    # Whether the gang fits the job can be asked once both are understood.
+    # The gang is checked against the job only if both are valid.
     return [*faults, *template] if faults or template else list(_gang_faults(job))
 
 
@@ -337,8 +334,9 @@ JOB = Kind(
     plural="jobs",
     type=Job,
     namespaced=True,
-    description="Makes allocations from a template until enough of them have succeeded.",
+    description="A batch of allocations, created from a template until enough of them have succeeded.",
     uid_prefix="job",
+    access=KindAccess(AccessGroup.WORK),
     check=_check,
     selectable=("status.phase", USER_FIELD, "spec.queue", "spec.priorityClass"),
     fields=_fields,
@@ -359,4 +357,39 @@ JOB = Kind(
         "status.conditions": "type",
     },
     mutable_spec=False,
+    in_all=True,
+    forbidden_by_quota=True,
+    # Without the finalizer that orphans them its allocations go first: the controller removes it.
+    may_go=lambda _, finalizers: ORPHAN in finalizers,
+    queue=queue_of,
+    demand=_demand,
+    words={
+        "JobSpec.parallelism": "How many allocations run at once.",
+        "JobSpec.completions": "How many must succeed; as many as run at once unless said otherwise.",
+        "JobSpec.backoffLimit": "How many may fail.",
+        "JobSpec.backoffSeconds": "The pause before the first retry; each later one is twice as long, up to 6 minutes.",
+        "JobSpec.onMemberFailure": "As of its allocations.",
+        "JobSpec.activeDeadlineSeconds": "How long it may run.",
+    },
+    example={
+        "metadata": {"name": "distributed-training-v2", "namespace": "ml-team"},
+        "spec": {
+            "parallelism": 8,
+            "completions": 8,
+            "backoffLimit": 3,
+            "activeDeadlineSeconds": 86400,
+            "template": {
+                "spec": {
+                    "resources": {"requests": {"cpu": "16000m", "memory": "64Gi", "nvidia.com/gpu": "8"}},
+                    "scheduling": {
+                        "gangScheduling": {"minMembers": 8, "timeout": "600s"},
+                        "nodeSelector": {"gpu-type": "nvidia-a100"},
+                    },
+                }
+            },
+            "priority": 200,
+            "priorityClass": "batch-high",
+            "queue": "gpu-training",
+        },
+    },
 )

@@ -6,7 +6,9 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from bursar.core.objects.object import Stored
 from bursar.core.quota import tenant_tree
+from bursar.core.values.access import AccessGroup, KindAccess, Role, RoleGrant
 from bursar.core.values.names import dns_label
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.shared.kind import Column, Kind, column
@@ -48,6 +50,20 @@ def _check(namespace: Namespace) -> list[Cause]:
     return [field_fault("metadata.name", fault) for fault in dns_label(str(namespace.metadata.name))]
 
 
+def _adopt(namespace: Namespace, tenant: str) -> None:
+    """A namespace that names no tenant becomes its creator's."""
+    _label(namespace, tenant or DEFAULT_TENANT)
+
+
+def _keep(before: Stored, namespace: Namespace) -> None:
+    """Leaving the label out does not move a namespace."""
+    _label(namespace, before.tenant)
+
+
+def _label(namespace: Namespace, tenant: str) -> None:
+    namespace.metadata.labels = {TENANT_LABEL: tenant, **(namespace.metadata.labels or {})}
+
+
 def _first_status(_: Namespace, __: str) -> dict[str, Any]:
     return {"phase": "Active"}
 
@@ -57,9 +73,11 @@ NAMESPACE = Kind(
     plural="namespaces",
     type=Namespace,
     namespaced=False,
-    description="Where a tenant's objects live.",
+    description="A container of objects that belong to one tenant.",
     short_names=("ns",),
     uid_prefix="ns",
+    # A marketplace order creates the tenant's first namespace.
+    access=KindAccess(AccessGroup.BOUNDS, (RoleGrant((Role.SERVICE,), ("create",)),)),
     check=_check,
     selectable=("status.phase",),
     fields=lambda one: {"status.phase": "Terminating" if given(one.metadata.deletion_timestamp) else "Active"},
@@ -69,4 +87,11 @@ NAMESPACE = Kind(
         Column("Tenant", lambda document: str((document["metadata"].get("labels") or {}).get(TENANT_LABEL, ""))),
     ),
     in_tree=True,
+    built_in=frozenset({"default"}),
+    has_status=True,
+    owner=tenant_of,
+    adopt=_adopt,
+    keep=_keep,
+    # Its objects go first: the loop that empties namespaces removes it.
+    may_go=lambda _, __: False,
 )

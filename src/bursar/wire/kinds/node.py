@@ -10,34 +10,37 @@ from msgspec import UNSET, UnsetType
 from bursar.core.nodes.liveness import Liveness
 from bursar.core.nodes.node import NodeGate
 from bursar.core.objects.ask import Effect
+from bursar.core.objects.object import Key
 from bursar.core.quota.visibility import HIDDEN
+from bursar.core.values.access import JOINING, READ, USING, AccessGroup, KindAccess, Role, RoleGrant
 from bursar.core.values.names import label_key, label_value
 from bursar.core.values.quantity import amount, is_bytes
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.shared.kind import Column, Kind, column, read
+from bursar.wire.shared.kind import Column, Kind, TenantGrant, column, read
 from bursar.wire.shared.limits import amounts, amounts_faults, dimension_name
 from bursar.wire.shared.meta import Condition, ObjectMeta, Quantity, Text, Wire
 from bursar.wire.shared.scheduling import EFFECTS, count_faults
 
 HOSTNAME_LABEL = "kubernetes.io/hostname"
-STDIN_LABEL = "bursar.io/stdin"  # on nodes whose agents can give commands a standard input; theirs to say
+STDIN_LABEL = "bursar.io/stdin"  # on nodes whose agents support standard input; set by the agents
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TAINTS_MAX = 64
 TENANTS_MAX = 256
 FEATURES_MAX = 64
 
-# A part of a device is kept apart from the others by the node (MIG, MPS), taken on trust, or not taken at all.
+# Fractions of a device are enforced by the node (MIG, MPS), trusted, or refused.
 REFUSED = "Refused"
-FRACTIONS = ("Trusted", "Enforced", REFUSED)
+TRUSTED = "Trusted"
+FRACTIONS = (TRUSTED, "Enforced", REFUSED)
 
 NOT_ISOLATED = "none"
-# Features of agents that bear on who may use their nodes.
+# Features of agents that decide the work their nodes accept.
 TRACELESS = "traceless"  # everything a placement writes is removed with it
 WIPES = "wipe"  # it has a wipe hook
 
 OPEN = NodeGate()
 
-# What is kept beside a node that is said to be silent: as what it stands, and when it was last heard.
+# Stored for a silent node: its readiness, and the time of its last heartbeat.
 SILENT = "status.silent"
 SILENT_SINCE = "status.silentSince"
 
@@ -57,11 +60,11 @@ class NodeSpec(Wire):
     cpu_overcommit: int | float | UnsetType = UNSET
     provider_id: Text = UNSET
     tenants: list[str] | UnsetType = UNSET  # only work of these, and of those below them, is placed here
-    gpu_fractions: Text = UNSET  # Trusted (unless said), Enforced or Refused: what becomes of parts of a device
+    gpu_fractions: Text = UNSET  # Trusted, Enforced or Refused parts of devices; else as the system says
 
 
 class NodeDrain(Wire):
-    """That a node is being emptied. Ours alone: what a node says of itself does not change it."""
+    """The drain of a node. Only the server writes it: a node's report does not change it."""
 
     state: Text = UNSET  # Draining, Drained or Cancelled
     started_at: Text = UNSET
@@ -75,7 +78,7 @@ class NodeDrain(Wire):
 
 
 class NodeFence(Wire):
-    """That nothing of the node runs any more, and who said so. Ours alone."""
+    """The fence of a node: nothing runs there any more, by the word of an administrator. Only the server writes it."""
 
     at: Text = UNSET
     by: Text = UNSET
@@ -83,7 +86,7 @@ class NodeFence(Wire):
 
 
 class NodeClaim(Wire):
-    """That it is claimed for sensitive work, or not wiped since. Ours alone; by whom is not for everybody to know."""
+    """The claim of a node for sensitive work, until it is wiped. Only the server writes it; the user is not shown."""
 
     id: Text = UNSET
     state: Text = UNSET  # Claimed, Wiping or WipeFailed
@@ -105,7 +108,7 @@ class NodeStatus(Wire):
     conditions: list[Condition] | UnsetType = UNSET
     last_heartbeat_time: Text = UNSET
     drain: NodeDrain | UnsetType = UNSET
-    silent_since: Text = UNSET  # when it was last heard, while it is said to be NotReady or Lost. Ours alone
+    silent_since: Text = UNSET  # the last heartbeat, while it is NotReady or Lost; only the server writes it
     fence: NodeFence | UnsetType = UNSET
     claim: NodeClaim | UnsetType = UNSET
     isolation: Text = UNSET  # how its agent keeps tenants apart: bubblewrap or none
@@ -118,6 +121,10 @@ class Node(Wire, kw_only=True):
     metadata: ObjectMeta
     spec: NodeSpec | UnsetType = UNSET
     status: NodeStatus | UnsetType = UNSET
+
+
+def node_key(name: str) -> Key:
+    return Key("Node", "", name)
 
 
 def cap_by_spec(node: Node) -> list[str]:
@@ -163,15 +170,24 @@ def isolation_condition(isolation: str, why: str = "") -> tuple[str, str, str, s
     return "Isolated", "True", "Sandboxed", ""
 
 
+def whole_only(fractions: str) -> bool | None:
+    """Whether a node accepts whole devices only; None if it has no setting."""
+    return fractions == REFUSED if fractions else None
+
+
+def is_schedulable(node: Node) -> bool:
+    return not (isinstance(node.spec, NodeSpec) and node.spec.unschedulable is True)
+
+
 def gate_of(node: Node) -> NodeGate | None:
-    """What keeps work off the node, and how its agent keeps tenants apart; None where there is nothing of that."""
+    """The restrictions of a node: taints, tenants, isolation; None for a node without any."""
     spec = node.spec if isinstance(node.spec, NodeSpec) else NodeSpec()
     status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
     features = status.features or ()
     gate = NodeGate(
         tuple((one.key, one.value or "", one.effect or Effect.NO_SCHEDULE) for one in spec.taints or ()),
         tuple(sorted(set(spec.tenants or ()))),
-        spec.gpu_fractions == REFUSED,
+        whole_only(spec.gpu_fractions or ""),
         (status.isolation or NOT_ISOLATED) != NOT_ISOLATED,
         TRACELESS in features,
         WIPES in features,
@@ -180,7 +196,7 @@ def gate_of(node: Node) -> NodeGate | None:
 
 
 def allocatable_of(node: Node) -> dict[str, int]:
-    """What schedules: the status where it says so, else the spec; cpu scaled by the overcommit, memory never."""
+    """The allocatable amounts: of the status, else of the spec; cpu is scaled by the overcommit, memory never."""
     spec = node.spec if isinstance(node.spec, NodeSpec) else NodeSpec()
     status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
     result = {**amounts(spec.capacity), **amounts(spec.allocatable), **amounts(status.allocatable)}
@@ -193,6 +209,7 @@ class _Offer(msgspec.Struct, rename="camel"):
     capacity: dict[str, Quantity] | UnsetType = UNSET
     allocatable: dict[str, Quantity] | UnsetType = UNSET
     cpu_overcommit: int | float = 1
+    tenants: tuple[str, ...] | UnsetType = UNSET
 
 
 class _Offered(msgspec.Struct):
@@ -204,7 +221,7 @@ _decode_offer = msgspec.json.Decoder(_Offer).decode
 
 
 def allocatable_in(doc: bytes, status: bytes) -> dict[str, int]:
-    """What a stored node can give when it is empty: the same as `allocatable_of` says of a decoded one."""
+    """The allocatable amounts of a stored node, as `allocatable_of` has them for a decoded one."""
     spec, now = _decode_offered(doc).spec, _decode_offer(status)
     result = {**amounts(spec.capacity), **amounts(spec.allocatable), **amounts(now.allocatable)}
     if "cpu" in result:
@@ -212,8 +229,13 @@ def allocatable_in(doc: bytes, status: bytes) -> dict[str, int]:
     return result
 
 
+def dedicated_to(doc: bytes) -> tuple[str, ...]:
+    """The tenants that a stored node is dedicated to; empty: for all tenants."""
+    return _decode_offered(doc).spec.tenants or ()
+
+
 def capacity_in(doc: bytes, status: bytes) -> dict[str, int]:
-    """How large a stored node is, whatever of it can be given now; cpu is scaled by the overcommit, memory never.
+    """The capacity of a stored node, whatever of it is allocatable now; cpu is scaled by the overcommit, memory never.
 
     A node that can give more than it says to have is as large as what it gives.
     """
@@ -261,9 +283,9 @@ def _spec_faults(spec: NodeSpec) -> list[Cause]:
 
 
 def _normalise(node: Node) -> None:
-    """Labels that scheduling relies on are always there; what answers add to a status never is."""
+    """Add the labels that scheduling relies on, and drop fields that responses add to a status."""
     if isinstance(node.status, NodeStatus):
-        # The token above all: a client may send back what it was answered, and what is stored is shown to everybody.
+        # Especially the token: clients may send back a response, and stored objects are visible to all readers.
         node.status.token = node.status.last_heartbeat_time = UNSET
         node.status.allocated = UNSET
     labels = node.metadata.labels if isinstance(node.metadata.labels, dict) else {}
@@ -344,9 +366,19 @@ NODE = Kind(
     plural="nodes",
     type=Node,
     namespaced=False,
-    description="Gives resources.",
+    description="A machine with its resources, labels and taints.",
     short_names=("no",),
     uid_prefix="node",
+    access=KindAccess(
+        AccessGroup.CATALOGUE,
+        (
+            # The user who will work on a sensitive node claims it.
+            RoleGrant(USING, ("claim", "release")),
+            RoleGrant((Role.NODE,), ("get", "update", "patch"), ("status",)),
+            RoleGrant((Role.NODE,), READ, ("evictions",)),
+            RoleGrant((JOINING,), ("create",)),
+        ),
+    ),
     check=_check,
     selectable=("status.phase", "spec.unschedulable"),
     fields=_fields,
@@ -361,6 +393,17 @@ NODE = Kind(
         column("Isolation", "status.isolation", wide=True, default="<unknown>"),
         Column("Tenants", lambda document: ",".join(read(document, "spec.tenants", ())) or "<all>", wide=True),
     ),
-    # Taints are replaced whole, as in Kubernetes: `kubectl taint node NAME KEY-` sends those that stay.
+    # Taints are replaced as a whole, as in Kubernetes: `kubectl taint node NAME KEY-` sends the remaining ones.
     merge_keys={"status.conditions": "type"},
+    has_status=True,
+    offers_resources=True,
+    # Every tenant sees that a node is claimed, but not the holder.
+    private_verbs=frozenset({"claim", "release"}),
+    names_tenants=TenantGrant("spec.tenants", figures=("allocated", "used"), own=True),
+    words={
+        "NodeSpec.capacity": "What the node has, by resource.",
+        "NodeSpec.allocatable": "What of it may be given away, by resource.",
+        "NodeSpec.taints": "Keeps away what does not tolerate them.",
+        "NodeSpec.unschedulable": "Whether it is cordoned: nothing new is placed on it.",
+    },
 )

@@ -7,8 +7,9 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from bursar.core.quota import tenant_tree
+from bursar.core.values.access import AccessGroup, KindAccess
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.shared.kind import Column, Kind, column
+from bursar.wire.shared.kind import Column, Kind, TenantGrant, column
 from bursar.wire.shared.meta import ObjectMeta, Text, Wire
 
 PRIORITY_MAX = 1_000_000_000
@@ -72,6 +73,7 @@ PRIORITY_CLASS = Kind(
     description="A name for a priority.",
     short_names=("pc",),
     uid_prefix="pc",
+    access=KindAccess(AccessGroup.CATALOGUE),
     check=_check,
     columns=(
         column("Value", "value", type="integer"),
@@ -80,4 +82,5 @@ PRIORITY_CLASS = Kind(
         column("Cross-Tenant", "crossTenant", wide=True, default="False"),
     ),
     in_tree=True,
+    names_tenants=TenantGrant("allowedTenants"),
 )

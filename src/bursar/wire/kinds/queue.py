@@ -1,9 +1,10 @@
-"""Queue: where work waits, and by which weights it is ordered."""
+"""Queue: an ordered list of pending work; its profile sets the weights of the priority score."""
 
 from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
+from bursar.core.values.access import AccessGroup, KindAccess
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.shared.kind import Kind, column
 from bursar.wire.shared.meta import ObjectMeta, Text, Wire
@@ -35,11 +36,13 @@ QUEUE = Kind(
     plural="queues",
     type=Queue,
     namespaced=False,
-    description="Where work waits, and by which weights it is ordered.",
+    description="An ordered list of pending work with its own priority weights.",
     short_names=("q",),
     uid_prefix="queue",
+    access=KindAccess(AccessGroup.CATALOGUE),
     check=_check,
     columns=(column("Profile", "spec.profile", default="default"),),
-    # Nobody may submit to it while it is decided whether its profile may change.
+    # Locked against submissions while a change of its profile is decided.
     in_tree=True,
+    only_named=True,
 )

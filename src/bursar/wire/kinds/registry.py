@@ -1,31 +1,46 @@
-"""All kinds, in the order in which the API lists them."""
+"""The registry of kinds: every module of this package that ends in a `Kind` is in it, in the order of their names.
+
+The API serves the kinds in this order. `register` adds a kind that is defined elsewhere, before the server is built.
+"""
 
 from __future__ import annotations
 
-from bursar.wire.kinds.allocation import ALLOCATION
-from bursar.wire.kinds.job import JOB
-from bursar.wire.kinds.namespace import NAMESPACE
-from bursar.wire.kinds.node import NODE
-from bursar.wire.kinds.priorityclass import PRIORITY_CLASS
-from bursar.wire.kinds.queue import QUEUE
-from bursar.wire.kinds.resourcequota import RESOURCE_QUOTA
-from bursar.wire.kinds.settings import SETTINGS
-from bursar.wire.kinds.tenant import TENANT
-from bursar.wire.kinds.tier import TIER
+from importlib import import_module
+from pkgutil import iter_modules
+
+from bursar.core.values.access import Policy
+from bursar.wire import kinds as package
 from bursar.wire.shared.kind import Kind
 
-KINDS: tuple[Kind, ...] = (
-    ALLOCATION,
-    JOB,
-    NAMESPACE,
-    NODE,
-    PRIORITY_CLASS,
-    QUEUE,
-    RESOURCE_QUOTA,
-    SETTINGS,
-    TENANT,
-    TIER,
-)
+KINDS: list[Kind] = []
+BY_NAME: dict[str, Kind] = {}
+BY_PLURAL: dict[str, Kind] = {}
 
-BY_NAME: dict[str, Kind] = {kind.name: kind for kind in KINDS}
-BY_PLURAL: dict[str, Kind] = {kind.plural: kind for kind in KINDS}
+
+def register(kind: Kind) -> None:
+    """Add a kind: its routes, documents, access, client attribute and command-line noun follow."""
+    names = {kind.plural, kind.singular, *kind.short_names}
+    for other in KINDS:
+        if taken := names & {other.plural, other.singular, *other.short_names}:
+            raise ValueError(f"{kind.name} and {other.name} share the name {', '.join(sorted(taken))}")
+    KINDS.append(kind)
+    BY_NAME[kind.name] = kind
+    BY_PLURAL[kind.plural] = kind
+
+
+def policy() -> Policy:
+    """The access rules, with those that the kinds bring."""
+    return Policy({kind.plural: kind.access for kind in KINDS})
+
+
+def _register_package() -> None:
+    for name in sorted(found.name for found in iter_modules(package.__path__)):
+        path = f"{package.__name__}.{name}"
+        if path != __name__:
+            # A module may import the kind of another one: a kind is defined where its type is.
+            for one in vars(import_module(path)).values():
+                if isinstance(one, Kind) and one.type.__module__ == path:
+                    register(one)
+
+
+_register_package()

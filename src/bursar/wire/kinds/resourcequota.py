@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from bursar.core.quota import tenant_tree
+from bursar.core.values.access import AccessGroup, KindAccess
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.shared.kind import Column, Kind
 from bursar.wire.shared.limits import amounts, amounts_faults, canonical
@@ -141,8 +142,37 @@ RESOURCE_QUOTA = Kind(
     description="Hard and soft limits on what a namespace may use.",
     short_names=("quota",),
     uid_prefix="quota",
+    access=KindAccess(AccessGroup.BOUNDS),
     check=_check,
     columns=(Column("Used/Hard", _requests),),
     normalise=_normalise,
     in_tree=True,
+    has_status=True,
+    words={
+        "ResourceQuotaSpec.hard": "The most that may be used, by resource.",
+        "ResourceQuotaSpec.soft": "Where warnings begin, by resource.",
+        "ResourceQuotaSpec.scopes": "Counts only what is in all of these scopes.",
+        "ResourceQuotaSpec.scopeSelector": "Counts only what matches.",
+        "ResourceQuotaStatus.used": "What is charged now, by resource.",
+    },
+    example={
+        "metadata": {"name": "ml-team-quota", "namespace": "ml-team"},
+        "spec": {
+            "hard": {
+                "cpu": "10000",
+                "memory": "40Ti",
+                "nvidia.com/gpu": "100",
+                "pods": "5000",
+                "persistentvolumeclaims": "200",
+                "services": "100",
+            },
+            "soft": {"cpu": "8000", "memory": "32Ti", "nvidia.com/gpu": "80"},
+            "scopes": ["NotTerminating"],
+            "scopeSelector": {
+                "matchExpressions": [
+                    {"scopeName": "PriorityClass", "operator": "In", "values": ["high-priority", "normal"]}
+                ]
+            },
+        },
+    },
 )

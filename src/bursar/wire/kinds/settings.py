@@ -17,16 +17,20 @@ from msgspec import UNSET, UnsetType
 from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.nodes.liveness import Patience
 from bursar.core.nodes.node import WHOLE
+from bursar.core.objects.object import Key
 from bursar.core.quota.tenant_tree import PermitPolicy
+from bursar.core.values.access import AccessGroup, KindAccess
 from bursar.core.values.duration import SECONDS_MAX
 from bursar.core.values.money import MoneyError, nanocredits
 from bursar.core.values.refusal import Cause, field_fault
+from bursar.wire.kinds.node import REFUSED, TRUSTED
 from bursar.wire.kinds.priorityclass import priority_faults
 from bursar.wire.shared.kind import Column, Kind
 from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts
 from bursar.wire.shared.meta import ObjectMeta, Quantity, Text, Wire
 
 SYSTEM = "system"
+SETTINGS_KEY: Final = Key("Settings", "", SYSTEM)
 
 BUDGET_PERIOD_DAYS: Final = 90
 BUDGET_PERIOD_DAYS_MAX: Final = 366
@@ -38,7 +42,7 @@ _RESERVED = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,251}[A-Za-z0-9])?([./]\*)
 
 
 class SchedulingSettings(Wire):
-    """How the scheduler decides, where it is not to decide as it does by default."""
+    """Settings of the scheduler; a field that is left out has its default."""
 
     min_runtime_seconds: int | UnsetType = UNSET  # what has not run so long is not preempted
     grace_period_seconds: int | UnsetType = UNSET  # how long the preempted may take to end
@@ -50,40 +54,41 @@ class SchedulingSettings(Wire):
     user_priority_max: int | UnsetType = UNSET  # for users of tenants that have no other
     reserved_taints: list[str] | UnsetType = UNSET  # keys of taints that only granted tolerations tolerate
     gpu_fraction_min: int | float | UnsetType = UNSET  # the smallest part of a device that may be asked for
+    gpu_fractions: Text = UNSET  # Trusted (the default) or Refused, on nodes that do not say
 
 
 class NodeSettings(Wire):
-    """When a silent node is given up, and how long work on it may go on without a word, where not as by default."""
+    """Settings of node liveness and run-leases; a field that is left out has its default."""
 
-    heartbeat_seconds: int | UnsetType = UNSET  # how often agents beat
-    not_ready_seconds: int | UnsetType = UNSET  # silent for so long, it takes no new work
-    lost_seconds: int | UnsetType = UNSET  # silent for so long, it is lost
-    run_lease_seconds: int | UnsetType = UNSET  # for how long a beat lets leased work run
-    kill_grace_seconds: int | UnsetType = UNSET  # how long what may run no longer can take to die
-    clock_skew_seconds: int | UnsetType = UNSET  # by how much clocks may go apart
+    heartbeat_seconds: int | UnsetType = UNSET  # interval of heartbeats
+    not_ready_seconds: int | UnsetType = UNSET  # silence after which it takes no new work
+    lost_seconds: int | UnsetType = UNSET  # silence after which it is lost
+    run_lease_seconds: int | UnsetType = UNSET  # how long a heartbeat lets leased work run
+    kill_grace_seconds: int | UnsetType = UNSET  # how long stopped work may take to end
+    clock_skew_seconds: int | UnsetType = UNSET  # the largest difference of clocks
 
 
 class CreditSettings(Wire):
-    """How far ahead is paid, and how the ledger is kept, where not as by default."""
+    """Settings of credit and the ledger; a field that is left out has its default."""
 
-    lease_seconds: int | UnsetType = UNSET  # how far ahead each beat pays
+    lease_seconds: int | UnsetType = UNSET  # how far ahead each heartbeat pays
     reserve_seconds: int | UnsetType = UNSET  # the same, in mode reserve
-    extend_seconds_max: int | UnsetType = UNSET  # how far ahead anything may be paid by asking
+    extend_seconds_max: int | UnsetType = UNSET  # how far ahead a request may extend a lease
     throttle_seconds_max: int | UnsetType = UNSET  # how long work that spends too fast is frozen before it is ended
-    drift_credits: str | int | UnsetType = UNSET  # adjustments beyond this are told
+    drift_credits: str | int | UnsetType = UNSET  # larger adjustments trigger an alert
     drift_account_credits: str | int | UnsetType = UNSET  # an account whose adjustments add up to more gets an alert
     drift_account_hours: int | UnsetType = UNSET  # the period over which they are added up
     reconcile_seconds: int | UnsetType = UNSET  # how long after its end a lease is reconciled
     seal_seconds: int | UnsetType = UNSET  # how often entries are sealed
     entry_days: int | UnsetType = UNSET  # how long entries are kept line by line
     credit_value: Text = UNSET  # what one credit costs in money
-    key_days: int | UnsetType = UNSET  # how old the key gets that signs what is granted to nodes
+    key_days: int | UnsetType = UNSET  # the lifetime of the key that signs grants to nodes
 
 
 class UsageSettings(Wire):
-    """How long it is kept what was used, where not as by default."""
+    """Settings of usage records; a field that is left out has its default."""
 
-    record_days: int | UnsetType = UNSET  # records of what ran: a window that begins before them begins with a day
+    record_days: int | UnsetType = UNSET  # retention of usage records; a window that begins earlier has whole days
 
 
 class SettingsSpec(Wire):
@@ -107,7 +112,7 @@ def to_tree(settings: Settings) -> dict[str, int]:
 
 
 def permit_policy_of(settings: Settings) -> PermitPolicy:
-    """What work may ask for where nobody says anything else of its tenant, by the stored settings."""
+    """The permits of work whose tenant has none of its own, by the stored settings."""
     said = settings.spec.scheduling if isinstance(settings.spec, SettingsSpec) else UNSET
     if not isinstance(said, SchedulingSettings):
         return PermitPolicy()
@@ -117,6 +122,7 @@ def permit_policy_of(settings: Settings) -> PermitPolicy:
         policy.user_priority_max if isinstance(most, UnsetType) else most,
         policy.reserved if isinstance(keys, UnsetType) else tuple(keys),
         policy.fraction_min if isinstance(least, UnsetType) else round(least * WHOLE),
+        said.gpu_fractions == REFUSED,
     )
 
 
@@ -150,7 +156,7 @@ _decode = msgspec.json.Decoder(Settings).decode
 
 
 def policy_of(doc: bytes) -> dict[str, Any]:
-    """What the stored settings say about scheduling, by the names of the policy's fields."""
+    """The scheduling settings that are stored, by the names of the policy's fields."""
     spec = _decode(doc).spec
     said = spec.scheduling if isinstance(spec, SettingsSpec) else UNSET
     if isinstance(said, UnsetType):
@@ -160,7 +166,7 @@ def policy_of(doc: bytes) -> dict[str, Any]:
 
 @lru_cache(16)
 def budget_period_days_of(doc: bytes) -> int:
-    """How many days before now count for the budgets of tenants, by the stored settings."""
+    """The number of days before now that count for the budgets of tenants, by the stored settings."""
     spec = _decode(doc).spec
     said = spec.scheduling if isinstance(spec, SettingsSpec) else UNSET
     days = said.budget_period_days if isinstance(said, SchedulingSettings) else UNSET
@@ -169,7 +175,7 @@ def budget_period_days_of(doc: bytes) -> int:
 
 @lru_cache(16)
 def record_days_of(doc: bytes) -> int:
-    """For how many days records of what ran are kept, by the stored settings."""
+    """The number of days for which records of work are kept, by the stored settings."""
     spec = _decode(doc).spec
     said = spec.usage if isinstance(spec, SettingsSpec) else UNSET
     days = said.record_days if isinstance(said, UsageSettings) else UNSET
@@ -178,7 +184,7 @@ def record_days_of(doc: bytes) -> int:
 
 @lru_cache(16)
 def patience_of(doc: bytes) -> Patience:
-    """How long silent nodes are waited for, by the stored settings; the defaults where they do not say."""
+    """The time limits for silent nodes, by the stored settings, with defaults."""
     spec = _decode(doc).spec
     said = spec.nodes if isinstance(spec, SettingsSpec) else UNSET
     return _patience(said) if isinstance(said, NodeSettings) else Patience()
@@ -191,7 +197,7 @@ def _patience(said: NodeSettings) -> Patience:
 
 @lru_cache(16)
 def credit_policy_of(doc: bytes) -> CreditPolicy:
-    """How credit is dealt with, by the stored settings; the defaults where they do not say."""
+    """The credit policy, by the stored settings, with defaults."""
     spec = _decode(doc).spec
     said = spec.credits if isinstance(spec, SettingsSpec) else UNSET
     return _credit_policy(said) if isinstance(said, CreditSettings) else CreditPolicy()
@@ -255,6 +261,8 @@ def _scheduling_faults(path: str, said: SchedulingSettings) -> Iterator[Cause]:
         yield field_fault(
             f"{path}.gpuFractionMin", f"must be between 0 (any) and 1 (whole devices only), got {least:g}"
         )
+    if said.gpu_fractions is not UNSET and said.gpu_fractions not in (TRUSTED, REFUSED):
+        yield field_fault(f"{path}.gpuFractions", f"must be {TRUSTED} or {REFUSED}")
     keys = said.reserved_taints if isinstance(said.reserved_taints, list) else []
     if len(keys) > RESERVED_MAX:
         yield field_fault(f"{path}.reservedTaints", f"may have at most {RESERVED_MAX} entries, got {len(keys)}")
@@ -299,7 +307,9 @@ SETTINGS = Kind(
     namespaced=False,
     description="System-wide limits and defaults.",
     uid_prefix="settings",
+    access=KindAccess(AccessGroup.SYSTEM),
     check=_check,
     columns=(Column("Limits", lambda document: show_amounts((document.get("spec") or {}).get("limits"))),),
     in_tree=True,
+    built_in=frozenset({SYSTEM}),
 )

@@ -10,7 +10,9 @@ from msgspec import UNSET, UnsetType
 from bursar.core.quota import tenant_tree
 from bursar.core.quota.quota_messages import dimension_of
 from bursar.core.usage.budget import BudgetState
+from bursar.core.values.access import ANY, OF_TENANTS, READ, AccessGroup, KindAccess, Role, RoleGrant
 from bursar.core.values.refusal import Cause, field_fault
+from bursar.wire.kinds.namespace import DEFAULT_TENANT
 from bursar.wire.kinds.priorityclass import priority_faults
 from bursar.wire.shared.affinity import toleration_of
 from bursar.wire.shared.billing import Billing, billing_faults, said_in
@@ -41,7 +43,7 @@ FLAT_FIELDS = (
 )
 BILLING_MODE = "billing_mode"  # the flat name of spec.billing.mode
 
-# Conditions, which say how a tenant stands with its budget of hours; and as a field to select by.
+# Conditions of a tenant's hours budget, and the field to select by.
 BUDGET_WARNING = "BudgetWarning"
 BUDGET_EXHAUSTED = "BudgetExhausted"
 BUDGET_FIELD = "status.budget"
@@ -157,7 +159,7 @@ def _check(tenant: Tenant) -> list[Cause]:
 
 
 def state_in(conditions: Iterable[Mapping[str, Any]]) -> BudgetState:
-    """How a tenant stands with its budget, by the conditions of its status."""
+    """The state of a tenant's budget, by the conditions of its status."""
     true = {one["type"] for one in conditions if one["status"] == "True"}
     if BUDGET_EXHAUSTED in true:
         return BudgetState.EXHAUSTED
@@ -188,9 +190,17 @@ TENANT = Kind(
     plural="tenants",
     type=Tenant,
     namespaced=False,
-    description="Owns limits, share and budget.",
+    description="The owner of limits, a fair share, a budget and credit.",
     short_names=("tn",),
     uid_prefix="tenant",
+    access=KindAccess(
+        AccessGroup.SYSTEM,
+        (
+            RoleGrant(OF_TENANTS, (*READ, "explain"), ("", ANY)),
+            RoleGrant((Role.BILLING_ADMIN,), READ, ("", ANY)),
+            RoleGrant((Role.SERVICE,), ("create", "update", "patch")),
+        ),
+    ),
     check=_check,
     selectable=("spec.parent", "spec.tier", BUDGET_FIELD),
     fields=_fields,
@@ -205,4 +215,11 @@ TENANT = Kind(
     ),
     merge_keys={"status.conditions": "type"},
     in_tree=True,
+    built_in=frozenset({DEFAULT_TENANT}),
+    has_status=True,
+    owner=lambda one: str(one.metadata.name),
+    words={
+        "TenantSpec.parent": "The tenant above it, whose limits hold for it too.",
+        "TenantSpec.tier": "Where its limits come from when it has none of its own.",
+    },
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import UNSET, UnsetType
 
 from bursar.core.quota import tenant_tree
+from bursar.core.values.access import AccessGroup, KindAccess, Role, RoleGrant
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kinds.priorityclass import priority_faults
 from bursar.wire.shared.billing import Billing, billing_faults, said_in
@@ -55,6 +56,7 @@ TIER = Kind(
     namespaced=False,
     description="Default limits for the tenants that name it.",
     uid_prefix="tier",
+    access=KindAccess(AccessGroup.CATALOGUE, (RoleGrant((Role.SERVICE,), ("create", "update", "patch")),)),
     check=_check,
     columns=(Column("Limits", lambda document: show_amounts((document.get("spec") or {}).get("limits"))),),
     in_tree=True,

@@ -1,1 +1,4 @@
-"""Bodies and answers that are no objects: credit, statements, usage, CloudEvents."""
+"""Bodies and answers that are no objects: credit, statements, usage, CloudEvents.
+
+Read `credit.py` first.
+"""

@@ -9,7 +9,7 @@ import msgspec
 MEDIA_TYPE = "application/cloudevents+json"
 SOURCE = "/bursar/ledger"
 BUDGET_SOURCE = "/bursar/budget"
-BUDGET = "budget."  # what types of notices begin with that tell of a tenant's hours
+BUDGET = "budget."  # prefix of the types of notifications about a tenant's hours
 TYPE_PREFIX = "io.bursar."
 
 

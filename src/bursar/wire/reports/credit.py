@@ -1,4 +1,4 @@
-"""What is spoken about credit: accounts, top-ups, leases, limits and prices, in the words of the credit API.
+"""Types of the credit API: accounts, top-ups, leases, limits and prices.
 
 Amounts are credits: decimal strings with at most nine decimals. They are accepted as exact JSON numbers too. Times are
 RFC 3339, in UTC.
@@ -34,12 +34,12 @@ Devices: TypeAlias = Annotated[str | int | float, Meta(description="A quantity, 
 
 
 class Order(Struct, forbid_unknown_fields=True):
-    """What somebody asks for; repeated under the same `request_id`, it has one effect and one answer."""
+    """A request that moves credit; repeated with the same `request_id`, it has one effect and one answer."""
 
     request_id: str = ""
 
 
-# What is asked for.
+# Requests.
 
 
 class NewTopup(Order, kw_only=True):
@@ -130,7 +130,7 @@ class Balance(Struct):
 
 
 class Moved(Struct):
-    """A movement of credit, what the account stands at after it, and when it was made."""
+    """A movement of credit, with the balance after it and its time."""
 
     account: str
     amount: str
@@ -140,16 +140,16 @@ class Moved(Struct):
 
 
 class SegmentView(Struct):
-    """So many seconds that are paid and not used yet, at the rate at which they were paid."""
+    """Seconds that are paid and not used yet, at the rate at which they were paid."""
 
     rate_per_sec: str
     seconds: float
 
 
 class LeaseView(Struct, omit_defaults=True):
-    """`rate_per_sec` is what it costs now; `segments` are told where some of the time ahead was paid at another rate.
-    `work` is namespace/name of the allocation that it pays for, and `uid` its uid; or it says of which node it pays
-    the claim. Of work that is placed elsewhere only the job's name is known."""
+    """`rate_per_sec` is the current cost; `segments` are present if time ahead was paid at another rate. `work` is
+    namespace/name of the allocation that it pays for, and `uid` its uid; or the node whose claim it pays. For work
+    that another scheduler places, only the job's name is known."""
 
     lease_id: str
     account: str
@@ -391,7 +391,7 @@ def seconds_faults(field: str, given: int | None, most: int) -> list[Cause]:
 
 
 def price_faults(order: NewPrice) -> list[Cause]:
-    """What is missing of a price, or said twice."""
+    """The faults of a price: fields that are missing, or set twice."""
     faults = []
     if not (order.resource or order.gpu_type):
         faults.append(field_fault("resource", "is required, or a gpu_type"))

@@ -49,7 +49,7 @@ class StatementItem(Struct):
 
 
 class StatementLease(Struct):
-    """What a lease came to within the period; what was paid is negative."""
+    """The total of a lease within the period; payments are negative."""
 
     lease_id: str
     job_id: str
@@ -201,7 +201,7 @@ def _seconds(micros: int) -> str:
     return f"{whole}.{part:06}".rstrip("0").rstrip(".") if part else str(whole)
 
 
-# As a table: one line for what there was, one for everything that came or went, one for what there is.
+# As CSV: a line for the opening balance, one per entry, one for the closing balance.
 
 COLUMNS: Final = (
     "type", "at", "amount", "lease_id", "job_id", "work", "gpu_type", "gpu_count", "node", "seconds", "from", "to",
@@ -235,6 +235,6 @@ _WORDS: Final = frozenset({"job_id", "work", "gpu_type", "node", "request_id", "
 
 
 def _cell(column: str, value: Any) -> str:
-    """What people wrote must not be taken for a formula by the program that opens the table."""
+    """Escape text of users, so that spreadsheets do not read it as a formula."""
     text = "" if value is None else str(value)
     return f"'{text}" if column in _WORDS and text[:1] in tuple("=+-@\t\r") else text

@@ -1,4 +1,4 @@
-"""What is told of use: by tenant, by user, and in a period against quota; and as a table for whoever charges it on."""
+"""Usage reports: by tenant, by user, in a period against quota, and as a table for chargeback."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TenantUsage(Struct, kw_only=True):
 
 
 class UserUsage(Struct, kw_only=True):
-    """What a user used, in whosever namespaces that was."""
+    """The usage of a user, over all namespaces."""
 
     user: str
     days: int
@@ -139,7 +139,7 @@ def resources_of(uses: Uses) -> list[ResourceUse]:
 
 
 def users_of(uses: Mapping[str, Uses]) -> list[UserUse]:
-    """Who used most comes first."""
+    """Users in order of their usage, the highest first."""
     return [UserUse(name, *_figures(one)) for name, one in _most_first(uses)]
 
 

@@ -19,8 +19,8 @@ Seconds: TypeAlias = Annotated[str | int | float, Meta(description="Seconds, to 
 
 
 class NewUsage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`start_ts` and `end_ts` are by the clock of whoever measured; `seconds` is how long it ran by one that never
-    jumps, and the time between the two where it is not given."""
+    """`start_ts` and `end_ts` are by the clock of the reporter; `seconds` is the duration by a monotonic clock, by
+    default the time between the two."""
 
     job_id: str
     seq: int
@@ -51,8 +51,7 @@ class RefusedUsage(Struct):
 
 
 class UsageTaken(Struct):
-    """How many are written, how many were before, how many of those came after their lease was reconciled, and which
-    were refused."""
+    """Counts of accepted, duplicate and late events (after their lease was reconciled), and the refused ones."""
 
     accepted: int
     duplicates: int

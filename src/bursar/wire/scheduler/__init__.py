@@ -1,1 +1,1 @@
-"""What agents and the control plane say to each other: made from proto/."""
+"""gRPC stubs of the agent and admin protocols, generated from proto/."""

@@ -1,5 +1,4 @@
-"""What every kind uses: metadata, the `Kind` itself, strict reading of JSON, YAML and protobuf, and all faults of a
-body.
+"""Shared parts of kinds: metadata, the `Kind` itself, strict reading of JSON, YAML and protobuf, all faults of a body.
 
 Read `kind.py` first.
 """

@@ -1,6 +1,6 @@
-"""Constraints on nodes and company, from the wire to the values that the scheduler compares.
+"""Node and pod affinity, converted from the wire to the values that the scheduler compares.
 
-Both spellings are read, Kubernetes' long one and the short one; whoever calls has found no faults in them.
+Both spellings are read, Kubernetes' long one and the short one; callers have checked them for faults.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def where_of(node_selector: dict[str, str] | UnsetType, scheduling: Scheduling |
 def contradiction_faults(
     path: str, node_selector: dict[str, str] | UnsetType, scheduling: Scheduling
 ) -> Iterator[Cause]:
-    """What no node could ever be; call only on what nothing else is wrong with."""
+    """Faults of constraints that no node can satisfy; call only for a spec without other faults."""
     if not isinstance(scheduling.affinity, Affinity):
         return
     if fault := contradiction(where_of(node_selector, scheduling)):

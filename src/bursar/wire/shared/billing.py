@@ -20,7 +20,7 @@ LEASE_SECONDS_MAX: Final = 7 * 86_400
 
 
 class Billing(Wire):
-    """What is left out is as the tier says, or as by default."""
+    """Billing terms; a field that is left out comes from the tier, or is the default."""
 
     mode: Text = UNSET
     lease_mode: Text = UNSET

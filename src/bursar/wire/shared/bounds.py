@@ -1,7 +1,7 @@
-"""How much a body may hold, and that it says nothing twice.
+"""Bounds of request bodies: the number of values, and no repeated keys.
 
 A body is bounded by its values and not only by its bytes: checking one value takes a thousand times as long as reading
-it. Values are counted before anything is built from them, and bodies that are too short to hold many are not counted.
+it. Values are counted before anything is built from them; bodies that are too short to hold many are not counted.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ VALUES_MAX = 25_000
 
 _encode = msgspec.json.Encoder().encode
 
-# A string, whole or cut short; an empty object or list; what begins another value. Nothing is tried twice, so the time
-# grows with the length of the text alone.
+# A string, complete or truncated; an empty object or list; the begin of another value. Possessive quantifiers prevent
+# backtracking, so the time is linear in the length of the text.
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]\s*+[\]}]|([,\[{])', re.DOTALL)
 # Each value is at most a key, a string, a comma or bracket, and an empty object: more tokens are no JSON.
 _TOKENS_PER_VALUE = 4
@@ -40,11 +40,11 @@ class RepeatedKey(ValueError):
 
 
 def has_more_values_json(raw: bytes, values_max: int = VALUES_MAX) -> bool:
-    """Whether a JSON text has more values than this, at any depth. Of what is no JSON, either answer is right."""
+    """Whether a JSON text has more values than this, at any depth; arbitrary for text that is not JSON."""
     if len(raw) <= 2 * values_max:
         return False  # A value takes two bytes, itself and a comma.
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") < values_max:
-        return False  # Also if none of them stood inside a string.
+        return False  # Even if none of them is inside a string.
     values, tokens_left = 1, _TOKENS_PER_VALUE * values_max
     for token in _TOKEN.finditer(raw):
         values += token.lastindex is not None
@@ -55,7 +55,7 @@ def has_more_values_json(raw: bytes, values_max: int = VALUES_MAX) -> bool:
 
 
 def has_more_values(document: Any, values_max: int) -> bool:
-    """Whether a document of plain values has more of them than this. It stops at the first that is too many."""
+    """Whether a document of plain values has more of them than this. Stops at the first excess value."""
     left, waiting = values_max, [document]
     while waiting:
         value = waiting.pop()

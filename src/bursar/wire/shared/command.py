@@ -1,6 +1,6 @@
-"""What may be wrong with what a node is to run: its words, its environment, its directory.
+"""Faults of a command: its arguments, its environment, its working directory.
 
-The bounds are those of the kernel, so that what is accepted here can be started there.
+The bounds are those of the Linux kernel, so that every accepted command can be started on a node.
 """
 
 from __future__ import annotations

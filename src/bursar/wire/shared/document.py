@@ -72,18 +72,18 @@ _ending = msgspec.json.Decoder(_Metadata)
 
 
 def is_ending(doc: bytes) -> bool:
-    """Whether an object is marked for deletion, and waits for what it stands for to end, or for its finalizers."""
-    # Most documents hold no such text anywhere: they need not be decoded.
+    """Whether an object is marked for deletion, and still waits for its work to end or for its finalizers."""
+    # Most documents do not contain this text, and need not be decoded.
     return b'"deletionTimestamp"' in doc and bool(_ending.decode(doc).metadata.deletion_timestamp)
 
 
 def deleted_at(doc: bytes) -> str:
-    """When it is, or was, to be gone; empty where nobody deleted it."""
+    """The deletion timestamp of a stored object; empty if it is not being deleted."""
     return _ending.decode(doc).metadata.deletion_timestamp
 
 
 def finalizers_of(doc: bytes) -> tuple[str, ...]:
-    """Who has to clean up before the object may go."""
+    """The finalizers of a stored object: it is kept until the list is empty."""
     return _ending.decode(doc).metadata.finalizers if b'"finalizers":["' in doc else ()
 
 

@@ -1,9 +1,8 @@
-"""Every fault of a body, in words.
+"""All faults of a request body, in words.
 
-msgspec stops at the first thing it cannot take, which is right for speed and wrong for people. When it refuses a body,
-the body is held against the JSON schema of the same type, and everything that is wrong with it is listed. The schema
-makes a fault of every value that is wrong before the first can be read, and each takes a tenth of a millisecond: of
-bodies with many values only what msgspec said is told.
+msgspec stops at the first fault, which is fast but unhelpful. When it refuses a body, the body is validated against the
+JSON schema of the same type, and all faults are listed. The validator collects all faults before it yields the first,
+and each takes a tenth of a millisecond: for bodies with many values, only the fault of msgspec is reported.
 """
 
 from __future__ import annotations
@@ -47,22 +46,22 @@ _TYPE_WORDS = {
 
 
 def all_faults(kind_type: type, document: Any) -> list[tuple[str, str]]:
-    """Path and message of everything wrong with a body, in the order of the paths; none where the schema sees none, or
-    the body is too large to be held against it."""
+    """Path and message of all faults of a body, in the order of the paths; none if the schema finds none, or the body
+    is too large to validate."""
     if has_more_values(document, VALUES_COMPARED_MAX):
         return []
     schema, validator = _compiled(kind_type)
     try:
         errors = list(islice(validator.iter_errors(document), FAULTS_MAX))
     except (ValueError, TypeError, OverflowError):
-        # Nested too deep, or a value that JSON does not have: what msgspec said is all there is to say.
+        # Nested too deep, or a value that JSON does not have: the fault of msgspec is reported alone.
         return []
     found = (fault for error in errors for fault in _explain(schema, error))
     return sorted(dict.fromkeys(islice(found, FAULTS_MAX)))
 
 
 def told_by(error: str) -> tuple[str, str]:
-    """Path and message of what msgspec says; without a path where it tells none that can be followed."""
+    """Path and message of a msgspec error; the path is empty if the error has none that can be followed."""
     what, found, rest = error.rpartition(_PATH_FOLLOWS)
     path = _PATH.fullmatch(rest) if found else None
     if path is None:
@@ -105,7 +104,7 @@ def _leave_out(document: Any, path: list[str | int]) -> None:
 def schema_components(
     types: Iterable[type], ref_template: str = "#/$defs/{name}"
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The JSON schemas of these types and of all they are made of: what the API publishes is what it checks."""
+    """The JSON schemas of these types and their parts; the API validates with the schemas that it publishes."""
     roots, components = msgspec.json.schema_components(types, schema_hook=_any_value, ref_template=ref_template)
     return list(roots), components
 
@@ -143,7 +142,7 @@ def _explain(schema: dict[str, Any], error: ValidationError) -> Iterator[tuple[s
 def _explain_any_of(
     schema: dict[str, Any], path: list[str | int], branches: list[list[ValidationError]], value: Any
 ) -> Iterator[tuple[str, str]]:
-    """Where one form has the right type, what is wrong inside it is meant; else the types that would do are named."""
+    """Report the faults inside the alternative with the right type; without one, report the accepted types."""
     for errors in branches:
         if all(len(list(error.instance_path)) > len(path) for error in errors):
             yield from (fault for error in errors for fault in _explain(schema, error))
@@ -217,7 +216,7 @@ def dotted(path: Sequence[str | int]) -> str:
     """A path as people write it: `spec.taints[0].key`, and brackets around names that have dots of their own."""
     text = ""
     for step in path:
-        # No field has an equals sign in its name, and a variable that somebody wrote as NAME=VALUE has its value there.
+        # Field names have no equals sign; a variable written as NAME=VALUE would reveal its value here.
         name = variable_name(step) if isinstance(step, str) else str(step)
         if isinstance(step, str) and name.isidentifier():
             text += f".{_shortened(name, VALUE_CHARS_MAX)}" if text else _shortened(name, VALUE_CHARS_MAX)

@@ -16,7 +16,7 @@ DIMENSIONS_MAX = 64
 
 
 def quantity_text(value: Quantity) -> str | int:
-    """Numbers that YAML made of unquoted text; `repr` gives back the shortest text that means the same."""
+    """The text of a quantity. YAML reads unquoted text as numbers; `repr` returns the shortest equal text."""
     return repr(value) if isinstance(value, float) else value
 
 

@@ -1,4 +1,4 @@
-"""What every object has: metadata, conditions, and the shapes that Kubernetes clients expect around them."""
+"""Types of every object: metadata, conditions, and the shapes that Kubernetes clients expect around them."""
 
 from __future__ import annotations
 

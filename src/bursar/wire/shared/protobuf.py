@@ -33,7 +33,7 @@ class ProtobufError(ValueError):
 
 @dataclass(slots=True)
 class Budget:
-    """How many more fields are read, known or not, in all the messages of a body."""
+    """The remaining number of fields, known or not, that may be read in all messages of a body."""
 
     fields: int = VALUES_MAX
 
@@ -155,7 +155,7 @@ def _slice(data: bytes, position: int, length: int) -> tuple[bytes, int]:
 
 def _raw(value: Value, _: Budget) -> bytes:
     if not isinstance(value, bytes):
-        raise ProtobufError("a number stands where bytes should")
+        raise ProtobufError("a number where bytes are expected")
     return value
 
 

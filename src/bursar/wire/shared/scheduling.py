@@ -1,4 +1,4 @@
-"""Scheduling: where an allocation may run, where it would rather, and with whom."""
+"""Scheduling: constraints and preferences of an allocation for nodes, and for pods beside it."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def scheduling_faults(path: str, scheduling: Scheduling) -> Iterator[Cause]:
 
 
 def count_faults(path: str, given_ones: Sized | UnsetType, count_max: int) -> Iterator[Cause]:
-    """Lists and maps are bounded, for every one of their parts is looked at whenever something is placed."""
+    """Bound lists and maps, because the scheduler evaluates every entry for each placement."""
     if not isinstance(given_ones, UnsetType) and len(given_ones) > count_max:
         yield field_fault(path, f"may have at most {count_max} entries, got {len(given_ones)}")
 

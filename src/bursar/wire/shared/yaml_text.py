@@ -110,7 +110,7 @@ def _sequence(events: Iterator[Any]) -> list[Any]:
 def _scalar(event: Any) -> Any:
     text: str = event.value
     if event.tag is None or event.tag == "!":
-        # What stands in quotes is text, and so is what has the tag that says "as it is written".
+        # Quoted scalars are text, and so are scalars with the non-specific tag `!`.
         return _plain(text) if event.implicit[0] and event.tag is None else text
     if event.tag not in _SCALARS:
         raise YamlError(_UNKNOWN_TAG)

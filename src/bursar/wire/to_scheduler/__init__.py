@@ -1,1 +1,1 @@
-"""From stored documents to what the scheduler decides on."""
+"""Converts documents to scheduler values: requests, constraints, nodes, shares and priority classes."""

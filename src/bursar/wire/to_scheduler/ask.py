@@ -14,7 +14,7 @@ from functools import lru_cache
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bursar.core.nodes.node import SIMULATED, is_device
+from bursar.core.nodes.node import SIMULATED
 from bursar.core.objects import ask
 from bursar.core.objects.allocation import Gang
 from bursar.core.objects.ask import Ask, Effect, Shape, Toleration, Where
@@ -22,6 +22,7 @@ from bursar.core.objects.charge import Charge
 from bursar.core.quota.permit import has_fractions, may_name, permit_of, permitted, priority_in_force
 from bursar.core.quota.tenant_tree import Tree
 from bursar.core.values.duration import DurationError, parse_seconds
+from bursar.core.values.quantity import is_device
 from bursar.wire.kinds.allocation import (
     CHECKPOINT_INTERVAL,
     SPEC_KEPT_BYTES_MAX,
@@ -35,7 +36,7 @@ from bursar.wire.kinds.allocation import (
     requests_of,
 )
 from bursar.wire.kinds.job import JOB_LABEL
-from bursar.wire.kinds.node import NOT_ISOLATED, REFUSED, STDIN_LABEL
+from bursar.wire.kinds.node import NOT_ISOLATED, STDIN_LABEL, whole_only
 from bursar.wire.shared.affinity import where_of
 from bursar.wire.shared.meta import ObjectMeta, OwnerReference, given
 from bursar.wire.shared.scheduling import GangScheduling
@@ -57,14 +58,14 @@ class PriorityClassView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What a node is, beside its room: what constraints ask about."""
+    """The fields of a node that constraints refer to."""
 
     labels: dict[str, str]
     taints: tuple[ask.Taint, ...] = ()
     ready: bool = True
     unschedulable: bool = False
-    tenants: tuple[str, ...] = ()  # whom it is kept for; none: it is everybody's
-    whole_only: bool = False  # it takes no work that asks for a part of a device
+    tenants: tuple[str, ...] = ()  # dedicated to these; empty: for all tenants
+    whole_only: bool | None = None  # it takes no work that asks for a part of a device; None: as the system says
     isolated: bool = False  # its agent keeps tenants apart
 
 
@@ -134,8 +135,8 @@ def ask_of(
     tree: Tree | None = None,
     exempt: bool = False,
 ) -> Ask:
-    """What a stored allocation asks for. Its charge is the one given, else what it is charged when it is accepted. With
-    the tree, it asks for no more than its tenant may, unless it is exempt from that."""
+    """The ask of a stored allocation. Its charge is the one given, else the charge on acceptance. With the tree, its
+    tenant's permissions apply, unless it is exempt from them."""
     document = _decode_document(doc)
     metadata, meaning = document.metadata, _meaning(bytes(document.spec))
     by_class = priorities.get(meaning.priority_class) if meaning.priority_class else None
@@ -150,7 +151,7 @@ def ask_of(
         if not exempt:
             priority = priority_in_force(permit, meaning.priority, named, priority)
             crosses = crosses and (named is None or may_name(permit, named))
-        if shape.where.tolerations or permit.isolated:
+        if shape.where.tolerations or permit.isolated or permit.whole_only:
             shape = permitted(shape, permit, exempt)
     return Ask(
         uid,
@@ -218,19 +219,19 @@ def _special(spec: AllocationSpec, requests: tuple[tuple[str, int], ...], where:
 
 
 def tolerations_in(doc: bytes) -> tuple[tuple[Toleration, ...], bool]:
-    """What a stored allocation tolerates as it stands, and whether it asks for a part of a device."""
+    """The tolerations of a stored allocation, and whether it requests a fraction of a device."""
     where = _meaning(bytes(_decode_document(doc).spec)).shape.where
     return where.tolerations, where.fractional
 
 
 def _selector(spec: AllocationSpec) -> dict[str, str] | UnsetType:
-    """An agent that knows nothing of standard input would start the command without it."""
+    """The node selector; with stdin, only agents that support it: others would start the command without it."""
     if spec.stdin is not True:
         return spec.node_selector
     return {**(spec.node_selector or {}), STDIN_LABEL: "true"}
 
 
-# Specs that differ in what does not matter here, such as the command or the gang's name, have equal shapes.
+# Specs that differ only in irrelevant fields, such as the command or the gang's name, have equal shapes.
 @lru_cache(SPECS_KEPT)
 def _shared(shape: Shape) -> Shape:
     return shape
@@ -240,8 +241,8 @@ _ANY_NODE = Toleration(SIMULATED, exists=True)
 
 
 def _implied(spec: AllocationSpec, requests: Iterable[tuple[str, int]]) -> list[Toleration]:
-    """Asking for an extended resource tolerates the taint of that name: it is there to keep others off. Without a
-    command nothing is to be run, and a simulated node will do."""
+    """Implied tolerations: a request for an extended resource tolerates the taint of that name, which keeps other
+    work off. Work without a command also tolerates simulated nodes."""
     implied = [Toleration(name, exists=True) for name, _ in requests if is_device(name)]
     return implied if spec.command else [*implied, _ANY_NODE]
 
@@ -260,7 +261,7 @@ def _annotated(gang: GangScheduling, notes: dict[str, str]) -> Gang | None:
 
 
 def _several(gang: Gang | None) -> Gang | None:
-    """One alone waits for nobody."""
+    """A gang of one member is none."""
     return gang if gang is not None and gang.min_members > 1 else None
 
 
@@ -276,8 +277,8 @@ def _seconds(text: str) -> int:
 
 
 def submitted_at(created: str, uid: str) -> float:
-    """To the millisecond where the uid tells it, which begins with the time: times of creation are told to the second,
-    and most waits are shorter."""
+    """The time of submission, to the millisecond if the uid contains it (UUIDv7): creation timestamps have seconds
+    only, and most waits are shorter."""
     second = _epoch(created)
     if uid[-22:-21] != "7":
         return second
@@ -345,7 +346,7 @@ def node_of(doc: bytes, status: bytes) -> NodeView:
         ready and state.phase == "Ready",
         document.spec.unschedulable,
         tuple(sorted(set(document.spec.tenants))),
-        document.spec.gpu_fractions == REFUSED,
+        whole_only(document.spec.gpu_fractions),
         state.isolation != NOT_ISOLATED,
     )
 
@@ -410,7 +411,7 @@ def tenant_share_of(doc: bytes) -> TenantShare:
 
 
 def tier_weight_of(doc: bytes) -> float | None:
-    """How much the tenants of a tier weigh that say nothing of it themselves."""
+    """The weight of a tier's tenants without a weight of their own."""
     return _decode_tier(doc).spec.weight
 
 

@@ -37,7 +37,7 @@ RETURNING id, hash, role, tenant, tenant_uid, username, node, single_use, create
           used_key, revoked_at;
 
 -- name: consume
--- Of two who use it at once the second waits for the first's transaction, and then finds it used.
+-- Of two concurrent uses the second waits for the first's transaction, and then finds it used.
 UPDATE token
    SET used_at = $2, used_key = $3
  WHERE id = $1

@@ -1,5 +1,5 @@
 -- name: paid_on
--- What is placed on these nodes and paid for, with its lease where that is still open; `now` numbers this beat of it.
+-- Paid placements on these nodes, with their leases if still open; `now` is the number of this heartbeat.
 -- Nodes are read of the few alone for which it is noted that they are paid no further.
 SELECT placement.node, placement.uid, placement.namespace, placement.name, placement.epoch,
        coalesce(object.gang, '') AS gang, object.fields ->> 'status.phase' AS phase, lease.id AS lease,

@@ -1,10 +1,10 @@
--- Leases that nobody extends any more. Nothing that a beat changes has an index, so they are not searched for: each is
+-- Leases that are no longer extended. Nothing that a heartbeat changes has an index, so they are not searched for: each is
 -- looked at when what it was last known to have paid for is over.
 
 -- name: look
 -- Those that are named, and the next ones after a number. `over_at` is when it is over: when its paid time is, and that in
--- which it may be frozen; at once for one that was posted long after now, because our clock was wrong then, unless whoever
--- beats puts it right meanwhile, and for one that never began, of a placement that is gone. A placement is made together
+-- which it may be frozen; at once for one that was posted long after now, because our clock was wrong then, unless a
+-- heartbeat corrects it meanwhile, and for one that never began, of a placement that is gone. A placement is made together
 -- with its lease: what has none now will have none. Null for one that is still to begin.
 SELECT looked.id, looked.paid_until,
        CASE WHEN started_at > 0 AND posted_until <= ledger_now() + span

@@ -11,7 +11,7 @@ SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max,
    FOR NO KEY UPDATE;
 
 -- name: lease_rows
--- Under the locks of their accounts, which everybody takes who changes a lease: rows of their own need no lock, which
+-- Under the locks of their accounts, which every change of a lease takes: rows of their own need no lock, which
 -- would have to be written for each of them.
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,
        since, past, ahead, posted_until, paid_until, posted, held, seq, final, work, refunded
@@ -54,7 +54,7 @@ SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max,
  WHERE id = ANY($1::bigint[]);
 
 -- name: read_payers
--- An account, the one that an owner has of their own, and who opened a lease.
+-- An account, the owner's own one, and the opener of a lease.
 SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max, spend_rate_max, spend_burst, tokens,
        tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version, tenant_uid,
        (SELECT opened_by FROM lease WHERE lease.id = $4) AS opened_by
@@ -235,7 +235,7 @@ UPDATE lease_ended
 RETURNING 1;
 
 -- name: refunded
--- What was given back by hand of leases that are open: seldom, so that no beat has to write it.
+-- Manual refunds of open leases, which are rare: kept apart, so that no heartbeat has to write them.
 UPDATE lease
    SET refunded = line.refunded
   FROM unnest(string_to_array($1, ',')::bigint[], string_to_array($2, ',')::bigint[]) AS line (id, refunded)
@@ -246,7 +246,7 @@ INSERT INTO notice (type, tenant, subject, data)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::json[]);
 
 -- name: tell
--- Whoever waits for credit may try again. Sent when the transaction commits.
+-- Waiters for credit may try again. The notification is sent when the transaction commits.
 SELECT pg_notify('bursar_credit', $1);
 
 -- name: position

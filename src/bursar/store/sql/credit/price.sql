@@ -12,7 +12,7 @@ SELECT resource, class, per_second, effective_from, created_at, created_by
  ORDER BY resource, class, effective_from;
 
 -- name: add
--- In order, so that two who set the same prices wait for each other and not in a circle.
+-- In order, so that two writers of the same prices cannot deadlock.
 INSERT INTO price (resource, class, per_second, effective_from, created_by)
 SELECT line.resource, line.class, line.per_second, line.effective_from, line.created_by
   FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::text[])

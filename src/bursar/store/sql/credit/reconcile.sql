@@ -1,6 +1,6 @@
 -- Leases that have ended, and what was measured of them.
 --
--- Locks: account, sums of usage, ended leases. Whoever writes usage takes the latter two in the same order. The lock of an
+-- Locks: account, sums of usage, ended leases. Writers of usage take the latter two in the same order. The lock of an
 -- account guards its drift as well.
 
 -- name: due
@@ -30,7 +30,7 @@ SELECT ended.id, ended.account
  LIMIT $3;
 
 -- name: claim_sums
--- A lease of which nothing was measured gets an empty sum: whoever is writing its first event is waited for.
+-- A lease without measured usage gets an empty sum, which waits for a concurrent writer of its first event.
 INSERT INTO job_usage (account, job, lease, events, amount, at)
 SELECT ended.account, ended.job, ended.id, 0, 0, now()
   FROM lease_ended AS ended
@@ -54,7 +54,7 @@ SELECT ended.id, used.seconds, CASE WHEN ended.settled THEN ended.measured END A
  WHERE ended.id = ANY ($1::bigint[]) AND ended.reconciled_at IS NULL;
 
 -- name: missing
--- How many numbers are missing among the events of the jobs of these leases. Whoever counts in leaps is not counted in
+-- How many numbers are missing among the events of the jobs of these leases. Senders that skip numbers are not counted in
 -- full: the sum must never be too large to be kept.
 SELECT coalesce(sum(least(missing, 1000000)) FILTER (WHERE missing > 0), 0)::bigint
   FROM (SELECT max(usage.seq_max) - min(usage.seq_min) + 1 - sum(usage.events) AS missing
@@ -82,7 +82,7 @@ UPDATE lease_ended
  WHERE lease_ended.id = line.id;
 
 -- name: count
--- Only those who reconcile lock these rows, and after them nothing but the ledger's.
+-- Only reconciliation locks these rows, and after them nothing but the ledger's.
 INSERT INTO reconcile_total AS total (outcome, leases, amount)
 SELECT * FROM unnest($1::text[], $2::bigint[], $3::numeric[])
  ORDER BY 1
@@ -90,7 +90,7 @@ SELECT * FROM unnest($1::text[], $2::bigint[], $3::numeric[])
    SET leases = total.leases + excluded.leases, amount = total.amount + excluded.amount;
 
 -- name: drifts
--- Under the locks of the accounts: whoever adds to the drift of an account holds its lock, so these rows need none.
+-- Under the locks of the accounts: writers of an account's drift hold its lock, so these rows need none.
 SELECT account, sum(amount) AS amount, bool_or(alerted) AS alerted
   FROM account_drift
  WHERE account = ANY ($1::bigint[]) AND hour >= $2

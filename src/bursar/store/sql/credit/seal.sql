@@ -1,8 +1,8 @@
 -- Sealing entries in blocks, rolling blocks up in pages, and proving both.
 
 -- name: lock
--- One seals at a time; whoever comes second has nothing to do.
--- It is a row of its own: a page takes long, and who verifies writes down meanwhile what was found.
+-- One process seals at a time; a second one has nothing to do.
+-- It is a row of its own: a page takes long, and verification records its findings meanwhile.
 SELECT true FROM sealing FOR UPDATE SKIP LOCKED;
 
 -- name: head
@@ -175,7 +175,7 @@ DELETE FROM account_balance AS balance
        );
 
 -- name: partitions
--- With the numbers that each has room for; `pending` is one whose removal was begun.
+-- With the range of numbers of each; `pending` is one whose removal was begun.
 SELECT child.relname AS name, inhdetachpending AS pending,
        (regexp_match(pg_get_expr(child.relpartbound, child.oid), 'FROM \(''(\d+)''\)'))[1]::bigint AS first,
        (regexp_match(pg_get_expr(child.relpartbound, child.oid), 'TO \(''(\d+)''\)'))[1]::bigint - 1 AS last
@@ -200,7 +200,7 @@ SELECT seal.floor, seal.verified, seal.reviewed, seal.leases, seal.findings, sea
  WHERE seal.id = 1;
 
 -- name: claim_check
--- Whoever asks first in so many seconds verifies.
+-- The first caller in so many seconds verifies.
 UPDATE seal
    SET checking_at = clock_timestamp()
  WHERE id = 1 AND (checking_at IS NULL OR checking_at <= clock_timestamp() - $1 * interval '1 second')

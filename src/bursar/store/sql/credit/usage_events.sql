@@ -1,6 +1,6 @@
 -- What was measured of jobs: each event once, and what those of a lease come to.
 --
--- Locks: events, then sums, then leases that have ended. Who reconciles takes the account before them.
+-- Locks: events, then sums, then leases that have ended. Reconciliation locks the account before them.
 
 -- name: payers
 -- The leases of these jobs, open ones and those that have not ended too long ago.
@@ -17,7 +17,7 @@ SELECT found.id, found.account, account.tenant, found.job, found.class, found.gp
  ORDER BY found.id;
 
 -- name: save
--- In order, so that two who send the same wait for each other and not in a circle.
+-- In order, so that two senders of the same events cannot deadlock.
 INSERT INTO usage_event
        (account, job, seq, lease, node, class, gpus, begin_us, end_us, micros, monotonic, utilization)
 SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::bigint[],
@@ -28,7 +28,7 @@ SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::t
 RETURNING account, job, seq;
 
 -- name: load
-SELECT event.account, event.job, event.seq, event.lease, node, class, gpus, begin_us, end_us, micros, monotonic,
+SELECT event.account, event.job, event.seq, event.lease, begin_us, end_us, micros, class, gpus, node, monotonic,
        utilization
   FROM unnest($1::bigint[], $2::text[], $3::bigint[]) AS line (account, job, seq)
   JOIN usage_event AS event ON (event.account, event.job, event.seq) = (line.account, line.job, line.seq);

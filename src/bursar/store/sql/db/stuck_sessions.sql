@@ -1,8 +1,8 @@
 -- Other sessions of ours.
 
 -- name: stuck
--- Whoever is stopped does not read what it is sent, and the server waits with what it has locked until it is read: no
--- timeout of ours ends that. Only who writes or locks has a transaction's number.
+-- A stopped process does not read its answers, and the server keeps its locks until they are read: no
+-- timeout of ours ends that. Only sessions that write or lock have a transaction id.
 SELECT pid, query_start
   FROM pg_stat_activity
  WHERE datname = current_database()

@@ -1,7 +1,7 @@
--- Beats of nodes' agents, what they say of their work, and what is wanted of them. None of it enters the feed.
+-- Heartbeats of agents, their reports on work, and their directives. None of it enters the feed.
 
 -- name: meet
--- The first beat of a stream: from now on this stream is the node's. In order, so that processes that write the same
+-- The first heartbeat of a stream: from now on this stream is the node's. In order, so that processes that write the same
 -- nodes wait for each other and not in a circle. Columns travel as texts (store/db/columns.py).
 WITH met AS (
     INSERT INTO node_seen AS seen (node, at, session, address, agent, granted_until)
@@ -119,7 +119,7 @@ DELETE FROM allocation_usage
  WHERE ctid = ANY (ARRAY(SELECT ctid FROM allocation_usage WHERE at < $1 LIMIT $2));
 
 -- name: forget_gone
--- A beat may be written in the moment in which its node is deleted. What is young may be of a node that is being made.
+-- A heartbeat may be written in the moment in which its node is deleted. What is young may be of a node that is being made.
 WITH unmeasured AS (
     DELETE FROM node_load
      WHERE at < now() - interval '1 hour'

@@ -2,7 +2,7 @@
 
 -- name: look
 -- Of all nodes only those are named that are silent, or were said to be; those that were ever heard are counted, in one
--- more row. Nodes that never beat, and of which nothing was said, are left alone.
+-- more row. Nodes without a heartbeat and without a condition are left out.
 WITH known AS MATERIALIZED (
     SELECT object.name, seen.at, nullif(seen.granted_until, '-infinity') AS granted_until,
            object.fields ->> 'status.silent' AS silent, object.fields ->> 'status.silentSince' AS since
@@ -18,7 +18,7 @@ SELECT NULL, NULL, NULL, NULL, NULL, clock_timestamp(), (SELECT count(at) FROM k
        (SELECT doc FROM object WHERE kind = 'Settings' AND namespace = '' AND name = 'system');
 
 -- name: lock
--- The last lock before the revision. Who is heard meanwhile waits, and then finds what was decided.
+-- The last lock before the revision. A concurrent heartbeat waits, and then reads the decision.
 SELECT node, at, nullif(granted_until, '-infinity') AS granted_until, clock_timestamp() AS now
   FROM node_seen
  WHERE node = ANY($1::text[])

@@ -1,7 +1,7 @@
--- Nodes' room, and what is placed on them.
+-- Free resources of nodes, and placements.
 
 -- name: lock
--- A node's row is all there is to its room, and a row that was waited for is seen as its rival left it: it can be read
+-- A node's row has all its free resources, and a row that was waited for is seen as its rival left it: it can be read
 -- by the statement that locks it.
 SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate, soiled
   FROM node
@@ -45,17 +45,14 @@ SELECT name, uid, generation, schedulable, allocatable, allocated, devices, clai
   FROM node WHERE claim IS NOT NULL ORDER BY name;
 
 -- name: count_claimed
--- What counts against the pool. Whoever claims holds the settings' row, and asks in a later statement.
+-- The nodes that count against the pool. A claim holds the settings' row, and reads this in a later statement.
 SELECT count(*) FROM node WHERE claim IS NOT NULL;
 
 -- name: count
 SELECT count(*) FROM node;
 
--- name: names
-SELECT name FROM node ORDER BY name;
-
 -- name: kept_for
--- Whoever names a tenant in a node holds the tree shared: under its exclusive lock this misses nobody.
+-- A node spec that names a tenant is written under a shared lock of the tree: its exclusive lock makes this complete.
 SELECT name FROM node WHERE (gate::jsonb -> 'tenants') ? $1 ORDER BY name;
 
 -- name: put
@@ -71,7 +68,7 @@ SELECT *
        gate = excluded.gate, soiled = excluded.soiled;
 
 -- name: use
--- Only the room has moved.
+-- Only the free resources have changed.
 UPDATE node
    SET allocated = line.allocated, devices = line.devices, soiled = line.soiled
   FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31))::json[],

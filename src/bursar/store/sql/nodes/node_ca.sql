@@ -11,7 +11,7 @@ LOCK TABLE authority IN SHARE ROW EXCLUSIVE MODE;
 INSERT INTO authority (certificate, key) VALUES ($1, $2);
 
 -- name: enrol
--- The node's row is held meanwhile, so that whoever deletes the node comes before, and there is nothing to enrol, or
+-- The node's row is held meanwhile, so that a deletion of the node comes before, and there is nothing to enrol, or
 -- after, and ends what was begun here. Asked again with the same token, which only the same key can, it is the same
 -- generation; any other ends what could be asked again.
 WITH begun AS (
@@ -38,7 +38,7 @@ SELECT name FROM node WHERE name = $1 FOR KEY SHARE
 RETURNING generation;
 
 -- name: end
--- Who was never enrolled has no certificate to end.
+-- Nodes that were never enrolled have no certificate to end.
 UPDATE node_identity SET generation = generation + 1, begun_at = now(), token = '' WHERE node = ANY($1::text[]);
 
 -- name: generations

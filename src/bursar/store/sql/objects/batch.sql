@@ -7,10 +7,10 @@
 -- `op` says what becomes of the object's row: insert, update, delete, or leave (a later line of the same batch decides).
 -- Every line is a change. Labels and document that are not given are as stored, and so is what was before. Guards are
 -- repeated: the counts must be what was decided. An increase of a counter never ends above its limit; `guarded` is
--- whether the door refuses what is accepted beyond it (enforcement Reject).
+-- whether admission refuses work beyond it (enforcement Reject).
 --
 -- The revision is the last lock, held until COMMIT, so that numbers become visible in their order: everything that is
--- written needs its number first. The notification is only a hint beside polling, and tells the last number; it is sent
+-- written needs its number first. The notification is only a hint beside polling, and carries the last number; it is sent
 -- when the transaction commits.
 --
 -- Where work is placed, `placing` and `placing_told` are put in at the two lines that are named so: whatever else is saved
@@ -92,8 +92,8 @@ SELECT (SELECT before FROM taken) AS before,
        pg_notify('bursar_change', (SELECT before + (SELECT count(*) FROM line) FROM taken)::text);
 
 -- name: placing
--- The room that nodes have left, and what is placed on them. The nodes are locked, and nothing else of them has moved. A
--- placement has the number of its allocation's last change, which is told by its place among the lines.
+-- Free resources of nodes, and placements. The nodes are locked, and nothing else of them has moved. A
+-- placement has the number of its allocation's last change, which is found by its place among the lines.
 , used AS (
     UPDATE node
        SET allocated = room.allocated, devices = room.devices, soiled = room.soiled

@@ -55,7 +55,7 @@ SELECT EXISTS (
 ) AS found;
 
 -- name: for_scheduler
--- Of an allocation mostly the status changes: its document is told when it is new, or was edited. What the scheduler bound
+-- Of an allocation mostly the status changes: its document is read when it is new, or was edited. What the scheduler bound
 -- itself it knows already: of that, the bare line is enough.
 SELECT revision, kind, namespace, name, uid, tenant, type,
        CASE WHEN own THEN '' ELSE labels::text END AS labels,

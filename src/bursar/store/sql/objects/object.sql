@@ -3,7 +3,7 @@
 -- name: lock
 -- In key order, so that two batches can never deadlock. An object is its row, and a row that was waited for is seen as its
 -- rival left it: it can be read by the statement that locks it. One that was deleted meanwhile is not there, also where
--- another of its name was created since: whoever would create it finds that out when it saves.
+-- another of its name was created since: a creator finds that out when it saves.
 -- Columns travel as texts (store/db/columns.py), and each key comes once.
 SELECT object.kind, object.namespace, object.name, uid, tenant, revision, labels, fields, gang, charge, doc, status
   FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31)), string_to_array($3, chr(31)))
@@ -15,7 +15,7 @@ SELECT object.kind, object.namespace, object.name, uid, tenant, revision, labels
 
 -- name: lock_under_tree
 -- `lock`, with the tree held shared before (`lock_shared` in tree.sql). No object is locked before the tree is: each comes
--- out of the join with the tree's row. There is one line at least, which tells the tree's version.
+-- out of the join with the tree's row. There is one line at least, which has the tree's version.
 WITH held AS MATERIALIZED (
     SELECT version AS tree_version FROM tree WHERE id = 1 FOR SHARE
 ), found AS MATERIALIZED (

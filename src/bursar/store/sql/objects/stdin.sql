@@ -1,7 +1,7 @@
 -- What commands read from their standard input.
 
 -- name: save
--- Of what is there, under this uid, and by the first who sends it.
+-- Of what is there, under this uid, and only the first that is sent.
 INSERT INTO allocation_stdin (uid, data)
 SELECT object.uid, $2
   FROM object

@@ -1,4 +1,4 @@
--- Notices, where they are sent, and who is still to get them.
+-- Events, webhooks and pending deliveries.
 
 -- name: save
 INSERT INTO notice (type, tenant, subject, data)
@@ -27,7 +27,7 @@ WITH fresh AS (
 SELECT count(*) FROM fresh;
 
 -- name: claim
--- Those that are due, of each receiver as many as it can be given now. Who claims has until `next_at` to say what came of
+-- Those that are due, of each receiver as many as it can be given now. A claimant has until `next_at` to record what came of
 -- it: should it die before that, another sends the same again.
 UPDATE notice_delivery AS delivery
    SET tries = delivery.tries + 1, next_at = now() + $3::double precision * interval '1 second'
@@ -59,7 +59,7 @@ UPDATE notice_delivery
  WHERE (webhook, notice) = ($1, $2) AND tries = $3;
 
 -- name: stop
--- Of two who say so at once the second finds it stopped.
+-- Of two concurrent stops the second finds it stopped.
 WITH stopped AS (
     UPDATE webhook SET stopped = $2 WHERE name = $1 AND stopped = ''
     RETURNING name, direction, tenant, url, types, allow_local, created_by
@@ -102,7 +102,7 @@ SELECT webhook.name, direction, tenant, url, types, allow_local, created_by, cre
  ORDER BY webhook.name;
 
 -- name: save_for
--- For one receiver alone: nobody else is told.
+-- For one receiver alone.
 WITH made AS (
     INSERT INTO notice (type, tenant, subject, data, spread_at)
     SELECT $2, tenant, name, $3, now()
@@ -125,7 +125,7 @@ SELECT notice.id, notice.type, notice.tenant, notice.subject, notice.at, deliver
  LIMIT $3;
 
 -- name: payers
--- Those whose payments are believed, with their secrets.
+-- Senders of payments, with their secrets.
 SELECT name, tenant, secret FROM webhook WHERE direction = 'in' AND stopped = '' ORDER BY name;
 
 -- name: forget

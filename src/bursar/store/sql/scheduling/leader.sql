@@ -9,7 +9,7 @@ RETURNING fence;
 
 -- name: take
 -- The fence is a key: this waits for the binds that hold the row FOR KEY SHARE, and those that come after it find the
--- new fence. Of two who take it at once the second finds the first one's term.
+-- new fence. Of two concurrent takeovers the second finds the first one's term.
 UPDATE leader
    SET holder = $1,
        fence = fence + 1,
@@ -26,14 +26,11 @@ UPDATE leader SET holder = '', until = clock_timestamp() WHERE holder = $1 RETUR
 SELECT fence FROM leader WHERE id = 1 FOR KEY SHARE;
 
 -- name: lock_with_tree
--- The leader's row, and the tree held shared (`lock_shared` in tree.sql): each is seen as whoever was waited for left it.
--- The table lock of the tree comes before both. That closes no circle: whoever changes the tree does not touch this row,
--- and whoever takes over has no other lock.
+-- The leader's row, and the tree held shared (`lock_shared` in tree.sql): each is seen as the last transaction left it.
+-- The table lock of the tree comes before both. It cannot deadlock: changes of the tree do not touch this row,
+-- and a takeover has no other lock.
 SELECT leader.fence, tree.version
   FROM leader, tree
  WHERE leader.id = 1 AND tree.id = 1
    FOR KEY SHARE OF leader
    FOR SHARE OF tree;
-
--- name: read
-SELECT holder, fence, until, at, until > clock_timestamp() AS leads FROM leader WHERE id = 1;

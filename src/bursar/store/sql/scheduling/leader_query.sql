@@ -1,7 +1,7 @@
 -- Questions to the leader and its answers.
 
 -- name: ask
--- Nobody asks where nobody would answer. The leader is told once, however many ask together.
+-- Nobody asks where nobody would answer. The leader is notified once, however many ask together.
 WITH leads AS (
     SELECT 1 FROM leader WHERE until > clock_timestamp()
 ), asked AS (
@@ -16,8 +16,8 @@ WITH leads AS (
 SELECT asked.id FROM asked LEFT JOIN told ON true ORDER BY asked.id;
 
 -- name: unanswered
--- Not locked: should two believe to lead, only the one whose term it is answers. Who asked longer ago
--- than this has given up.
+-- Not locked: should two believe to lead, only the one whose term it is answers. Askers of older questions
+-- than this have given up.
 SELECT id, question
   FROM inquiry
  WHERE answered_at IS NULL AND asked_at > clock_timestamp() - make_interval(secs => $2::double precision)
@@ -25,7 +25,7 @@ SELECT id, question
  LIMIT $1;
 
 -- name: answer
--- Who asked may have given up and be gone. Each asker is told which ids are ready. Whose term is over says nothing: what
+-- Askers may be gone. Each gets the ids of its answers. A leader after its term does not answer: what
 -- it knows may be of the past.
 WITH done AS (
     UPDATE inquiry

@@ -1,4 +1,4 @@
--- What is left of tenants' budgets, by whoever keeps them.
+-- Remaining budgets of tenants, from external sources.
 
 -- name: claim
 -- One of any number of readers gets it; the database's clock decides.

@@ -49,7 +49,7 @@ SELECT tenant, whose, taken.key, CASE WHEN strpos(taken.key, '/') > 0 THEN class
  GROUP BY 1, 2, 3, 4, 5;
 
 -- name: lock_rolled
--- Whoever enters steps now does it for all: there is no use in waiting for them.
+-- One process rolls up steps for all, so others need not wait.
 SELECT at, clock_timestamp() AS now FROM usage_rolled WHERE id = 1 FOR UPDATE SKIP LOCKED;
 
 -- name: set_rolled
@@ -145,7 +145,7 @@ DELETE FROM usage_hour WHERE ctid = ANY (ARRAY(SELECT ctid FROM usage_hour WHERE
 -- statement, so that nothing is in it twice while it is being entered.
 --
 -- `is_first` is said of those that begin with their tenant: what came before in that hour was another's. Where anything
--- did, the hour's peak may be that one's too, and its last level is told instead.
+-- did, the hour's peak may be that one's too, and its last level is returned instead.
 --
 -- Users have no hours, and neither have times long ago: there the day takes the hour's place. Where even records are
 -- gone, a window begins with its day.
@@ -358,7 +358,7 @@ SELECT wanted.tenant, used.resource, sum(used.total) AS total
 -- How much of nodes and devices there was at a time, as steps of that time, and what stepped from then on until another
 -- time of the same hour, second by second. What there was is the hour's last level, without what came only later in it
 -- (the day's, where hours are gone); or, where nothing is entered that came later, what there is. All that came before
--- the end of the hour or day must be entered. Where records are gone nothing is told: there windows begin with a day.
+-- the end of the hour or day must be entered. Where records are gone nothing is returned: there windows begin with a day.
 WITH edge AS MATERIALIZED (
     SELECT tenant, by_hour, begin,
            begin + CASE WHEN by_hour THEN interval '1 hour' ELSE interval '24 hours' END AS until
@@ -422,7 +422,7 @@ SELECT tenant, resource, extract(epoch FROM at)::bigint AS at, sum(delta) AS del
 HAVING sum(delta) <> 0;
 
 -- name: users
--- Who ever used anything, of these tenants, or of all.
+-- Users with any usage, of these tenants or of all.
 SELECT tenant, username FROM usage_level
  WHERE username <> '' AND ($1::text IS NULL OR username = $1) AND ($2::text[] IS NULL OR tenant = ANY($2))
  UNION

@@ -1,7 +1,7 @@
 -- What reports ask for beside windows.
 
 -- name: tenants
--- Whoever ever used anything, those included that are gone: from name to name, however many days each has.
+-- All names with any usage, deleted ones included: from name to name, however many days each has.
 WITH RECURSIVE known AS (
     (SELECT tenant FROM usage_day ORDER BY tenant LIMIT 1)
      UNION ALL

@@ -55,21 +55,21 @@ class AdminServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def UpdateTenant(self, request, context):
-        """Change the named fields of a tenant, and leave the others.
+        """Change the given fields of a tenant; others stay.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTenantUsage(self, request, context):
-        """What a tenant, with those below it, has used, and what of its budgets that is.
+        """The usage of a tenant, including the tenants below it, and of its budgets.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetUserUsage(self, request, context):
-        """What a user has used; the caller, where none is named.
+        """The usage of a user; default: the caller.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

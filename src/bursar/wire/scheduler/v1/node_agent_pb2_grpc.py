@@ -70,42 +70,42 @@ class NodeAgentServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Heartbeat(self, request_iterator, context):
-        """A node's beats, and what it is wanted to do. Served by the control plane.
+        """Heartbeats of a node, and directives to it. Served by the control plane.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BindAllocation(self, request, context):
-        """Tell a node directly to run an allocation that is bound to it. Served by the agent.
+        """Direct a node to run an allocation that is bound to it. Served by the agent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EvictAllocation(self, request, context):
-        """Tell a node directly to stop an allocation. Served by the agent.
+        """Direct a node to stop an allocation. Served by the agent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetResourceSnapshot(self, request, context):
-        """What a node has and runs at this moment. Served by the agent.
+        """The capacity, load and placements of a node at this moment. Served by the agent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadLog(self, request, context):
-        """What an allocation has written to its output. Served by the agent.
+        """Read the output of an allocation. Served by the agent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PrepareAllocation(self, request, context):
-        """What a command has to be given before it can be started: its peers, its standard input. Served by the control plane.
+        """Get the peers and the standard input of a command before it starts. Served by the control plane.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
