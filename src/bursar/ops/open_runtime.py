@@ -1,10 +1,12 @@
-"""Putting the runtime together: which lanes there are, how much each holds, and what runs their batches."""
+"""Assemble the runtime: its lanes, their capacities, and the batch function of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bursar.commands.command import Command, Reply
+from bursar.commands.credit.ledger import Credit, Receipt
 from bursar.core.credit.lease import Grant
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.refusal import Refusal
@@ -12,13 +14,11 @@ from bursar.ops.credit.ledger import (
     CREDITS_MAX,
     EXTENDING,
     EXTENSIONS_MAX,
-    Credit,
     CreditBatch,
     Extend,
     ExtendBatch,
     ExtendLanes,
     PayerCache,
-    Receipt,
 )
 from bursar.ops.credit.price import Prices
 from bursar.ops.credit.usage_events import EVENTS_MAX, Measure, Noted, measure
@@ -26,7 +26,6 @@ from bursar.ops.nodes.heartbeat import HEARTBEATS_MAX, RECALLS_MAX, KeptConnecti
 from bursar.ops.nodes.signing import Signing
 from bursar.ops.quota.cluster_ceiling import CeilingCache
 from bursar.ops.quota.tenant_tree import TreeCache
-from bursar.ops.runtime.command import Command, Reply
 from bursar.ops.runtime.lane import Lane
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.runtime.transaction import Transactor
@@ -38,12 +37,12 @@ from bursar.store.db.database import Database
 from bursar.store.objects import object as object_store
 from bursar.store.objects.change import ensure_partitions
 
-# A backlog is bound in large batches: what a batch costs beside its commands is shared by more of them.
+# A backlog is bound in large batches, so that more commands share a batch's fixed cost.
 BINDS_MAX = 512
 
 
 async def open_runtime(database: Database) -> Runtime:
-    """The runtime of one process, on a database that has its schema."""
+    """Open the runtime of one process, on a database that has its schema."""
     async with database.reader() as db:
         await ensure_partitions(db)
         await ledger_store.ensure_partitions(db)
@@ -80,7 +79,7 @@ async def open_runtime(database: Database) -> Runtime:
             for _ in range(runners)
         ]
         transactors.extend(runs)
-        # A change of the tree is decided alone: what must be read depends on what it changes.
+        # A change of the tree is decided alone: the rows it must read depend on what it changes.
         batch_max = 1 if shape or alone else most
         return Lane(name, *(one.run for one in runs), capacity=capacity, batch_max=batch_max, weigh=weight_of)
 
@@ -95,7 +94,7 @@ async def open_runtime(database: Database) -> Runtime:
         trying=lane("trying", dry=True, capacity=1024),
         trying_shape=lane("trying-shape", shape=True, dry=True, capacity=256),
         reading=Lane("reading", ObjectReader(database), capacity=16384),
-        # Each stream waits for its answer before it says more: there are never more than there are streams.
+        # Each stream waits for its answer before it sends again, so there is at most one heartbeat per stream.
         heartbeating=Lane("beating", heartbeats, capacity=65536, batch_max=HEARTBEATS_MAX),
         recalling=Lane("recalling", recalls, capacity=65536, batch_max=RECALLS_MAX),
         extending=ExtendLanes(
@@ -103,7 +102,7 @@ async def open_runtime(database: Database) -> Runtime:
         ),
         crediting=Lane("crediting", credits_.run, batch_max=CREDITS_MAX),
         measuring=Lane("measuring", measures.run, capacity=16384, batch_max=EVENTS_MAX),
-        ceilings=CeilingCache(database),
+        ceilings=CeilingCache(database, trees),
         prices=prices,
         signing=Signing(database),
         _transactors=transactors,
@@ -117,7 +116,7 @@ def weight_of(command: Command) -> int:
 
 
 class ObjectReader:
-    """Single objects, many at once: a lane of reads."""
+    """Batched reads of single objects."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -109,7 +109,7 @@ async def test_a_token_for_nobody_in_particular_can_be_traced_to_itself(db: Conn
         ({"role": Role.NODE, "tenant": ""}, "role node belongs to one node"),
         ({"ttl_seconds": 0}, "time to live"),
         ({"ttl_seconds": TTL_SECONDS_MAX + 1}, "time to live"),
-        ({"single_use": True}, "single use is for the tokens with which nodes join"),
+        ({"single_use": True}, "single use is only for bootstrap tokens, with which nodes join"),
         ({"user": "a\x00b"}, "printable"),
     ],
 )
@@ -262,7 +262,7 @@ async def test_servers_that_start_together_make_one_token(database_url: str, tmp
 async def test_a_file_that_cannot_be_written_leaves_no_token_and_says_what_to_do(
     db: Connection, tmp_path: Path
 ) -> None:
-    with pytest.raises(TokenFileError, match="name a file of the server's own"):
+    with pytest.raises(TokenFileError, match="name a file that the server owns"):
         await ensure_admin_token(db, tmp_path / "absent" / "admin.token", NOW)
     with pytest.raises(TokenFileError, match="Is a directory"):
         await ensure_admin_token(db, tmp_path, NOW)

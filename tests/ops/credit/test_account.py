@@ -4,11 +4,11 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.credit.credit import CloseLeaseCommand, PutAccount
 from bursar.core.credit.account import AccountStatus, Owner, no_account
 from bursar.core.values.money import NANO, credits_of
 from bursar.core.values.refusal import Code
 from bursar.ops.credit import credit
-from bursar.ops.credit.credit import CloseLeaseCommand, PutAccount
 from bursar.ops.runtime.runtime import Runtime
 from support.credit.ledgers import LAB, account_of, asking, funded, leased, priced, receipt
 from support.runtime.runtime import code, refusal
@@ -24,7 +24,7 @@ async def test_closing_an_account_waits_for_its_leases_and_is_for_ever(runtime: 
     left = (await account_of(runtime)).posted
     full = refusal(await credit.put_account(runtime, closing))
     assert (full.code, full.message) == (
-        Code.IN_USE, f"account default has {credits_of(left)} credits left: only an empty account is closed",
+        Code.IN_USE, f"account default has {credits_of(left)} credits left: only an empty account can be closed",
     )  # fmt: skip
     assert full.hint.startswith(f"First refund or adjust: bursar credit adjust -{credits_of(left)} --account default")
     assert (full.causes[0].dimension, full.causes[0].current_usage) == ("posted", credits_of(left))
@@ -70,7 +70,7 @@ async def test_an_account_that_owes_is_not_closed(runtime: Runtime) -> None:
     receipt(await credit.put_account(runtime, PutAccount(whose=LAB, changes={"credit_limit": 5 * NANO})))
     receipt(await credit.adjust(runtime, LAB, -3 * NANO, actor="user:test", reason="on credit"))
     owing = refusal(await credit.put_account(runtime, PutAccount(whose=LAB, changes={"status": "closed"})))
-    assert owing.message == "account default owes 2 credits: only an empty account is closed"
+    assert owing.message == "account default owes 2 credits: only an empty account can be closed"
     assert "bursar credit adjust 2 --account default" in owing.hint
 
 
@@ -84,5 +84,5 @@ async def test_who_is_not_there_is_told_of_in_the_same_words_everywhere(runtime:
     assert await credit.refund(runtime, LAB, NANO, actor="user:test", reason="x") == no_account(LAB)
     nowhere = refusal(await credit.top_up(runtime, Owner("nowhere"), NANO, actor="user:test"))
     assert (nowhere.message, nowhere.hint) == (
-        'accounts "nowhere" not found', "There must be a tenant first: bursar create tenant nowhere",
+        'accounts "nowhere" not found', "Create the tenant first: bursar create tenant nowhere",
     )  # fmt: skip

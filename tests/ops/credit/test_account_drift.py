@@ -5,12 +5,13 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
+from bursar.commands.credit.credit import PutAccount
 from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Lease
 from bursar.core.values.money import credits_of, nanocredits
 from bursar.loops.reconcile import reconciler
 from bursar.ops.credit.billing import load_credit_policy
-from bursar.ops.credit.credit import PutAccount, put_account, top_up
+from bursar.ops.credit.credit import put_account, top_up
 from bursar.ops.credit.reconcile import Reconcile, forget_drift
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as ledger_store

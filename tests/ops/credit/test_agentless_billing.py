@@ -12,10 +12,10 @@ from bursar.core.values.money import MICROS, nanocredits
 from bursar.ops.credit.agentless_billing import pay_on
 from bursar.ops.credit.lease_expiry import lapse
 from bursar.ops.runtime.runtime import Runtime
-from bursar.sim import local
-from bursar.sim.local import LocalNodes
 from support.credit.ledgers import assert_books_balance, funded, pass_time, stop_clock
 from support.credit.paying import WINDOW, account, ended, ends, leases, paid_nodes
+from support.nodes import local_nodes
+from support.nodes.local_nodes import LocalNodes
 from support.runtime.runtime import allocation, bind
 from support.scheduling.evictions import status
 
@@ -90,7 +90,7 @@ async def test_what_lost_its_lease_while_its_node_was_away_waits_again(lab: Runt
 
 
 async def test_simulated_nodes_pay_and_end_as_others_do(lab: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(local_nodes, "HEARTBEAT_SECONDS", 0.02)
     await funded(lab, "0.2")
     nodes = asyncio.create_task(LocalNodes(lab, ["n1"]).run())
     try:

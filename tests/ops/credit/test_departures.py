@@ -2,11 +2,11 @@
 
 import asyncio
 
+from bursar.commands.credit.credit import OpenLease, PutAccount, TopUp
 from bursar.core.credit.account import Owner
 from bursar.core.values.money import NANO
 from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit
-from bursar.ops.credit.credit import OpenLease, PutAccount, TopUp
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as store
 from support.credit.ledgers import GPU, HOUR, asking, assert_books_balance, funded, leased, priced, receipt

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from bursar.commands.credit.credit import CloseLeaseCommand, PutAccount
 from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Grant
 from bursar.core.values.money import MICROS, NANO, nanocredits
 from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit, ledger
-from bursar.ops.credit.credit import CloseLeaseCommand, PutAccount
 from bursar.ops.credit.ledger import Extend, ledger_claim
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import connect
@@ -214,12 +214,12 @@ async def test_the_same_request_through_many_processes_is_one(pool: ProcessPoolE
         assert posted == [(2 + number) * NANO] * PROCESSES
 
 
-async def beat_one(runtime: Runtime, which: int, lease: int) -> list[int]:
+async def heartbeat_one(runtime: Runtime, which: int, lease: int) -> list[int]:
     answers = await asyncio.gather(*(ledger.extend(runtime, [Extend(lease, seq)]) for seq in range(1, 40)))
     return [one.paid_until for (one,) in answers if isinstance(one, Grant)]
 
 
-async def test_the_same_beats_through_many_processes_are_paid_once(
+async def test_the_same_heartbeats_through_many_processes_are_paid_once(
     pool: ProcessPoolExecutor, database_url: str
 ) -> None:
     await prepare(database_url, "50")
@@ -229,7 +229,7 @@ async def test_the_same_beats_through_many_processes_are_paid_once(
         db = await connect(database_url)
         await db.execute("UPDATE test_clock SET now = (SELECT opened_at FROM lease) + 10000000")
         await db.close()
-        await in_processes(pool, database_url, beat_one, lease)
+        await in_processes(pool, database_url, heartbeat_one, lease)
         account = await account_of(runtime)
         assert (account.posted, account.held) == (50 * NANO - nanocredits("0.4"), nanocredits("0.6"))
         await assert_books_balance(runtime)

@@ -12,17 +12,18 @@ from hypothesis.stateful import (
 )
 from msgspec.structs import replace
 
+from bursar.commands.credit.credit import CloseLeaseCommand, ExtendLeaseCommand, OpenLease, PutAccount, PutPrice
+from bursar.commands.credit.ledger import Receipt
 from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Grant, Mode
 from bursar.core.values.money import MICROS, NANO
 from bursar.ops.credit import credit, ledger
-from bursar.ops.credit.credit import CloseLeaseCommand, ExtendLeaseCommand, OpenLease, PutAccount, PutPrice
-from bursar.ops.credit.ledger import Extend, Receipt, ledger_claim
+from bursar.ops.credit.ledger import Extend, ledger_claim
 from bursar.store.credit import ledger as store
 from bursar.store.embedded import Embedded
 from support.credit.ledgers import GPU, START, assert_books_balance, pass_time, stop_clock
 from support.runtime.runtime import code
-from support.runtime.state_machines import SOAK, OfficeMachine, follow
+from support.runtime.state_machines import SOAK, RuntimeMachine, follow
 
 POOL, ANN = Owner("default"), Owner("default", "ann")
 DAY = 86400 * MICROS
@@ -126,7 +127,7 @@ class Paid:
         return total + rate * micros // MICROS  # beyond what was paid, at the last rate
 
 
-class Ledger(OfficeMachine):
+class Ledger(RuntimeMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pots: dict[Owner, Pot] = {}

@@ -1,6 +1,9 @@
 """Whoever changes one row of the ledger is found out, and the row is named."""
 
+from collections.abc import AsyncIterator
+
 import pytest
+import pytest_asyncio
 
 from bursar.core.credit.account import QUARTER
 from bursar.core.credit.hash_chain import Anchor
@@ -10,11 +13,26 @@ from bursar.ops.credit.seal import load_standing, seal
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger_verify as store
 from bursar.store.credit import seal as seal_store
+from bursar.store.embedded import Embedded
 from support.credit.ledgers import funded, pass_time
 from support.credit.sealings import Heard, found, hearing, heartbeat, history, unguarded
+from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.runtime import opened
 
 LAST = "(SELECT max(number) FROM entry_block)"
 UNSEALED = "(SELECT last FROM ledger)"
+LAB_NUMBER, ANNA_NUMBER = 100, 101
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def database_template(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[str]:
+    """A database with a history of leases, made once: each test gets a copy of it."""
+    name = await clone_database(embedded_postgres, database_template)
+    async with opened(_url(embedded_postgres, name)) as runtime:
+        ledger = await history(runtime)
+    assert (ledger["lab"], ledger["anna"], ledger["first"], ledger["third"]) == (LAB_NUMBER, ANNA_NUMBER, 1, 3)
+    yield name
+    await drop_database(embedded_postgres, name)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +93,6 @@ UNSEALED = "(SELECT last FROM ledger)"
     ],
 )
 async def test_one_changed_row_is_found_and_named(runtime: Runtime, done: str, named: list[tuple[str, str]]) -> None:
-    ledger = await history(runtime)
-    assert (ledger["lab"], ledger["anna"], ledger["first"], ledger["third"]) == (100, 101, 1, 3)
     await seal(runtime)
     assert await found(runtime) == []
     async with unguarded(runtime) as db:
@@ -97,7 +113,6 @@ async def test_one_changed_row_is_found_and_named(runtime: Runtime, done: str, n
     ],
 )
 async def test_also_what_is_not_sealed_yet(runtime: Runtime, done: str, named: tuple[str, str]) -> None:
-    await history(runtime)
     assert (await load_standing(runtime)).unsealed == 3
     async with unguarded(runtime) as db:
         await db.execute(done)
@@ -107,7 +122,6 @@ async def test_also_what_is_not_sealed_yet(runtime: Runtime, done: str, named: t
 async def test_whoever_seals_anew_what_was_changed_is_found_out_by_a_hash_that_was_written_down(
     runtime: Runtime,
 ) -> None:
-    await history(runtime)
     await seal(runtime)
     written_down = (await verify(runtime)).head
     assert written_down is not None
@@ -125,7 +139,6 @@ async def test_whoever_seals_anew_what_was_changed_is_found_out_by_a_hash_that_w
 
 
 async def test_a_long_ledger_is_verified_in_parts(runtime: Runtime) -> None:
-    await history(runtime)
     await seal(runtime)
     async with unguarded(runtime) as db:
         await db.execute("UPDATE entry SET amount = amount + 1 WHERE number = 30")
@@ -141,7 +154,6 @@ async def test_a_long_ledger_is_verified_in_parts(runtime: Runtime) -> None:
 
 
 async def test_what_is_wrong_is_written_down_until_it_is_right_again(runtime: Runtime) -> None:
-    await history(runtime)
     standing = await review(runtime)
     assert standing is not None
     assert (standing.findings, standing.verified) == ([], standing.block)
@@ -169,9 +181,8 @@ async def test_what_is_wrong_is_written_down_until_it_is_right_again(runtime: Ru
 
 
 async def test_an_entry_is_never_before_the_one_before_it_whatever_the_clock_does(runtime: Runtime) -> None:
-    ids = await history(runtime)
     await pass_time(runtime, -2 * QUARTER)
-    assert await funded(runtime, "1") == ids["lab"]
+    assert await funded(runtime, "1") == LAB_NUMBER
     async with runtime.database.reader() as db:
         times = [row["at"] for row in await db.fetch("SELECT at FROM entry ORDER BY number")]
     assert times[-1] == times[-2]
@@ -185,7 +196,6 @@ async def test_an_entry_is_never_before_the_one_before_it_whatever_the_clock_doe
 async def test_leases_are_looked_at_some_at_a_time_and_what_was_found_of_others_stays(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await history(runtime)
     monkeypatch.setattr(store, "LEASES_MAX", 1)
     async with unguarded(runtime) as db:
         await db.execute("UPDATE lease SET posted = posted + 1 WHERE id IN (2, 4)")
@@ -213,7 +223,6 @@ async def test_leases_are_looked_at_some_at_a_time_and_what_was_found_of_others_
 async def test_leases_that_ran_long_are_added_up_with_fewer_others(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, quarters_max: int, slices: list[int]
 ) -> None:
-    await history(runtime)
     monkeypatch.setattr(store, "QUARTERS_MAX", quarters_max)
     seen, through = [], 0
     while through < store.LEASE_MAX:
@@ -224,7 +233,6 @@ async def test_leases_that_ran_long_are_added_up_with_fewer_others(
 
 
 async def test_no_statement_reads_the_lines_of_more_than_a_block(runtime: Runtime) -> None:
-    await history(runtime)
     await seal(runtime)
     async with runtime.database.reader() as db:
         blocks = await seal_store.load_blocks(db, 0, 10**9, 10**6)
@@ -241,7 +249,6 @@ async def test_no_statement_reads_the_lines_of_more_than_a_block(runtime: Runtim
 async def test_a_review_goes_on_as_long_as_there_is_more_and_time(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await history(runtime)
     await seal(runtime)
     monkeypatch.setattr(ops, "UNITS_MAX", 1)
     standing = await review(runtime, work_seconds=0.0)
@@ -253,7 +260,6 @@ async def test_a_review_goes_on_as_long_as_there_is_more_and_time(
 
 
 async def test_a_review_waits_for_nobody_who_seals_and_counts_only_once_it_is_done(runtime: Runtime) -> None:
-    await history(runtime)
     async with runtime.database.reader() as db:
         assert await seal_store.claim_check(db, 60.0)
         assert (await seal_store.load_standing(db)).checked_at is None

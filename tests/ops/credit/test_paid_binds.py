@@ -3,17 +3,19 @@
 import msgspec
 import pytest
 
+from bursar.commands.credit.credit import PutAccount
+from bursar.commands.scheduling.bind import Bind
+from bursar.commands.scheduling.evict import EvictionVictim, Preempt
 from bursar.core.credit.account import Owner
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.money import nanocredits
 from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit
-from bursar.ops.credit.credit import PutAccount
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import Bind, bind
-from bursar.ops.scheduling.evict import EvictionVictim, Preempt, preempt
+from bursar.ops.scheduling.bind import bind
+from bursar.ops.scheduling.evict import preempt
 from support.credit.ledgers import LAB, assert_books_balance, funded, priced, receipt, stop_clock
 from support.credit.paying import (
     account,
@@ -59,7 +61,7 @@ async def amend(runtime: Runtime, owner: Owner = LAB, **changes: object) -> None
 # What is held.
 
 
-async def test_the_first_window_is_held_with_the_room_and_does_not_run_yet(lab: Runtime) -> None:
+async def test_the_first_window_is_held_with_the_capacity_and_does_not_run_yet(lab: Runtime) -> None:
     await funded(lab, "50")
     await allocation(lab, "default", "train", gpu=4)
     shown = document(await bind_one(lab, "default", "train", "n1"))["status"]
@@ -169,7 +171,7 @@ async def test_without_an_account_nothing_is_placed_and_it_is_told_what_would_he
     before = await state(lab)
     no = refusal(await bind_one(lab, "default", "train", "n1"))
     assert str(no.code) == "insufficient_credit"
-    assert no.message == "tenant default pays beforehand, and there is no account default/ann or default"
+    assert no.message == "tenant default is prepaid, and there is no account default/ann or default"
     assert "top" in no.hint
     assert await state(lab) == before
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from bursar.commands.credit.credit import CloseLeaseCommand, ExtendLeaseCommand, PutAccount
 from bursar.core.credit.account import Owner
 from bursar.core.credit.statement import Statement
 from bursar.core.objects.allocation import Phase
@@ -14,7 +15,6 @@ from bursar.core.values.money import nanocredits
 from bursar.core.values.refusal import Code
 from bursar.loops.claims import keep_claims
 from bursar.ops.credit import agentless_billing, credit
-from bursar.ops.credit.credit import CloseLeaseCommand, ExtendLeaseCommand, PutAccount
 from bursar.ops.credit.statement import statement
 from bursar.ops.nodes.claim import end_wipe
 from bursar.ops.runtime.runtime import Runtime

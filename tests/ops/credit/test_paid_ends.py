@@ -5,6 +5,10 @@ from typing import Any
 
 import pytest
 
+from bursar.commands.command import Command, Reply
+from bursar.commands.nodes.liveness import EndLost
+from bursar.commands.scheduling.bind import Bind
+from bursar.commands.workloads.report import Report
 from bursar.core.credit.lease import Grant
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
@@ -13,12 +17,8 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import ledger as ledger_ops
 from bursar.ops.credit.ledger import Extend
 from bursar.ops.nodes.fence import Fenced, fence
-from bursar.ops.nodes.liveness import EndLost
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.command import Command, Reply
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import Bind
-from bursar.ops.workloads.report import Report
 from bursar.ops.write_path.batch import WriteBatch
 from bursar.store.credit import ledger as ledger_store
 from support.credit.ledgers import assert_books_balance, funded, pass_time, stop_clock
@@ -97,7 +97,7 @@ async def test_what_never_started_costs_nothing(lab: Runtime) -> None:
     await assert_settled(lab, "0")
 
 
-async def test_what_ended_before_its_first_beat_is_paid_by_its_measure(lab: Runtime) -> None:
+async def test_what_ended_before_its_first_heartbeat_is_paid_by_its_measure(lab: Runtime) -> None:
     await placed(lab, "train", "n1")
     await pass_time(lab, 3 * MICROS)
     await ends(lab, "n1", "train", measured=2 * MICROS)
@@ -243,7 +243,7 @@ async def test_what_is_placed_and_ends_in_one_batch_opens_and_closes_its_lease(l
     await assert_settled(lab, "0")
 
 
-async def test_what_ends_makes_room_on_the_account_for_what_is_placed_in_the_same_batch(lab: Runtime) -> None:
+async def test_what_ends_makes_capacity_on_the_account_for_what_is_placed_in_the_same_batch(lab: Runtime) -> None:
     await placed(lab, "old", "n1")
     async with lab.database.reader() as db:
         await db.execute("UPDATE account SET gpus_max = 1000 WHERE tenant = 'default'")

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
+from bursar.commands.command import Reply
+from bursar.commands.credit.credit import PutAccount
+from bursar.commands.scheduling.bind import Bind
 from bursar.core.objects.allocation import Phase
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit, ledger
-from bursar.ops.credit.credit import PutAccount
 from bursar.ops.credit.ledger import Extend
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import Bind, bind
+from bursar.ops.scheduling.bind import bind
 from support.credit.ledgers import LAB, assert_books_balance, funded, pass_time, receipt, stop_clock
 from support.credit.paying import account, assert_all_is_paid, ends, leases, paid_nodes, state
 from support.runtime.runtime import TEST, allocation, bind_unit, code, delete, member, opened
@@ -89,9 +90,7 @@ async def test_credit_that_comes_while_others_bind_is_used_to_the_last(lab: Runt
     await assert_all_is_well(lab)
 
 
-async def test_binding_beating_ending_and_topping_up_at_once_never_wait_for_each_other_in_a_ring(
-    lab: Runtime, rival: Runtime
-) -> None:
+async def test_binding_heartbeats_ending_and_topping_up_at_once_never_deadlock(lab: Runtime, rival: Runtime) -> None:
     await funded(lab, "1000")
     names = [f"w{index}" for index in range(24)]
     for name in names:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from bursar.commands.credit.credit import CloseLeaseCommand, PutPrice
 from bursar.core.credit.lease import Lease
 from bursar.core.credit.usage_events import UsageEvent
 from bursar.core.values.money import MICROS, cost, credits_of, nanocredits
 from bursar.loops.reconcile import reconcile_due, reconciler
-from bursar.ops.credit.credit import CloseLeaseCommand, PutPrice, close_lease, put_price
+from bursar.ops.credit.credit import close_lease, put_price
 from bursar.ops.credit.ledger import Extend
 from bursar.ops.credit.reconcile import settle_late
 from bursar.ops.credit.usage_events import Measure, Noted, measure

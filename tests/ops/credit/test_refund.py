@@ -4,6 +4,9 @@ import asyncio
 
 import pytest
 
+from bursar.commands.credit.credit import CloseLeaseCommand, ExtendLeaseCommand, PutAccount
+from bursar.commands.credit.lease_expiry import Lapse
+from bursar.commands.credit.ledger import Receipt
 from bursar.core.credit.account import Owner
 from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.credit.lease import Lease
@@ -11,9 +14,6 @@ from bursar.core.credit.ledger import RECONCILER
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit
-from bursar.ops.credit.credit import CloseLeaseCommand
-from bursar.ops.credit.lease_expiry import Lapse
-from bursar.ops.credit.ledger import Receipt
 from bursar.ops.credit.ledger_verify import verify
 from bursar.ops.credit.reconcile import Reconcile, reconcile, settle_late
 from bursar.ops.runtime.runtime import Runtime
@@ -69,7 +69,8 @@ async def test_a_refund_is_never_more_than_the_lease_cost(lab: Runtime) -> None:
     before = await state(lab)
     no = refusal(await refunded(lab, "0.100000001", lease))
     assert (no.code, no.message) == (
-        "unprocessable", f"lease-{lease} cost 0.1 credits, of which 0 are refunded: 0.100000001 cannot be",
+        "unprocessable",
+        f"lease-{lease} cost 0.1 credits, of which 0 are refunded: 0.100000001 more cannot be refunded",
     )  # fmt: skip
     assert no.hint == "Refund 0.1 credits or less; for goodwill, leave the lease out."
     assert (no.causes[0].limit, no.causes[0].current_usage, no.causes[0].requested_delta) == ("0.1", "0", "0.100000001")
@@ -88,7 +89,7 @@ async def test_of_an_open_lease_what_is_posted_can_be_refunded(lab: Runtime) -> 
     lease = await leased(lab, seconds=60)
     assert code(await refunded(lab, "0.01", lease)) == "unprocessable"
     await pass_time(lab, 10 * MICROS)
-    extended = credit.ExtendLeaseCommand(number=lease, delta=MICROS, ahead_max=120 * MICROS)
+    extended = ExtendLeaseCommand(number=lease, delta=MICROS, ahead_max=120 * MICROS)
     receipt(await credit.extend_lease(lab, extended))
     receipt(await refunded(lab, "0.1", lease))
     assert (await lease_of(lab, lease)).refunded == nanocredits("0.1")
@@ -111,7 +112,7 @@ async def test_another_accounts_lease_is_none(lab: Runtime) -> None:
     lease = await leased(lab)
     await closed(lab, lease, 10)
     ann = Owner("default", "ann")
-    receipt(await credit.put_account(lab, credit.PutAccount(whose=ann, changes={})))
+    receipt(await credit.put_account(lab, PutAccount(whose=ann, changes={})))
     before = await state(lab)
     assert code(await refunded(lab, "0.01", lease, ann)) == "not_found"
     assert code(await refunded(lab, "0.01", 999_999)) == "not_found"

@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from bursar.core.credit.account import QUARTER
-from bursar.core.credit.hash_chain import line, lines_hash, micros_of
+from bursar.core.credit.hash_chain import micros_of
 from bursar.core.credit.lease import Grant
 from bursar.core.credit.ledger import Entry, Type
 from bursar.core.values.money import MICROS
@@ -17,12 +17,13 @@ from bursar.core.values.replace import replace
 from bursar.ops.credit import ledger
 from bursar.ops.credit.ledger import Extend
 from bursar.ops.credit.ledger_verify import verify
-from bursar.ops.credit.seal import Broken, drop_lines, free_capacity, load_standing, roll_up, seal, seal_block
+from bursar.ops.credit.seal import Broken, create_partitions, drop_lines, load_standing, roll_up, seal, seal_block
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import seal as store
 from bursar.store.credit.ledger import load_last
 from bursar.store.credit.seal import raise_floor
 from bursar.store.db.database import Database
+from support.credit.entry_lines import line, lines_hash
 from support.credit.ledgers import LAB, assert_books_balance, funded, leased, pass_time, priced
 from support.credit.sealings import (
     ANNA,
@@ -166,7 +167,7 @@ async def test_a_ledger_with_a_gap_is_not_sealed_beyond_it(runtime: Runtime) -> 
     before = await load_standing(runtime)
     async with unguarded(runtime) as db:
         await db.execute("DELETE FROM entry WHERE number = 40")
-    with pytest.raises(Broken, match="of the entries 39 to 41 only 2 are there"):
+    with pytest.raises(Broken, match="only 2 of the entries 39 to 41 exist"):
         await seal(runtime)
     assert await load_standing(runtime) == before
 
@@ -284,8 +285,8 @@ async def test_a_removal_that_was_given_up_halfway_is_finished(runtime: Runtime)
     assert await found(runtime) == []
 
 
-async def test_there_is_always_room_for_the_next_entries(runtime: Runtime) -> None:
+async def test_there_is_always_a_partition_for_the_next_entries(runtime: Runtime) -> None:
     async with runtime.database.reader() as db:
         await db.execute("UPDATE ledger SET last = 19999999")
-    await free_capacity(runtime)
+    await create_partitions(runtime)
     assert {"entry_000000001", "entry_000000002"} <= set(await partitions(runtime))

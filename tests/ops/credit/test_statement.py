@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from bursar.commands.credit.credit import CloseLeaseCommand
 from bursar.core.credit.account import QUARTER
 from bursar.core.credit.hash_chain import micros_of
 from bursar.core.credit.statement import BalanceAt, Forecast, Item, LeaseLine, PageEnd, Statement, TenantStatement
 from bursar.core.values.money import MICROS, credits_of, nanocredits
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.credit import credit, ledger
-from bursar.ops.credit.credit import CloseLeaseCommand
 from bursar.ops.credit.ledger import Extend
 from bursar.ops.credit.seal import drop_lines, load_standing, seal
 from bursar.ops.credit.statement import balance_at, forecast, statement, system_balances, tenant_statement

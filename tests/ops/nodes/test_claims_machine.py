@@ -14,7 +14,7 @@ from bursar.store.nodes import node as node_store
 from bursar.wire.kinds.node import TRACELESS, WIPES
 from support.nodes.claims import allow, claim, joins, origin, release, submit
 from support.runtime.runtime import bind, code, end, namespace, node, tenant
-from support.runtime.state_machines import SOAK, OfficeMachine, follow
+from support.runtime.state_machines import SOAK, RuntimeMachine, follow
 from support.usage.hourly import assert_hours_agree
 
 PEOPLE = ("physics/ann", "physics/bob", "history/eve")
@@ -69,7 +69,7 @@ class Model:
         return "ok" if fits else "stale"
 
 
-class Claims(OfficeMachine):
+class Claims(RuntimeMachine):
     def __init__(self) -> None:
         super().__init__()
         self.model = Model()

@@ -3,11 +3,12 @@
 import asyncio
 from typing import Any
 
+from bursar.commands.nodes.drain import Drain
 from bursar.core.nodes.eviction import DO_NOT_EVICT
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key
 from bursar.loops.drain import continue_drains
-from bursar.ops.nodes.drain import Drain, DrainProgress, drain, standing
+from bursar.ops.nodes.drain import DrainProgress, drain, standing
 from bursar.ops.runtime.runtime import Runtime
 from support.runtime.runtime import TEST, allocation, bind, change, code, create, document, node, opened
 from support.scheduling.evictions import GPU, assert_books_balance, running, says, status, stored

@@ -1,11 +1,13 @@
 """An administrator's word that nothing of a node runs any more, and what it ends, on a real database."""
 
+from bursar.commands.nodes.drain import Drain
+from bursar.commands.nodes.fence import FenceCommand
 from bursar.core.objects.allocation import Phase
 from bursar.loops.drain import continue_drains
-from bursar.ops.nodes.drain import Drain, drain
-from bursar.ops.nodes.fence import FenceCommand, Fenced, fence, unfence
-from bursar.ops.nodes.liveness import node_key
+from bursar.ops.nodes.drain import drain
+from bursar.ops.nodes.fence import Fenced, fence, unfence
 from bursar.ops.runtime.runtime import Runtime
+from bursar.wire.kinds.node import node_key
 from support.nodes.liveness import FAIL, REQUEUE, hear, look, node_status, schedulable, silence
 from support.runtime.runtime import TEST, allocation, bind_unit, code, delete, document, node, refusal
 from support.scheduling.evictions import assert_books_balance, running, says, status

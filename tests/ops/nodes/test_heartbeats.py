@@ -3,12 +3,13 @@
 import asyncio
 from typing import Any
 
+from bursar.commands.command import Written
+from bursar.commands.workloads.report import Report
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key
 from bursar.ops.nodes.heartbeat import Heartbeat, HeartbeatHeard
-from bursar.ops.runtime.command import Written
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.workloads.report import Report, report
+from bursar.ops.workloads.report import report
 from bursar.store.nodes.heartbeat import SeenBeat, UsageRow
 from support.runtime.runtime import TEST, allocation, bind, code, delete, document, end, node
 

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from bursar.commands.nodes.liveness import EndLost
 from bursar.core.nodes.liveness import Liveness, Patience
 from bursar.core.objects.allocation import Phase
 from bursar.ops.nodes.fence import Fenced, fence
-from bursar.ops.nodes.liveness import EndLost, node_alive, set_readiness
+from bursar.ops.nodes.liveness import node_alive, set_readiness
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import Connection
 from support.api.site import eventually
@@ -47,7 +48,7 @@ async def waits_for_a_lock(runtime: Runtime, sessions: int = 1) -> bool:
 BEAT = "UPDATE node_seen SET at = now(), granted_until = now() + interval '2 min' WHERE node = $1"
 
 
-async def test_a_beat_that_is_being_committed_keeps_a_node_from_being_lost(runtime: Runtime) -> None:
+async def test_a_heartbeat_that_is_being_committed_keeps_a_node_from_being_lost(runtime: Runtime) -> None:
     await node(runtime, "n1", gpu=4)
     await silence(runtime, "n1")
     async with held(runtime, BEAT, "n1"):
@@ -59,7 +60,7 @@ async def test_a_beat_that_is_being_committed_keeps_a_node_from_being_lost(runti
     assert await schedulable(runtime, "n1")
 
 
-async def test_a_beat_that_is_being_committed_keeps_work_from_being_given_up(runtime: Runtime) -> None:
+async def test_a_heartbeat_that_is_being_committed_keeps_work_from_being_given_up(runtime: Runtime) -> None:
     """Once its answer is sent the node may start what is wanted of it: then it must still be the node's."""
     await node(runtime, "n1", gpu=4)
     await running(runtime, "a", "n1", spec=REQUEUE)
@@ -75,7 +76,7 @@ async def test_a_beat_that_is_being_committed_keeps_work_from_being_given_up(run
     assert "reason" not in await status(runtime, "a")
 
 
-async def test_a_beat_waits_for_work_that_is_being_given_up(runtime: Runtime) -> None:
+async def test_a_heartbeat_waits_for_work_that_is_being_given_up(runtime: Runtime) -> None:
     await node(runtime, "n1", gpu=4)
     await running(runtime, "a", "n1", spec=REQUEUE)
     await silence(runtime, "n1", granted=-100)

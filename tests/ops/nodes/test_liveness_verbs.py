@@ -6,14 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.commands.lifecycle.dispatch import change_command
+from bursar.commands.nodes.liveness import EndLost
 from bursar.core.nodes.liveness import Liveness, Patience, Sighting
 from bursar.core.objects.allocation import Phase
 from bursar.loops.node_liveness import LivenessWatch, look_after
-from bursar.ops.lifecycle.dispatch import change_command
-from bursar.ops.nodes.liveness import EndLost, node_alive, node_key, set_readiness, settle
+from bursar.ops.nodes.liveness import node_alive, set_readiness, settle
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Runtime
-from bursar.wire.kinds.node import NODE, Node, NodeStatus
+from bursar.wire.kinds.node import NODE, Node, NodeStatus, node_key
 from support.nodes.liveness import (
     FAIL,
     REQUEUE,
@@ -148,7 +149,7 @@ async def test_a_node_that_is_heard_while_it_is_declared_lost_is_not(runtime: Ru
     await silence(runtime, "n1")
     await hear(runtime, "n1")
     (reply,) = await set_readiness(runtime, [("n1", LOST)], Patience())
-    assert "was heard" in refusal(reply).message
+    assert "has sent a heartbeat" in refusal(reply).message
     assert (await node_status(runtime, "n1"))["phase"] == "Ready"
 
 
@@ -172,7 +173,7 @@ async def test_leased_work_waits_again_when_its_lease_and_the_grace_are_over(run
     await look(runtime)
     marked = await status(runtime, "a")
     assert (marked["phase"], marked["reason"]) == ("Running", "NodeLost")
-    assert "waits again after" in condition(marked, "NodeLost")["message"]
+    assert "pending again after" in condition(marked, "NodeLost")["message"]
     await regrant(runtime, "n1", granted=0)
     await look(runtime)
     assert (await status(runtime, "a"))["phase"] == "Running", "its clock may be slower than ours"

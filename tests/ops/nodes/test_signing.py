@@ -75,7 +75,7 @@ async def test_without_an_overlap_the_old_key_is_not_believed_any_more(runtime: 
     trust, nonce = tokens_of(after)
     refused = trust.verify(before.sign("n1", nonce, 1, [LEASE]), 1)
     assert isinstance(refused, Distrusted)
-    assert "not believed" in refused.why
+    assert "not trusted" in refused.why
 
 
 async def test_a_shorter_overlap_holds_for_older_keys_too_and_a_longer_one_does_not(

@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bursar.ops.lifecycle.dispatch import change_command
+from bursar.commands.lifecycle.dispatch import change_command
+from bursar.commands.objects.object import ChangeObject
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Runtime
 from bursar.wire.kinds.allocation import GANG_SIZE, MAX_WAIT
@@ -84,7 +85,7 @@ async def test_members_in_one_batch_complete_the_gang(runtime: Runtime) -> None:
     await assert_counters_equal_charges(runtime)
 
 
-async def test_last_members_racing_from_two_offices_charge_the_gang_once(runtime: Runtime, database_url: str) -> None:
+async def test_last_members_racing_from_two_processes_charge_the_gang_once(runtime: Runtime, database_url: str) -> None:
     async with opened(database_url) as other:
         for round_number in range(12):
             group = f"g{round_number}"
@@ -99,7 +100,7 @@ async def test_last_members_racing_from_two_offices_charge_the_gang_once(runtime
     await assert_counters_equal_charges(runtime)
 
 
-async def test_last_members_racing_for_room_that_one_gang_has_leave_the_other_waiting(
+async def test_last_members_racing_for_capacity_that_one_gang_has_leave_the_other_waiting(
     runtime: Runtime, database_url: str
 ) -> None:
     await tenant(runtime, "lab", limits={GPU: 2})
@@ -154,7 +155,7 @@ async def test_editing_a_member_read_before_its_gang_was_charged_keeps_the_charg
     command = change_command(BY_NAME["Allocation"], before, one, TEST, spec_changed=False)
     await allocation(runtime, "default", "b", spec=gang(2), gpu=1)
     assert await gpus(runtime, "tenant:default") == (2, 0)
-    assert isinstance(command, object_ops.ChangeObject)
+    assert isinstance(command, ChangeObject)
     assert code(await object_ops.submit(runtime, command, tenant="test")) == "ok"
     assert await gpus(runtime, "tenant:default") == (2, 0)
     after = await get(runtime, "Allocation", "default", "a")

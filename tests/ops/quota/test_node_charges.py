@@ -5,18 +5,18 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.command import Written
+from bursar.commands.lifecycle.dispatch import change_command
+from bursar.commands.scheduling.bind import Bind
+from bursar.commands.workloads.allocation import request_in
+from bursar.commands.workloads.report import Report
 from bursar.core.nodes.bind_check import Target
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.quota.quota import Counter
-from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.command import Written
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling import bind as bind_ops
-from bursar.ops.scheduling.bind import Bind
-from bursar.ops.workloads.allocation import request_in
-from bursar.ops.workloads.report import Report
 from bursar.store.nodes import node as node_store
 from bursar.wire.kinds.registry import BY_NAME
 from support.runtime.runtime import (
@@ -42,7 +42,7 @@ from support.runtime.runtime import (
 # Nodes.
 
 
-async def test_exclusive_work_counts_whole_nodes_at_the_door(runtime: Runtime) -> None:
+async def test_exclusive_work_counts_whole_nodes_at_submission(runtime: Runtime) -> None:
     await tenant(runtime, "physics", limits={"nodes": 3})
     await namespace(runtime, "physics", "physics")
     for name in ("n1", "n2"):

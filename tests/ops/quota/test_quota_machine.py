@@ -13,13 +13,13 @@ from hypothesis.stateful import (
     rule,
 )
 
+from bursar.commands.command import Reply, Written
+from bursar.commands.lifecycle.dispatch import change_command
 from bursar.core.nodes.eviction import EvictionReason, EvictionRule, Notice
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.refusal import Refusal
-from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.scheduling.evict import evict
 from bursar.ops.usage.usage_rollup import roll
 from bursar.store.embedded import Embedded
@@ -39,7 +39,7 @@ from support.runtime.runtime import (
     quota,
     tenant,
 )
-from support.runtime.state_machines import SOAK, OfficeMachine, follow
+from support.runtime.state_machines import SOAK, RuntimeMachine, follow
 from support.usage.hourly import assert_hours_agree
 
 GPU = "nvidia.com/gpu"
@@ -180,7 +180,7 @@ def amounts(limits: dict[str, int]) -> dict[str, int]:
     return {dimension: value * 1000 for dimension, value in limits.items()}
 
 
-class Quotas(OfficeMachine):
+class Quotas(RuntimeMachine):
     def __init__(self) -> None:
         super().__init__()
         self.model = Model()
@@ -333,7 +333,7 @@ class Quotas(OfficeMachine):
             self.move(child, parent)
 
     @rule(child=st.sampled_from(TENANTS), parent=st.sampled_from(TENANTS), spare=st.sampled_from([-1, 0]))
-    def reparent_where_room_is_scarce(self, child: str, parent: str, spare: int) -> None:
+    def reparent_where_capacity_is_scarce(self, child: str, parent: str, spare: int) -> None:
         """One GPU too few, or just enough."""
         if child in self.model.lineage(parent) or parent in self.model.lineage(child):
             return

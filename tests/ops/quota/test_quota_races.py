@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.commands.command import Reply
+from bursar.commands.lifecycle.dispatch import change_command
 from bursar.core.nodes.node import EXCLUSIVE, WHOLE
 from bursar.core.objects.allocation import ENDED, Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import Connection, connect
 from bursar.store.nodes import node as node_store
@@ -434,7 +434,7 @@ async def mix(runtime: Runtime, which: int, seed: int, seconds: float, verbs: li
     return dict(told)
 
 
-async def build_world(runtime: Runtime) -> None:
+async def build_objects(runtime: Runtime) -> None:
     await create(runtime, "Tier", {"metadata": {"name": "gold"}, "spec": {"limits": {GPU: 10}}})
     for number in (1, 2, 3):
         await tenant(runtime, f"t{number}")
@@ -442,7 +442,7 @@ async def build_world(runtime: Runtime) -> None:
         await node(runtime, f"n{number}", cpu=32, gpu=4, pods=20)
 
 
-async def assert_world_is_whole(runtime: Runtime) -> None:
+async def assert_counters_are_whole(runtime: Runtime) -> None:
     await assert_counters_equal_charges(runtime)
     await assert_placements_fill_nodes(runtime)
     await assert_gangs_count_their_members(runtime)
@@ -475,20 +475,20 @@ def done(told: list[dict[str, int]]) -> Counter[str]:
 async def test_the_tree_may_be_turned_over_while_others_submit(
     runtime: Runtime, database_url: str, pool: ProcessPoolExecutor
 ) -> None:
-    await build_world(runtime)
+    await build_objects(runtime)
     told = await in_processes(pool, database_url, mix, 1, 3.0 * SOAK, [ADMINS, USERS, USERS])
     successes = done(told)
     wanted = {"submit", "place", "finish", "reparent", "relimit", "add_quota", "drop_quota"}
     assert wanted <= {verb for verb, count in successes.items() if count}
-    await assert_world_is_whole(runtime)
+    await assert_counters_are_whole(runtime)
 
 
-async def test_everything_mixed_by_several_processes_at_once_leaves_the_world_whole(
+async def test_everything_mixed_by_several_processes_at_once_leaves_all_counters_whole(
     runtime: Runtime, database_url: str, pool: ProcessPoolExecutor
 ) -> None:
-    await build_world(runtime)
+    await build_objects(runtime)
     seed = random.randrange(10**6) if SOAK > 1 else 2
     told = await in_processes(pool, database_url, mix, seed, 4.0 * SOAK, [USERS * 3 + ADMINS])
     successes = done(told)
     assert set(USERS) | {"relimit", "add_quota", "cordon"} <= {verb for verb, count in successes.items() if count}
-    await assert_world_is_whole(runtime)
+    await assert_counters_are_whole(runtime)

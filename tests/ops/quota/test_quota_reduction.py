@@ -11,9 +11,9 @@ import structlog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bursar.commands.command import Reply
 from bursar.core.objects.allocation import ENDED
 from bursar.core.values.refusal import Code
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import connect
 from support.runtime.runtime import (
@@ -241,8 +241,8 @@ async def test_pending_allocations_are_not_cancelled_and_wait_for_quota_headroom
             for number in range(3):
                 await submit(runtime, f"other-{number}")
                 await until(runtime, f"other-{number}", is_in("Running"))
-        assert not [one for one in logs if one["event"] == "a placement came back"]
-        assert [one.reason.code for one in scheduler.cluster.blocked.values()] == ["quota_exceeded"]
+        assert not [one for one in logs if one["event"] == "bind_rejected"]
+        assert [one.reason.code for one in scheduler.cluster.memory.blocked.values()] == ["quota_exceeded"]
         assert (await times_bound(runtime)).get("waits") is None
         await set_limits(runtime, gpu=4)
         now = await until(runtime, "waits", is_in("Running"), "lab")

@@ -4,6 +4,9 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.command import Reply
+from bursar.commands.credit.ledger import Receipt
+from bursar.commands.lifecycle.dispatch import change_command
 from bursar.core.credit.account import Owner
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
@@ -12,10 +15,7 @@ from bursar.core.values.money import nanocredits
 from bursar.core.values.quantity import UNLIMITED
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.credit import credit
-from bursar.ops.credit.ledger import Receipt
-from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Runtime
 from bursar.wire.kinds.registry import BY_NAME
 from support.runtime.runtime import (
@@ -139,7 +139,7 @@ async def test_moving_a_tenant_moves_what_its_subtree_uses(runtime: Runtime) -> 
     await assert_counters_equal_charges(runtime)
 
 
-async def test_a_move_without_room_is_refused_and_changes_nothing(runtime: Runtime) -> None:
+async def test_a_move_without_capacity_is_refused_and_changes_nothing(runtime: Runtime) -> None:
     await family(runtime)
     await tenant(runtime, "full", limits={GPU: 1})
     await allocation(runtime, "low", "a", gpu=2)
@@ -154,15 +154,6 @@ async def test_a_move_without_room_is_refused_and_changes_nothing(runtime: Runti
     assert document(await change(runtime, "Tenant", "", "mid"))["spec"]["parent"] == "top"
     await end(runtime, "low", "a", Phase.CANCELLED)
     assert code(await change(runtime, "Tenant", "", "mid", parent="full")) == "ok"
-
-
-async def test_a_tenant_cannot_be_below_itself_or_below_nobody(runtime: Runtime) -> None:
-    await family(runtime)
-    assert code(await change(runtime, "Tenant", "", "top", parent="low")) == "invalid"
-    assert code(await change(runtime, "Tenant", "", "low", parent="nobody")) == "invalid"
-    assert code(await tenant(runtime, "new", parent="nobody")) == "invalid"
-    assert code(await tenant(runtime, "new", tier="nothing")) == "invalid"
-    await assert_counters_equal_charges(runtime)
 
 
 async def test_what_was_charged_comes_back_exactly_after_the_tree_was_turned_over(runtime: Runtime) -> None:
@@ -397,7 +388,7 @@ async def test_what_is_in_use_is_not_deleted(runtime: Runtime) -> None:
     assert ("tenant:lone", GPU) not in await counters(runtime)
 
 
-async def test_another_office_charges_by_the_new_tree_at_once(runtime: Runtime, database_url: str) -> None:
+async def test_another_process_charges_by_the_new_tree_at_once(runtime: Runtime, database_url: str) -> None:
     await family(runtime)
     async with opened(database_url) as other:
         for limit in (1, 3, 2):

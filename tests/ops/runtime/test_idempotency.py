@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.lifecycle.dispatch import change_command
+from bursar.commands.objects.object import ChangeObject
 from bursar.core.objects.object import Key
+from bursar.core.values.idempotency import IdempotencyKey, RequestKey
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Runtime
-from bursar.store.db.idempotency import IdempotencyKey, RequestKey
 from bursar.wire.kinds.registry import BY_NAME
 from support.runtime.runtime import (
     TEST,
@@ -74,7 +75,7 @@ async def test_repeats_inside_one_batch_have_one_effect(runtime: Runtime) -> Non
     await assert_counters_equal_charges(runtime)
 
 
-async def test_repeats_from_two_offices_at_once_have_one_effect(runtime: Runtime, database_url: str) -> None:
+async def test_repeats_from_two_processes_at_once_have_one_effect(runtime: Runtime, database_url: str) -> None:
     async with opened(database_url) as other:
         for number in range(15):
             answers = await asyncio.gather(
@@ -89,7 +90,9 @@ async def test_repeats_from_two_offices_at_once_have_one_effect(runtime: Runtime
     await assert_counters_equal_charges(runtime)
 
 
-async def test_two_offices_with_unlike_bodies_under_one_id_do_one_of_them(runtime: Runtime, database_url: str) -> None:
+async def test_two_processes_with_unlike_bodies_under_one_id_do_one_of_them(
+    runtime: Runtime, database_url: str
+) -> None:
     async with opened(database_url) as other:
         for number in range(10):
             answers = await asyncio.gather(
@@ -100,7 +103,7 @@ async def test_two_offices_with_unlike_bodies_under_one_id_do_one_of_them(runtim
     assert await used(runtime) == 10_000
 
 
-async def test_a_refusal_for_quota_is_remembered_when_there_is_room_again(runtime: Runtime) -> None:
+async def test_a_refusal_for_quota_is_remembered_when_there_is_capacity_again(runtime: Runtime) -> None:
     await tenant(runtime, "lab", limits={"nvidia.com/gpu": 1})
     await namespace(runtime, "lab", "lab")
     await allocation(runtime, "lab", "first", gpu=1)
@@ -133,7 +136,7 @@ async def test_a_conflict_of_versions_is_not_remembered(runtime: Runtime) -> Non
         text["metadata"]["labels"] = {"seen": "yes"}
         one = msgspec.convert(text, BY_NAME["Allocation"].type)
         command = change_command(BY_NAME["Allocation"], before, one, TEST, claim("r", "body"), spec_changed=False)
-        assert isinstance(command, object_ops.ChangeObject)
+        assert isinstance(command, ChangeObject)
         if revision is not None:
             command = replace(command, expected=revision)
         return await object_ops.submit(runtime, command, tenant="test")

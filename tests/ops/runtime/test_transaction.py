@@ -15,9 +15,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from bursar.commands.command import Written
 from bursar.ops.runtime import metrics
 from bursar.ops.runtime import transaction as transaction_module
-from bursar.ops.runtime.command import Written
 from bursar.ops.runtime.lane import Lane
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.runtime.transaction import Transactor

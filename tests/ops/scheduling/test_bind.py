@@ -6,6 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.commands.command import Reply, Written
+from bursar.commands.scheduling.bind import Bind, BindMember, NotePending
 from bursar.core.nodes.bind_check import Target
 from bursar.core.nodes.node import Placement
 from bursar.core.objects.allocation import Phase
@@ -14,10 +16,9 @@ from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime import lane_plan
-from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import Bind, BindMember, NotePending, note
 from bursar.ops.scheduling.bind import bind as bind_all
+from bursar.ops.scheduling.bind import note
 from bursar.ops.scheduling.leader import stand
 from bursar.store.nodes import node as node_store
 from support.runtime.runtime import (
@@ -26,17 +27,14 @@ from support.runtime.runtime import (
     assert_counters_equal_charges,
     bind,
     bind_unit,
-    change,
     code,
     counters,
     document,
     end,
     get,
     member,
-    namespace,
     node,
     refusal,
-    tenant,
 )
 
 GPU = "nvidia.com/gpu"
@@ -94,7 +92,7 @@ async def test_a_gang_is_placed_whole(runtime: Runtime) -> None:
     await assert_counters_equal_charges(runtime)
 
 
-async def test_a_node_without_room_for_the_last_member_refuses_them_all(runtime: Runtime) -> None:
+async def test_a_node_without_capacity_for_the_last_member_refuses_them_all(runtime: Runtime) -> None:
     await node(runtime, "n1", gpu=2)
     await gang(runtime)
     before = await everything(runtime)
@@ -103,35 +101,6 @@ async def test_a_node_without_room_for_the_last_member_refuses_them_all(runtime:
     assert refused.message == "c: node n1 has 0 nvidia.com/gpu free, 1 needed"
     assert refused.causes[0].field == "members[2]"
     assert await everything(runtime) == before
-
-
-async def test_a_quota_without_room_for_the_last_member_refuses_them_all(runtime: Runtime) -> None:
-    await tenant(runtime, "lab", limits={GPU: 2}, enforcement="Queue")
-    await namespace(runtime, "lab", "lab")
-    await node(runtime, "n1", gpu=8)
-    await gang(runtime, "lab")
-    before = await everything(runtime)
-    assert code(await bind_unit(runtime, "lab", dict.fromkeys("abc", ("n1",)))) == "quota_exceeded"
-    assert await everything(runtime) == before
-    await change(runtime, "Tenant", "", "lab", limits={GPU: 3})
-    assert code(await bind_unit(runtime, "lab", dict.fromkeys("abc", ("n1",)))) == "ok"
-    await assert_counters_equal_charges(runtime)
-
-
-async def test_a_node_that_changed_under_the_last_member_refuses_them_all(runtime: Runtime) -> None:
-    await node(runtime, "n1", gpu=2)
-    await node(runtime, "n2", gpu=2)
-    await gang(runtime)
-    await change(runtime, "Node", "", "n2", unschedulable=False)  # its generation is 2 now
-    targets = {"a": Target("n1", 1), "b": Target("n1", 1), "c": Target("n2", 1)}
-    unit = [replace(await found(runtime, name), targets=(target,)) for name, target in targets.items()]
-    before = await everything(runtime)
-    (reply,) = await bind_all(runtime, [Bind.unit(unit, TEST)])
-    assert refusal(reply).code == "stale"
-    assert refusal(reply).message == "c: node n2 has changed since the plan was made"
-    assert await everything(runtime) == before
-    (reply,) = await bind_all(runtime, [Bind.unit([*unit[:2], replace(unit[2], targets=(Target("n2", 2),))], TEST)])
-    assert code(reply) == "ok"
 
 
 async def test_a_refused_unit_leaves_its_neighbours_what_it_did_not_take(runtime: Runtime) -> None:
@@ -145,54 +114,6 @@ async def test_a_refused_unit_leaves_its_neighbours_what_it_did_not_take(runtime
     replies = await bind_all(runtime, [Bind.unit(unit, TEST), Bind.unit([other], TEST)])
     assert [code(one) for one in replies] == ["no_capacity", "ok"]
     assert [one.name for one in await placed(runtime, "n1")] == ["other"]
-    await assert_counters_equal_charges(runtime)
-
-
-async def test_part_of_a_gang_is_not_placed_until_the_rest_runs(runtime: Runtime) -> None:
-    await node(runtime, "n1", gpu=8)
-    await gang(runtime)
-    refused = refusal(await bind_unit(runtime, "default", dict.fromkeys("ab", ("n1",))))
-    assert refused.message == "the plan places 2 of the 3 members of gang g"
-    assert code(await bind_unit(runtime, "default", dict.fromkeys("abc", ("n1",)))) == "ok"
-    # Whoever joins what runs, or comes back to it, comes alone.
-    await allocation(runtime, "default", "d", spec=GANG, gpu=1)
-    assert code(await bind(runtime, "default", "d", "n1")) == "ok"
-    await end(runtime, "default", "a", Phase.PENDING)
-    assert code(await bind(runtime, "default", "a", "n1")) == "ok"
-    await assert_counters_equal_charges(runtime)
-
-
-async def test_what_is_left_of_a_gang_that_lost_members_may_run_again(runtime: Runtime) -> None:
-    await node(runtime, "n1", gpu=8)
-    await gang(runtime)
-    await bind_unit(runtime, "default", dict.fromkeys("abc", ("n1",)))
-    await end(runtime, "default", "c")
-    for name in "ab":
-        await end(runtime, "default", name, Phase.PENDING)
-    assert code(await bind(runtime, "default", "a", "n1")) == "stale"
-    assert code(await bind_unit(runtime, "default", dict.fromkeys("ab", ("n1",)))) == "ok"
-    await assert_counters_equal_charges(runtime)
-
-
-async def test_a_plan_for_what_was_deleted_and_created_anew_is_stale(runtime: Runtime) -> None:
-    await node(runtime, "n1", gpu=2)
-    await allocation(runtime, "default", "a", gpu=1)
-    one = replace(await found(runtime, "a"), targets=(Target("n1"),))
-    for stale in (replace(one, uid="alloc-of-before"), replace(one, gang="g")):
-        (reply,) = await bind_all(runtime, [Bind.unit([stale], TEST)])
-        assert (code(reply), refusal(reply).message) == ("stale", "a was deleted and created anew")
-    assert [code(one) for one in await bind_all(runtime, [Bind.unit([one], TEST)])] == ["ok"]
-    assert [code(one) for one in await bind_all(runtime, [Bind.unit([one], TEST)])] == ["stale"]
-
-
-async def test_members_of_several_nodes_each(runtime: Runtime) -> None:
-    for name in ("n1", "n2"):
-        await node(runtime, name, gpu=2)
-    for name in ("wide", "other"):
-        await allocation(runtime, "default", name, spec={"nodes": 2}, gpu=1)
-    assert code(await bind_unit(runtime, "default", {"wide": ("n1", "n2"), "other": ("n2", "n1")})) == "ok"
-    given = sorted((one.node, one.name, one.devices[GPU]) for one in await placed(runtime, "n1", "n2"))
-    assert given == [("n1", "other", (1,)), ("n1", "wide", (0,)), ("n2", "other", (1,)), ("n2", "wide", (0,))]
     await assert_counters_equal_charges(runtime)
 
 
@@ -270,18 +191,6 @@ async def test_a_reason_is_written_once(runtime: Runtime) -> None:
     assert other.revision == first.revision + 1
     assert document(other)["status"]["reason"] == "quota_exceeded"
     await assert_counters_equal_charges(runtime)
-
-
-async def test_a_note_on_what_waits_no_more_is_stale(runtime: Runtime) -> None:
-    await node(runtime, "n1", gpu=1)
-    await allocation(runtime, "default", "a", gpu=1)
-    one = await found(runtime, "a")
-    missing = replace(one, key=Key("Allocation", "default", "nobody"))
-    for command in (why(one, "no_capacity", uid="alloc-of-before"), why(missing, "no_capacity")):
-        assert code(await noted(runtime, command)) == "stale"
-    await bind(runtime, "default", "a", "n1")
-    assert code(await noted(runtime, why(one, "no_capacity"))) == "stale"
-    assert "reason" not in await status(runtime, "a")
 
 
 async def test_notes_carry_the_fence_too(runtime: Runtime) -> None:

@@ -12,13 +12,14 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
+from bursar.commands.command import DEPOSED
+from bursar.commands.scheduling.bind import Bind, BindMember
 from bursar.core.nodes.bind_check import Target
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
-from bursar.ops.runtime.command import DEPOSED
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling import commit_worker as clerk_module
-from bursar.ops.scheduling.bind import Bind, BindMember, Bound, bind
+from bursar.ops.scheduling import commit_worker as worker_module
+from bursar.ops.scheduling.bind import Bound, bind
 from bursar.ops.scheduling.commit_worker import CommitOutcome, CommitWorker
 from bursar.store.db.database import Connection, Unavailable
 from support.runtime.runtime import TEST, allocation, code, get, member, node, opened
@@ -62,7 +63,7 @@ async def placed(runtime: Runtime) -> list[str]:
         return [row["name"] for row in await db.fetch("SELECT name FROM placement ORDER BY name")]
 
 
-async def test_what_the_clerk_is_told_is_placed_and_its_revisions_are_told(
+async def test_what_the_commit_worker_is_told_is_placed_and_its_revisions_are_told(
     runtime: Runtime, worker: CommitWorker
 ) -> None:
     await node(runtime, "n1", gpu=100)
@@ -73,7 +74,7 @@ async def test_what_the_clerk_is_told_is_placed_and_its_revisions_are_told(
     await assert_books_balance(runtime)
 
 
-async def test_the_clerk_refuses_what_the_leader_would_refuse_in_the_same_words(
+async def test_the_commit_worker_refuses_what_the_leader_would_refuse_in_the_same_words(
     runtime: Runtime, worker: CommitWorker
 ) -> None:
     await node(runtime, "n1", gpu=2)
@@ -81,13 +82,13 @@ async def test_the_clerk_refuses_what_the_leader_would_refuse_in_the_same_words(
     gone = Bind.unit([replace(commands[0].members[0], targets=(Target("nowhere"),))], TEST)
     told = await worker.bind([*commands, gone])
     assert [code(one) for one in told] == ["ok", "ok", "no_capacity", "stale"]
-    # The same again, here: what is placed by now waits no more, and the rest has no room.
+    # The same again, here: what is placed by now waits no more, and the rest finds no capacity.
     again = await bind(runtime, [commands[2], gone])
     assert told[2] == again[0]
     assert isinstance(again[1], Refusal)
 
 
-async def test_a_unit_of_several_is_placed_by_the_clerk_as_a_whole_or_not_at_all(
+async def test_a_unit_of_several_is_placed_by_the_commit_worker_as_a_whole_or_not_at_all(
     runtime: Runtime, worker: CommitWorker
 ) -> None:
     await node(runtime, "n1", gpu=3)
@@ -99,7 +100,7 @@ async def test_a_unit_of_several_is_placed_by_the_clerk_as_a_whole_or_not_at_all
     assert await placed(runtime) == ["job-000", "job-001"]
 
 
-async def test_the_clerk_of_who_was_deposed_places_nothing(
+async def test_the_commit_worker_of_a_deposed_leader_places_nothing(
     runtime: Runtime, rival: Runtime, worker: CommitWorker
 ) -> None:
     await node(runtime, "n1", gpu=4)
@@ -111,14 +112,14 @@ async def test_the_clerk_of_who_was_deposed_places_nothing(
     assert await placed(runtime) == []
 
 
-async def test_until_the_clerk_is_there_the_leader_does_it(runtime: Runtime) -> None:
+async def test_until_the_commit_worker_is_there_the_leader_does_it(runtime: Runtime) -> None:
     await node(runtime, "n1", gpu=4)
     one = CommitWorker(runtime)
     (told,) = await one.bind(await backlog(runtime, 1))
     assert told == (await revision_of(runtime, "job-000"),)
 
 
-async def test_who_follows_the_feed_here_is_told_of_what_the_clerk_commits(
+async def test_who_follows_the_feed_here_is_told_of_what_the_commit_worker_commits(
     runtime: Runtime, worker: CommitWorker
 ) -> None:
     await node(runtime, "n1", gpu=4)
@@ -130,7 +131,7 @@ async def test_who_follows_the_feed_here_is_told_of_what_the_clerk_commits(
 
 
 async def held_up(db: Connection, worker: CommitWorker, commands: Sequence[Bind]) -> asyncio.Task[list[Bound]]:
-    """The clerk waits for a lock in the middle of what it was told."""
+    """The commit worker waits for a lock in the middle of a batch."""
     await db.execute("SELECT 1 FROM node WHERE name = 'n1' FOR UPDATE")
     working = asyncio.create_task(worker.bind(commands))
     async with asyncio.timeout(60):
@@ -139,7 +140,7 @@ async def held_up(db: Connection, worker: CommitWorker, commands: Sequence[Bind]
     return working
 
 
-async def test_of_a_clerk_that_was_killed_nobody_believes_anything_and_another_comes(
+async def test_of_a_commit_worker_that_was_killed_nobody_believes_anything_and_another_comes(
     runtime: Runtime, worker: CommitWorker, db: Connection
 ) -> None:
     await node(runtime, "n1", gpu=100)
@@ -157,9 +158,11 @@ async def test_of_a_clerk_that_was_killed_nobody_believes_anything_and_another_c
     await assert_books_balance(runtime)
 
 
-async def test_a_clerk_that_answers_others_is_not_stuck(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_worker_that_answers_others_is_not_stuck(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may have much to do before it comes to this."""
-    monkeypatch.setattr(clerk_module, "SILENCE_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(worker_module, "SILENCE_SECONDS_MAX", 0.3)
     one, loop = CommitWorker(runtime), asyncio.get_running_loop()
     answer: asyncio.Future[CommitOutcome] = loop.create_future()
     hearing = asyncio.create_task(one._hear_of(answer))
@@ -182,7 +185,7 @@ async def test_a_watcher_that_fails_undoes_nothing(runtime: Runtime, worker: Com
     assert [code(one) for one in await worker.bind(commands)] == ["ok", "ok"]
 
 
-async def test_a_clerk_that_is_stuck_is_given_up(
+async def test_a_commit_worker_that_is_stuck_is_given_up(
     runtime: Runtime, worker: CommitWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node(runtime, "n1", gpu=4)
@@ -190,7 +193,7 @@ async def test_a_clerk_that_is_stuck_is_given_up(
     stuck = worker.pid
     assert stuck is not None
     os.kill(stuck, signal.SIGSTOP)
-    monkeypatch.setattr(clerk_module, "SILENCE_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(worker_module, "SILENCE_SECONDS_MAX", 0.2)
     with pytest.raises(Unavailable, match="stuck"):
         await worker.bind(commands)
     monkeypatch.undo()
@@ -198,7 +201,7 @@ async def test_a_clerk_that_is_stuck_is_given_up(
     assert [code(one) for one in await worker.bind(commands)] == ["ok"]
 
 
-async def test_a_clerk_that_was_dismissed_is_gone_and_what_it_did_not_commit_is_undone(
+async def test_a_commit_worker_that_was_dismissed_is_gone_and_what_it_did_not_commit_is_undone(
     runtime: Runtime, worker: CommitWorker, db: Connection
 ) -> None:
     await node(runtime, "n1", gpu=100)
@@ -217,11 +220,11 @@ async def test_a_clerk_that_was_dismissed_is_gone_and_what_it_did_not_commit_is_
     await assert_books_balance(runtime)
 
 
-# Clerks that do not come, or do not stay.
+# Commit workers that do not start, or do not stay.
 
 
 async def started(one: CommitWorker) -> int:
-    """The pid of a clerk that was called, and that is not there yet."""
+    """The pid of a commit worker that is starting, and has not connected yet."""
     async with asyncio.timeout(60):
         while one.pid is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -233,9 +236,11 @@ def children() -> set[str]:
     return {pid for one in found for pid in one.read_text().split()}
 
 
-async def test_a_clerk_that_never_gets_ready_is_replaced(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_worker_that_never_gets_ready_is_replaced(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = CommitWorker(runtime)
-    monkeypatch.setattr(clerk_module, "START_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(worker_module, "START_SECONDS_MAX", 0.1)
     one.call()
     stuck = await started(one)
     os.kill(stuck, signal.SIGSTOP)
@@ -247,7 +252,7 @@ async def test_a_clerk_that_never_gets_ready_is_replaced(runtime: Runtime, monke
     await one.dismiss()
 
 
-async def test_what_keeps_a_clerk_from_coming_keeps_no_later_one(
+async def test_a_fault_that_keeps_a_commit_worker_from_starting_keeps_no_later_one(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one = CommitWorker(runtime)
@@ -263,7 +268,7 @@ async def test_what_keeps_a_clerk_from_coming_keeps_no_later_one(
     await one.dismiss()
 
 
-async def test_a_clerk_imports_nothing_from_where_the_leader_was_started(
+async def test_a_commit_worker_imports_nothing_from_where_the_leader_was_started(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "structlog.py").write_text("raise SystemExit('somebody else wrote this')")
@@ -292,7 +297,7 @@ async def test_those_who_die_without_an_answer_are_called_less_and_less_often(
     assert [one["pause_seconds"] for one in logs if one["log_level"] == "warning"] == [0.2, 0.5, 0.1]
 
 
-async def test_a_clerk_dismissed_while_it_is_being_started_leaves_nothing_behind(runtime: Runtime) -> None:
+async def test_a_commit_worker_dismissed_while_it_is_being_started_leaves_nothing_behind(runtime: Runtime) -> None:
     ours, open_files = children(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for turns in range(8):
         one = CommitWorker(runtime)
@@ -305,7 +310,7 @@ async def test_a_clerk_dismissed_while_it_is_being_started_leaves_nothing_behind
             await asyncio.sleep(0.01)
 
 
-def test_whatever_is_told_to_a_clerk_that_has_just_died_is_not_known(database_url: str) -> None:
+def test_whatever_is_told_to_a_commit_worker_that_has_just_died_is_not_known(database_url: str) -> None:
     """On the loop that controllers run on, which will not have anything written to who is gone."""
 
     async def tell() -> list[list[Bound] | BaseException]:

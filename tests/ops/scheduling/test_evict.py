@@ -4,19 +4,17 @@ import asyncio
 from datetime import timedelta
 
 import msgspec
-import pytest
 
+from bursar.commands.scheduling.bind import NotePending
+from bursar.commands.scheduling.evict import EvictionVictim, Preempt
 from bursar.core.nodes.eviction import EvictionReason, EvictionRule, Notice
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Stored
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.command import Written
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling import bind as bind_ops
-from bursar.ops.scheduling import evict as evict_ops
-from bursar.ops.scheduling.bind import NotePending
-from bursar.ops.scheduling.evict import EvictionVictim, Preempt, preempt
+from bursar.ops.scheduling.evict import preempt
 from bursar.store.nodes import node as node_store
 from support.api.site import eventually
 from support.runtime.runtime import (
@@ -54,30 +52,6 @@ async def test_what_is_evicted_is_told_why_by_whom_and_by_when(runtime: Runtime)
     await assert_books_balance(runtime)
 
 
-@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.CANCELLED, Phase.PENDING])
-async def test_what_was_stopped_waits_again_and_keeps_its_place(runtime: Runtime, phase: Phase) -> None:
-    await node(runtime, "n1", gpu=2)
-    await running(runtime, "low", "n1")
-    submitted = msgspec.json.decode((await stored(runtime, "low")).doc)["metadata"]["creationTimestamp"]
-    await stop(runtime, "low")
-    again = document(await says(runtime, "n1", "low", phase, exit_code=143))
-    assert again["metadata"]["creationTimestamp"] == submitted
-    assert {name: again["status"].get(name) for name in ("phase", "reason", "message", "eviction", "nodes")} == {
-        "phase": "Pending",
-        "reason": "Preempted",
-        "message": "Preempted by prod/urgent",
-        "eviction": None,
-        "nodes": None,
-    }
-    assert {one["type"]: one["status"] for one in again["status"]["conditions"]} == {"Scheduled": "False"}
-    row = (await counters(runtime))["tenant:default", GPU]
-    assert (row.accepted, row.bound) == (1000, 0)
-    await assert_books_balance(runtime)
-    assert code(await bind(runtime, "default", "low", "n1")) == "ok"
-    assert document(await end(runtime, "default", "low"))["status"]["phase"] == "Succeeded"
-    await assert_books_balance(runtime)
-
-
 async def test_evicted_work_says_why_it_waits_now_beside_why_it_was_stopped(runtime: Runtime) -> None:
     await node(runtime, "n1", gpu=2)
     await running(runtime, "low", "n1")
@@ -91,95 +65,6 @@ async def test_evicted_work_says_why_it_waits_now_beside_why_it_was_stopped(runt
     assert (told["reason"], told["message"]) == ("Preempted", "Preempted by prod/urgent")
     (condition,) = told["conditions"]
     assert (condition["reason"], condition["message"]) == ("no_capacity", "no node has 1 GPU free")
-
-
-async def test_what_had_succeeded_by_itself_has_succeeded(runtime: Runtime) -> None:
-    await node(runtime, "n1", gpu=2)
-    await running(runtime, "low", "n1")
-    await stop(runtime, "low")
-    # A node that patches the phase alone repeats the reason that stood there.
-    done = await says(runtime, "n1", "low", Phase.SUCCEEDED, reason="Preempted", message="Preempted by prod/urgent")
-    shown = document(done)["status"]
-    assert shown["phase"] == "Succeeded"
-    assert not {"eviction", "reason", "message"} & set(shown)
-    assert "Terminating" not in {one["type"] for one in shown["conditions"]}
-    await assert_books_balance(runtime)
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "becomes"),
-    [
-        (Phase.SUCCEEDED, Phase.SUCCEEDED, "Succeeded"),
-        (Phase.SUCCEEDED, Phase.CANCELLED, "Pending"),
-        (Phase.FAILED, Phase.SUCCEEDED, "Pending"),
-    ],
-)
-async def test_work_on_two_nodes_waits_again_when_both_have_spoken(
-    runtime: Runtime, first: Phase, last: Phase, becomes: str
-) -> None:
-    for name in ("a", "b"):
-        await node(runtime, name, gpu=2)
-    await running(runtime, "wide", "a", "b", spec={"nodes": 2})
-    await stop(runtime, "wide")
-    assert document(await says(runtime, "a", "wide", first))["status"]["phase"] == "Terminating"
-    await assert_books_balance(runtime)
-    assert document(await says(runtime, "b", "wide", last))["status"]["phase"] == becomes
-    await assert_books_balance(runtime)
-
-
-async def test_evicting_twice_never_moves_the_deadline_back(runtime: Runtime) -> None:
-    await node(runtime, "n1", gpu=2)
-    await running(runtime, "low", "n1")
-    first = document(await stop(runtime, "low"))["status"]["eviction"]
-    again = await stop(runtime, "low", Notice(EvictionReason.DRAINED, EvictionRule.DRAIN, "user:admin", "drained", 600))
-    assert document(again)["status"]["eviction"] == first
-    sooner = document(
-        await stop(runtime, "low", Notice(EvictionReason.DRAINED, EvictionRule.DRAIN, "user:admin", "drained", 5))
-    )
-    assert sooner["status"]["eviction"]["deadline"] < first["deadline"]
-    assert sooner["status"]["eviction"] == {
-        **first, "deadline": sooner["status"]["eviction"]["deadline"], "gracePeriodSeconds": 5,
-    }  # fmt: skip
-    assert sooner["status"]["reason"] == "Preempted", "the first reason stands"
-
-
-async def test_what_is_not_placed_cannot_be_evicted(runtime: Runtime) -> None:
-    await node(runtime, "n1", gpu=2)
-    await allocation(runtime, "default", "waiting", gpu=1)
-    assert code(await stop(runtime, "waiting")) == "stale"
-    await running(runtime, "done", "n1")
-    await end(runtime, "default", "done")
-    assert code(await stop(runtime, "done")) == "stale"
-    command = evict_ops.Evict(key=key("nobody"), origin=TEST, notice=PREEMPTED)
-    assert code(await runtime.binding.submit(command, "default")) == "not_found"
-
-
-async def test_another_of_the_same_name_is_left_alone(runtime: Runtime) -> None:
-    await node(runtime, "n1", gpu=2)
-    await running(runtime, "low", "n1")
-    command = evict_ops.Evict(key=key("low"), uid="alloc-another", origin=TEST, notice=PREEMPTED)
-    assert code(await runtime.binding.submit(command, "default")) == "conflict"
-    assert (await status(runtime, "low"))["phase"] == "Running"
-
-
-@pytest.mark.parametrize("order", ["deleted first", "evicted first"])
-async def test_what_is_being_deleted_just_ends(runtime: Runtime, order: str) -> None:
-    await node(runtime, "n1", gpu=2)
-    await running(runtime, "low", "n1")
-    if order == "deleted first":
-        await delete(runtime, "Allocation", "default", "low")
-        await stop(runtime, "low", Notice(EvictionReason.PREEMPTED, EvictionRule.ADMIN, "user:admin", "now", 1))
-    else:
-        await stop(runtime, "low")
-        await delete(runtime, "Allocation", "default", "low")
-    told = (await status(runtime, "low"))["eviction"]
-    assert told["requeue"] is False
-    gone = await says(runtime, "n1", "low", Phase.PENDING)
-    assert isinstance(gone, Written)
-    assert gone.deleted
-    row = (await counters(runtime))["tenant:default", GPU]
-    assert (row.accepted, row.bound) == (0, 0)
-    await assert_books_balance(runtime)
 
 
 async def test_a_deletion_with_much_time_is_hastened_by_an_eviction(runtime: Runtime) -> None:
@@ -268,7 +153,7 @@ def plan(nominee: Stored, *victims: Stored) -> Preempt:
     )
 
 
-async def test_victims_are_stopped_and_their_room_is_held_in_one_step(runtime: Runtime) -> None:
+async def test_victims_are_stopped_and_their_capacity_is_held_in_one_step(runtime: Runtime) -> None:
     await node(runtime, "n1", gpu=2)
     for name in ("a", "b"):
         await running(runtime, name, "n1")

@@ -7,16 +7,17 @@ from dataclasses import replace
 
 import pytest
 
+from bursar.commands.command import Reply
+from bursar.commands.scheduling.bind import Bind, BindMember, NotePending
 from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Origin
+from bursar.core.values.idempotency import IdempotencyKey, RequestKey
 from bursar.core.values.refusal import Refusal
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import Bind, BindMember, NotePending, bind, note
-from bursar.ops.scheduling.leader import load_leader, resign, stand
+from bursar.ops.scheduling.bind import bind, note
+from bursar.ops.scheduling.leader import resign, stand
 from bursar.store.db.database import RACES, Connection, connect
-from bursar.store.db.idempotency import IdempotencyKey, RequestKey
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store
 from bursar.store.scheduling import leader as leader_store
@@ -31,6 +32,7 @@ from support.runtime.runtime import (
     refusal,
 )
 from support.runtime.runtime import bind as bind_one
+from support.scheduling.leaders import load_leader
 
 LONG = 3600.0
 GPU = "nvidia.com/gpu"

@@ -27,7 +27,7 @@ GPU = "nvidia.com/gpu"
 NOW = 1_000_000.0
 
 
-def small_world(*names: str) -> ClusterState:
+def small_cluster(*names: str) -> ClusterState:
     cluster = ClusterState()
     cluster.put_node("n0", {"cpu": 8000, GPU: 4000}, labels={})
     for name in names:
@@ -75,7 +75,7 @@ async def test_without_a_leader_nobody_waits_and_nothing_is_asked(
     refused = await leader_queries.explain("a")
     assert isinstance(refused, Refusal)
     assert (refused.code, refused.retry_after_seconds) == (Code.UNAVAILABLE, 2)
-    assert "no scheduler leads" in refused.message
+    assert "no scheduler is active" in refused.message
     assert "bursar controller" in refused.hint
     assert await left(runtime) == 0
 
@@ -88,7 +88,7 @@ async def test_a_term_that_has_run_out_leads_no_more(runtime: Runtime, leader_qu
 
 
 async def test_an_answer_arrives_and_leaves_nothing_behind(runtime: Runtime, leader_queries: LeaderQueries) -> None:
-    async with leading(runtime, small_world("a")):
+    async with leading(runtime, small_cluster("a")):
         found = await leader_queries.explain("a")
         assert isinstance(found, ExplainAnswer)
         assert (found.reason.code, found.position, found.queue) == (f"no_capacity_{GPU}", 1, "default")
@@ -102,7 +102,7 @@ async def test_askers_of_several_processes_get_each_their_own(database_url: str,
     other = await Database.open(database_url)
     askers = [LeaderQueries(runtime.database), LeaderQueries(other)]
     try:
-        async with leading(runtime, small_world(*names)):
+        async with leading(runtime, small_cluster(*names)):
             asked = [(asker, name) for asker in askers for name in names]
             found = await asyncio.gather(*(asker.explain(name) for asker, name in asked))
         for (_, name), one in zip(asked, found, strict=True):
@@ -118,7 +118,7 @@ async def test_askers_of_several_processes_get_each_their_own(database_url: str,
 async def test_a_question_that_fails_is_answered_with_an_error_and_the_next_one_is_answered(
     runtime: Runtime, leader_queries: LeaderQueries
 ) -> None:
-    async with leading(runtime, small_world("a")):
+    async with leading(runtime, small_cluster("a")):
         broken = Simulate([Draft("u", "physics", {}, msgspec.Raw(b'{"metadata":{},"spec":7}'))], {})
         refused = await leader_queries.ask(broken, seconds=60)
         assert isinstance(refused, Refusal)
@@ -182,7 +182,7 @@ async def test_a_leader_that_is_silent_is_given_up(
     await eventually(lambda: nothing_left(runtime))
 
 
-async def test_a_leader_that_is_loading_its_world_answers_when_it_has_it(
+async def test_a_leader_that_is_loading_its_cluster_state_answers_when_it_has_it(
     runtime: Runtime, leader_queries: LeaderQueries
 ) -> None:
     cluster_states: list[ClusterState] = []
@@ -193,7 +193,7 @@ async def test_a_leader_that_is_loading_its_world_answers_when_it_has_it(
     try:
         asking = asyncio.create_task(leader_queries.explain("a"))
         await eventually(lambda: something_left(runtime))
-        cluster_states.append(small_world("a"))
+        cluster_states.append(small_cluster("a"))
         assert isinstance(await asking, ExplainAnswer)
     finally:
         task.cancel()
@@ -204,7 +204,7 @@ async def test_a_glance_tells_the_position(
     runtime: Runtime, leader_queries: LeaderQueries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inquiry_ops, "GLIMPSE_SECONDS_MAX", 60.0)
-    async with leading(runtime, small_world("a", "b")):
+    async with leading(runtime, small_cluster("a", "b")):
         seen = await leader_queries.glimpse(LookQuestion("b"))
         assert seen is not None
         assert seen.position == 2
@@ -215,7 +215,7 @@ async def test_a_glance_tells_the_position(
 async def test_the_figures_come_from_what_the_leader_remembers(runtime: Runtime, leader_queries: LeaderQueries) -> None:
     waits = WaitStats()
     waits.bound("default", NOW - 30, NOW - 20)
-    async with leading(runtime, small_world("a"), waits):
+    async with leading(runtime, small_cluster("a"), waits):
         found = await leader_queries.figures()
     assert isinstance(found, Figures)
     assert (found.waiting, found.waiting_by_reason) == (1, {str(ReasonCode.NOT_TRIED): 1})
@@ -223,7 +223,7 @@ async def test_the_figures_come_from_what_the_leader_remembers(runtime: Runtime,
 
 
 async def test_where_a_job_would_stand_with_another_priority(runtime: Runtime, leader_queries: LeaderQueries) -> None:
-    cluster = small_world("first")
+    cluster = small_cluster("first")
     cluster.wait(Ask("mine", "team", "mine", "physics", Shape((("cpu", 1000),)), NOW, job="train", owner="job-1"))
     async with leading(runtime, cluster):
         assert await leader_queries.boosted("team", "train", 1_000_000) == 1
@@ -234,7 +234,7 @@ async def test_where_a_job_would_stand_with_another_priority(runtime: Runtime, l
 async def test_answers_survive_a_listener_that_was_cut_off(
     runtime: Runtime, leader_queries: LeaderQueries, postgres_admin: str
 ) -> None:
-    async with leading(runtime, small_world("a")):
+    async with leading(runtime, small_cluster("a")):
         assert isinstance(await leader_queries.explain("a"), ExplainAnswer)
         admin = await connect(postgres_admin)
         try:
@@ -254,5 +254,5 @@ async def test_answers_survive_a_listener_that_was_cut_off(
 async def test_what_nobody_waits_for_is_forgotten_by_who_answers(runtime: Runtime) -> None:
     async with runtime.database.reader() as db:
         await db.execute("INSERT INTO inquiry (question, asked_at) VALUES ('{}', now() - interval '2 minutes')")
-    async with leading(runtime, small_world()):
+    async with leading(runtime, small_cluster()):
         await eventually(lambda: nothing_left(runtime))

@@ -9,11 +9,11 @@ import pytest
 
 from bursar.loops.election import LeaderTerms, run_lead
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.leader import load_leader
 from bursar.store.db import database as database_module
 from bursar.store.db import stuck_sessions as session_module
 from bursar.store.db.database import KEPT_SETTINGS, SESSION_SETTINGS, Connection, connect
 from support.runtime.runtime import allocation, bind, code, node
+from support.scheduling.leaders import load_leader
 
 WAITS_FOR = "SELECT wait_event FROM pg_stat_activity WHERE pid = $1"
 LARGE = "repeat('x', 50000000)"  # more than fits between server and client

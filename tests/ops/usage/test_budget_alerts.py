@@ -6,12 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.commands.command import Reply, Written
+from bursar.commands.usage.budget_alert import BUDGETS, Warn, tenant_key
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Refusal
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.usage.budget_alert import BUDGETS, Warn, tenant_key, warn
+from bursar.ops.usage.budget_alert import warn
 from bursar.store.objects import change as change_store
 from support.runtime.runtime import change, code, delete, node, opened, refusal, tenant
 from support.scheduling.schedulers import edit, term
@@ -153,7 +154,7 @@ async def test_a_budget_that_was_taken_away_warns_of_nothing(physics: Runtime) -
     assert await conditions(physics) == {"BudgetWarning": "True", "BudgetExhausted": "True"}  # An edit leaves them.
     await tell(physics, 120.0)
     assert await conditions(physics) == {"BudgetWarning": "False", "BudgetExhausted": "False"}
-    assert (await notices(physics))[-1][1]["message"] == "it has no budget of hours any more"
+    assert (await notices(physics))[-1][1]["message"] == "the tenant no longer has a budget of hours"
 
 
 async def test_the_hours_of_one_that_is_gone_are_not_told_of_its_successor(physics: Runtime) -> None:

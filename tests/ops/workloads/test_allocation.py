@@ -1,8 +1,8 @@
 """Allocations on a real database: accepted, bound, ended; counters and nodes follow exactly."""
 
+from bursar.commands.command import Written
 from bursar.core.objects.allocation import Phase
 from bursar.core.values.quantity import format_amount
-from bursar.ops.runtime.command import Written
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.nodes import node as node_store
 from support.runtime.runtime import (
@@ -43,7 +43,7 @@ async def test_the_limit_of_a_quota_is_exact(runtime: Runtime) -> None:
     await assert_counters_equal_charges(runtime)
 
 
-async def test_bind_and_end_move_room_and_counters_there_and_back(runtime: Runtime) -> None:
+async def test_bind_and_end_move_capacity_and_counters_there_and_back(runtime: Runtime) -> None:
     await node(runtime, "n1", cpu=8, memory="32Gi", gpu=4, pods=10)
     await allocation(runtime, "default", "one", cpu=4, memory="8Gi", gpu=2)
     placed = document(await bind(runtime, "default", "one", "n1"))

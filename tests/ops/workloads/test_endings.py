@@ -1,28 +1,26 @@
 """How things end: node by node, together with their tokens, and seen by all who saw them before."""
 
-from typing import Any
-
-import msgspec
 import pytest
 
 from bursar.api.objects.watch import Sight, event_type
+from bursar.commands.command import Reply, Written
+from bursar.commands.lifecycle.dispatch import delete_command
+from bursar.commands.objects.object import DeletePreconditions
+from bursar.commands.workloads.report import Report
 from bursar.core.nodes.eviction import Notice
 from bursar.core.objects.allocation import Phase
-from bursar.core.objects.object import Key, Stored
+from bursar.core.objects.object import Key
 from bursar.core.values.access import Role
 from bursar.core.values.selector import parse, parse_fields
 from bursar.loops import housekeeping
 from bursar.ops.access import token as token_ops
 from bursar.ops.lifecycle.bootstrap import bootstrap, first_objects
-from bursar.ops.lifecycle.dispatch import delete_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.object import DeletePreconditions
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.runtime.feed import FedChange
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.evict import evict
-from bursar.ops.workloads.report import Report, report
+from bursar.ops.workloads.report import report
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store
 from bursar.store.objects.listing import Query
@@ -32,7 +30,7 @@ from support.runtime.runtime import (
     allocation,
     assert_counters_equal_charges,
     bind,
-    bind_unit,
+    change,
     code,
     counters,
     create,
@@ -69,15 +67,6 @@ async def test_work_on_two_nodes_ends_when_both_have_said_so(runtime: Runtime) -
     await assert_counters_equal_charges(runtime)
 
 
-async def test_work_that_failed_on_one_node_has_failed(runtime: Runtime) -> None:
-    for name in ("a", "b"):
-        await node(runtime, name, gpu=2)
-    await allocation(runtime, "default", "wide", spec={"nodes": 2}, gpu=2)
-    await bind(runtime, "default", "wide", "a", "b")
-    await says(runtime, "a", "wide", Phase.FAILED)
-    assert document(await says(runtime, "b", "wide", Phase.SUCCEEDED))["status"]["phase"] == "Failed"
-
-
 async def wide(runtime: Runtime, **spec: str) -> None:
     for name in ("a", "b"):
         await node(runtime, name, gpu=2)
@@ -85,58 +74,16 @@ async def wide(runtime: Runtime, **spec: str) -> None:
     await bind(runtime, "default", "wide", "a", "b")
 
 
-async def fails(runtime: Runtime, name: str, on: str, exit_code: int, gang: str = "") -> Reply:
-    key = Key("Allocation", "default", name)
-    command = Report(key=key, origin=TEST, phase=Phase.FAILED, node=on, exit_code=exit_code, gang=gang)
-    return await report(runtime, command)
-
-
-async def test_the_first_node_that_fails_stops_the_others_and_its_exit_code_is_told(runtime: Runtime) -> None:
+async def test_what_becomes_of_the_others_may_be_decided_while_it_runs(runtime: Runtime) -> None:
     await wide(runtime)
-    first = document(await fails(runtime, "wide", "b", 5))["status"]
-    assert (first["phase"], first["reason"], first["message"]) == (
-        "Terminating", "MemberFailed", "exit code 5 on b"
-    )  # fmt: skip
-    async with runtime.database.reader() as db:
-        (left,) = await node_store.load_placements_on(db, ["a", "b"])
-    assert (left.node, left.wanted) == ("a", False)
-    last = document(await fails(runtime, "wide", "a", 143))["status"]
-    assert (last["phase"], last["exitCode"], last["message"]) == ("Failed", 5, "exit code 5 on b")
-    assert last["failure"] == {"node": "b", "exitCode": 5}
-    assert [(one["name"], one["exitCode"]) for one in last["nodes"]] == [("a", 143), ("b", 5)]
-    assert "reason" not in last
+    assert code(await change(runtime, "Allocation", "default", "wide", onMemberFailure="wait")) == "ok"
     await assert_counters_equal_charges(runtime)
-
-
-async def test_the_others_go_on_where_the_work_asked_for_that(runtime: Runtime) -> None:
-    await wide(runtime, onMemberFailure="wait")
-    first = document(await fails(runtime, "wide", "b", 5))["status"]
-    assert first["phase"] == "Scheduled"
-    last = document(await says(runtime, "a", "wide", Phase.SUCCEEDED))["status"]
-    assert (last["phase"], last["exitCode"], last["message"]) == ("Failed", 5, "exit code 5 on b")
-
-
-async def test_a_member_that_fails_stops_its_gang_and_nothing_else(runtime: Runtime) -> None:
-    await node(runtime, "a", gpu=8)
-    gang = {"gangScheduling": {"groupId": "ring", "minMembers": 3}}
-    for name in ("one", "two", "three"):
-        await allocation(runtime, "default", name, spec=gang, gpu=1)
-    await allocation(runtime, "default", "alone", gpu=1)
-    assert code(await bind_unit(runtime, "default", dict.fromkeys(("one", "two", "three"), ("a",)))) == "ok"
-    await bind(runtime, "default", "alone", "a")
-    failed = document(await fails(runtime, "two", "a", 3, gang="ring"))["status"]
-    assert (failed["phase"], failed["exitCode"], failed["message"]) == ("Failed", 3, "exit code 3 on a")
-    assert failed["failure"] == {"node": "a", "exitCode": 3}
-    assert failed["nodes"][0]["exitCode"] == 3
-    for name in ("one", "three"):
-        told = document_of(await get(runtime, "Allocation", "default", name))
-        assert (told["phase"], told["eviction"]["requeue"]) == ("Terminating", False)
-        assert told["message"] == "two failed: exit code 3 on a"
-        ended = document(await fails(runtime, name, "a", 0, gang="ring"))["status"]
-        assert (ended["phase"], ended["exitCode"], ended["reason"]) == ("Failed", 0, "MemberFailed")
-        assert ended["message"] == "two failed: exit code 3 on a"
-        assert ended["failure"] == {"allocation": "two", "node": "a", "exitCode": 3}
-    assert document_of(await get(runtime, "Allocation", "default", "alone"))["phase"] == "Scheduled"
+    for name in ("a", "b"):
+        assert code(await says(runtime, name, "wide", Phase.RUNNING)) == "ok"
+    first = document(await says(runtime, "b", "wide", Phase.FAILED))["status"]
+    assert first["phase"] == "Running", "the other one goes on"
+    assert document(await says(runtime, "a", "wide", Phase.SUCCEEDED))["status"]["phase"] == "Failed"
+    assert code(await change(runtime, "Allocation", "default", "wide", onMemberFailure="stop")) == "immutable"
     await assert_counters_equal_charges(runtime)
 
 
@@ -162,11 +109,6 @@ async def test_work_that_ended_before_anybody_heard_of_it_ran_for_as_long_as_was
     assert told["startTime"] <= told["endTime"]
 
 
-def document_of(stored: Stored) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.json.decode(stored.status)
-    return found
-
-
 async def test_a_report_that_says_nothing_new_is_no_change(runtime: Runtime) -> None:
     await node(runtime, "a", gpu=2)
     await allocation(runtime, "default", "one", gpu=1)
@@ -177,15 +119,6 @@ async def test_a_report_that_says_nothing_new_is_no_change(runtime: Runtime) -> 
     assert again == first
     ended = await says(runtime, "a", "one", Phase.SUCCEEDED)
     assert await says(runtime, "a", "one", Phase.SUCCEEDED) == ended
-
-
-async def test_a_report_about_another_of_the_same_name_is_refused(runtime: Runtime) -> None:
-    await node(runtime, "a", gpu=2)
-    await allocation(runtime, "default", "one", gpu=1)
-    await bind(runtime, "default", "one", "a")
-    key = Key("Allocation", "default", "one")
-    reply = await report(runtime, Report(key=key, origin=TEST, phase=Phase.FAILED, node="a", uid="alloc-earlier"))
-    assert code(reply) == "conflict"
 
 
 async def test_with_a_node_or_a_tenant_go_its_tokens(runtime: Runtime) -> None:

@@ -6,15 +6,16 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from bursar.commands.command import Reply, Written
+from bursar.commands.lifecycle.dispatch import delete_command
+from bursar.commands.objects.object import DeletePreconditions
+from bursar.commands.workloads.report import Report
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
 from bursar.loops.housekeeping import finish_namespaces
-from bursar.ops.lifecycle.dispatch import delete_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.object import DeletePreconditions
-from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads import job as job_ops
 from bursar.ops.workloads import report as report_ops
@@ -48,18 +49,6 @@ async def lab(runtime: Runtime) -> Runtime:
 # Cancelling.
 
 
-async def test_cancelling_what_waits_ends_it_at_once(lab: Runtime) -> None:
-    await job(lab, parallelism=3)
-    cancelled = document(await cancel(lab))["status"]
-    assert (cancelled["phase"], cancelled["cancellationReason"]) == ("Cancelled", "superseded")
-    assert cancelled["active"] == 0
-    assert await phases(lab) == {}
-    assert (await counters(lab))["tenant:lab", GPU].accepted == 0
-    again = await cancel(lab)
-    assert document(again)["status"] == cancelled
-    assert await step(lab, key()) is None
-
-
 async def test_cancelling_what_runs_waits_for_its_end(lab: Runtime) -> None:
     await job(lab, parallelism=3)
     await run(lab, "train-0", "train-1")
@@ -82,17 +71,8 @@ async def test_cancelling_what_runs_waits_for_its_end(lab: Runtime) -> None:
     await assert_counters_equal_charges(lab)
 
 
-def _running(name: str) -> report_ops.Report:
-    return report_ops.Report(key=Key("Allocation", "lab", name), origin=TEST, phase=Phase.TERMINATING)
-
-
-async def test_what_has_ended_is_not_cancelled(lab: Runtime) -> None:
-    await job(lab)
-    await run(lab, "train-0")
-    await finish(lab, "train-0")
-    await step(lab, key())
-    assert code(await cancel(lab)) == "ended"
-    assert (await status(lab))["phase"] == "Succeeded"
+def _running(name: str) -> Report:
+    return Report(key=Key("Allocation", "lab", name), origin=TEST, phase=Phase.TERMINATING)
 
 
 async def test_cancelling_while_others_step_leaves_nothing_behind(lab: Runtime, database_url: str) -> None:
@@ -152,12 +132,6 @@ async def test_the_priority_before_a_boost_may_be_that_of_the_class(lab: Runtime
     await job(lab, priorityClass="high-priority")
     value = msgspec.json.decode((await get(lab, "PriorityClass", "", "high-priority")).doc)["value"]
     assert document(await boost(lab))["status"]["boost"]["previousPriority"] == value > 0
-
-
-async def test_what_ends_is_not_boosted(lab: Runtime) -> None:
-    await job(lab)
-    await cancel(lab)
-    assert code(await boost(lab)) == "ended"
 
 
 # Deleting.

@@ -6,14 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.commands.command import Reply
+from bursar.commands.lifecycle.dispatch import change_command
+from bursar.commands.scheduling.evict import EvictionVictim, Preempt
 from bursar.core.nodes.eviction import EvictionRule, Notice
 from bursar.core.objects.object import Key, Origin, Stored
-from bursar.ops.lifecycle.dispatch import change_command, create_command
+from bursar.ops.lifecycle.create import create_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.evict import EvictionVictim, Preempt, preempt
+from bursar.ops.scheduling.evict import preempt
 from bursar.ops.workloads.priority import Priorities
 from bursar.wire.kinds.registry import BY_NAME
 from support.runtime.runtime import (
@@ -238,31 +240,14 @@ async def gated(runtime: Runtime, name: str, **spec: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gate", "spec", "fine"),
-    [
-        pytest.param({"tenants": ["acme"]}, {}, True, id="the tenant's own node"),
-        pytest.param({"tenants": ["rival"]}, {}, False, id="another tenant's node"),
-        pytest.param({"taints": [{"key": "dedicated", "value": "x"}]}, {}, False, id="a taint that is not tolerated"),
-        pytest.param(
-            {"taints": [{"key": "dedicated", "value": "x"}]},
-            {"scheduling": {"tolerations": [{"operator": "Exists"}]}}, True, id="everything is tolerated",
-        ),
-        pytest.param(
-            {"taints": [{"key": "tenant", "value": "rival"}]},
-            {"scheduling": {"tolerations": [{"operator": "Exists"}]}}, False, id="but no reserved taint",
-        ),
-        pytest.param(
-            {"gpuFractions": "Refused"}, {"resources": {"requests": {GPU: "0.5"}}}, False, id="whole devices only"
-        ),
-        pytest.param({"gpuFractions": "Enforced"}, {"resources": {"requests": {GPU: "0.5"}}}, True, id="enforced"),
-    ],
-)  # fmt: skip
-async def test_what_keeps_work_off_a_node_is_checked_again_when_it_is_bound(
-    acme: Runtime, gate: dict[str, Any], spec: dict[str, Any], fine: bool
+    ("said", "fine"), [({}, False), ({"gpuFractions": "Trusted"}, True), ({"gpuFractions": "Refused"}, False)]
+)
+async def test_parts_of_devices_are_held_to_the_systems_word_when_they_are_bound(
+    acme: Runtime, said: dict[str, Any], fine: bool
 ) -> None:
-    await tenant(acme, "rival")
-    await gated(acme, "n1", **gate)
-    assert code(await submit(acme, "a", spec)) == "ok"
+    await gated(acme, "n1", **said)
+    assert code(await submit(acme, "a", {"resources": {"requests": {GPU: "0.5"}}})) == "ok"
+    await change(acme, "Settings", "", "system", scheduling={"gpuFractions": "Refused"})
     assert code(await bind(acme, "lab", "a", "n1")) == ("ok" if fine else "stale")
 
 
@@ -361,14 +346,19 @@ async def test_a_member_of_a_gang_that_is_not_complete_may_be_changed(acme: Runt
     await assert_counters_equal_charges(acme)
 
 
-async def test_of_what_is_placed_nothing_changes(acme: Runtime) -> None:
+async def test_of_what_is_placed_only_the_policy_on_failures_changes(acme: Runtime) -> None:
     await node(acme, "n1", gpu=1)
     await submit(acme, "a")
     await bind(acme, "lab", "a", "n1")
     refused = refusal(await revise(acme, "a", ttl="1h"))
     assert refused.code == "immutable"
     assert "Scheduled" in refused.message
+    assert "except onMemberFailure" in refused.message
     assert "priorityClass" in refused.hint
+    await change(acme, "Tenant", "", "acme", userPriorityMax=-1)
+    assert code(await revise(acme, "a", onMemberFailure="wait")) == "ok", "what it was placed with is not asked again"
+    assert code(await revise(acme, "a", onMemberFailure="stop", ttl="1h")) == "immutable"
+    await assert_counters_equal_charges(acme)
 
 
 async def test_an_administrator_s_exception_ends_with_the_change_that_needs_none(acme: Runtime) -> None:

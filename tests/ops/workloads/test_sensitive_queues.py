@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from bursar.commands.command import Reply
+from bursar.commands.lifecycle.dispatch import delete_command
+from bursar.commands.objects.object import DeletePreconditions
 from bursar.core.nodes.queue import InQueue, bares_its_work, still_sensitive
 from bursar.core.objects.allocation import Phase
-from bursar.ops.lifecycle.dispatch import delete_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.object import DeletePreconditions
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import connect
 from bursar.store.scheduling.queue import count_in
@@ -75,7 +75,7 @@ def test_the_refusal_tells_how_much_is_there_and_what_to_do() -> None:
     assert refused is not None
     assert refused.message == (
         'queues "secrets" cannot be deleted: its work would no longer be sensitive '
-        "(3 allocations that wait, 1 allocation that is placed, 2 jobs that have not ended)"
+        "(3 pending allocations, 1 placed allocation, 2 unfinished jobs)"
     )
     assert "bursar get allocations,jobs -A --field-selector spec.queue=secrets" in refused.hint
     assert [one.current_usage for one in refused.causes] == ["6"]
@@ -92,13 +92,13 @@ async def test_it_is_neither_deleted_nor_changed_while_work_waits_or_runs_in_it(
         await edit(context, "Queue", "", "secrets", lambda document: document.pop("spec")),
     ):
         refused = refusal(reply)
-        assert (refused.code, "(2 allocations that wait)" in refused.message) == ("in_use", True)
+        assert (refused.code, "(2 pending allocations)" in refused.message) == ("in_use", True)
     # What makes nothing plain is not refused.
     assert code(await change(context, "Queue", "", "secrets", description="of studies")) == "ok"
     await bind(context, "default", "a", "n1")
     assert await there(context) == InQueue(waiting=1, placed=1)
     await delete(context, "Allocation", "default", "b")
-    assert "(1 allocation that is placed)" in refusal(await delete(context, "Queue", "", "secrets")).message
+    assert "(1 placed allocation)" in refusal(await delete(context, "Queue", "", "secrets")).message
     await end(context, "default", "a", Phase.FAILED)
     assert code(await change(context, "Queue", "", "secrets", profile="ml")) == "ok"
     # It is no longer one for sensitive work: it goes as any other does.
@@ -154,7 +154,7 @@ async def test_who_submits_while_it_is_deleted_is_waited_for(context: Runtime, d
                 await blocked(other, 2)
             async with asyncio.timeout(20):
                 assert code(await submitting) == "ok"
-                assert "(1 allocation that waits)" in refusal(await deleting).message
+                assert "(1 pending allocation)" in refusal(await deleting).message
         finally:
             await rival.close()
 

@@ -1,1 +1,1 @@
-"""Tokens, and audit lines for what is no object."""
+"""Verbs on API tokens, and audit lines about tokens and webhooks."""

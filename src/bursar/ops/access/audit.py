@@ -1,7 +1,7 @@
-"""Lines of the audit log about tokens and webhooks, which are no objects: who made, changed or removed one, and when.
+"""Audit log lines about tokens and webhooks, which are no objects: who created, changed or removed one, and when.
 
-They say what the thing is for, and hold no secret: neither a token's, nor a webhook's, nor the path of its URL, which
-with many receivers is one.
+A line names the purpose of the token or webhook and holds no secret: no token text, no webhook secret, and no URL path,
+which many receivers use as a secret.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bursar.wire.shared.document import encode
 from bursar.wire.shared.meta import API_VERSION
 
 TOKEN, WEBHOOK = "Token", "Webhook"
-# Kinds of lines that only those who may list such things are shown.
+# The resource that a user must be allowed to list to see lines of a kind.
 RESOURCES = {TOKEN: "tokens", WEBHOOK: "webhooks"}
 
 
@@ -26,7 +26,7 @@ def token_note(record: TokenRecord, type_: str, verb: str, actor: str, reason: s
 
 
 def webhook_note(webhook: Webhook, type_: str, verb: str, actor: str, reason: str = "") -> AuditNote:
-    """Webhooks are the administrators' own: the line belongs to no tenant."""
+    """An audit line about a webhook. It belongs to no tenant, because only administrators manage webhooks."""
     host = urlsplit(webhook.url).hostname or ""
     spec = {"direction": webhook.direction, "tenant": webhook.tenant, "types": webhook.types, "host": host}
     return AuditNote(WEBHOOK, webhook.name, "", type_, _doc(WEBHOOK, webhook.name, spec), actor, verb, reason)

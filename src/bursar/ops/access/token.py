@@ -1,7 +1,7 @@
-"""Tokens are made, revoked, used up, and one is there for the administrator before the first request.
+"""Tokens: create, revoke and consume them, and make the administrator's first token before the first request.
 
 A token reads `bsr_<id>_<secret>`. The id finds the row; of the secret only the SHA-256 is stored, which is enough
-because it is 32 random bytes and not something a person chose.
+because it is 32 random bytes and not a password that somebody chose.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ID_BYTES = 6
 _SECRET_BYTES = 32
 _TEXT = re.compile(r"bsr_([0-9a-f]{12})_([A-Za-z0-9_-]{43})", re.ASCII)
 _FILE_CHARS_MAX = 256
-_FILE_HINT = "name a file of the server's own in a directory it may write to"
+_FILE_HINT = "name a file that the server owns, in a directory that it may write to"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ async def create_token(
     created_by: str,
     now: datetime,
 ) -> tuple[TokenRecord, str] | Refusal:
-    """Make a token and return it with its text, which is shown this once.
+    """Create a token and return it with its text, which is shown only this once.
 
-    One that is for a tenant is good while the tenant of this uid is there.
+    A tenant's token is valid while the tenant with this uid exists.
     """
     if fault := _fault(role, tenant, user, node, ttl_seconds, single_use):
-        return invalid(f"no token was made: {fault}")
+        return invalid(f"invalid token request: {fault}")
     token_id, secret = secrets.token_hex(_ID_BYTES), secrets.token_urlsafe(_SECRET_BYTES)
     record = TokenRecord(
         id=token_id,
@@ -72,7 +72,7 @@ async def create_token(
         role=role,
         tenant=tenant,
         tenant_uid=tenant_uid,
-        # What is done with a token given to nobody in particular can still be traced to it.
+        # A token without a user gets a name of its own, so that its actions can be traced to it.
         user=user or (node if role is Role.NODE else f"{role}-{token_id}"),
         node=node,
         single_use=single_use,
@@ -90,17 +90,17 @@ def _fault(role: Role, tenant: str, user: str, node: str, ttl_seconds: int | Non
     if ttl_seconds is not None and not 0 < ttl_seconds <= TTL_SECONDS_MAX:
         return f"its time to live must be between 1 and {TTL_SECONDS_MAX} seconds"
     if single_use and role is not Role.NODE:
-        return "single use is for the tokens with which nodes join"
+        return "single use is only for bootstrap tokens, with which nodes join"
     if "/" in user:
-        return "the user's name must not contain a slash: TENANT/USER is how users are recorded"
+        return "the user's name must not contain a slash, because users are recorded as TENANT/USER"
     return identity_fault(role, user=user, tenant=tenant, node=node)
 
 
 async def revoke_token(db: Connection, token_id: str, now: datetime, *, by: str) -> TokenRecord | None:
-    """End a token's life, once and for all; None when there is none of this id. One that was revoked before stays as it
-    was, and is told of once.
+    """Revoke a token for ever; None if there is none with this id. A token that was revoked before stays as it is, and
+    the audit log has one line.
 
-    Processes that know the token forget it within the time of their cache; see `Authenticator.forget` for this one.
+    Other processes drop it when their cache entry expires; for this one see `Authenticator.forget`.
     """
     async with db.transaction():
         revoked = await store.save_revoked(db, token_id, now, by)
@@ -111,18 +111,18 @@ async def revoke_token(db: Connection, token_id: str, now: datetime, *, by: str)
 
 
 async def consume_token(db: Connection, token_id: str, now: datetime, key: bytes | None = None) -> bool:
-    """Use up a bootstrap token before what it is for; of two who try, one succeeds. `key` is the fingerprint of the key
-    that it is used for, where it is for one."""
+    """Consume a bootstrap token before the enrolment; of two attempts, one succeeds. `key` is the fingerprint of the
+    key that it is used for, if any."""
     return await store.save_used(db, token_id, now, key)
 
 
 async def is_used_for(db: Connection, token_id: str, now: datetime, key: bytes | None) -> bool:
-    """Whether a used token may be shown again: by the same key, for the answer may have been lost."""
+    """Whether a consumed token may be used again: with the same key, because the answer may have been lost."""
     return key is not None and await store.load_used_for(db, token_id, now, key)
 
 
 async def restore_token(db: Connection, token_id: str) -> None:
-    """What a bootstrap token was used for was refused: it may be used again."""
+    """Make a bootstrap token usable again, because the enrolment was refused."""
     await store.save_unused(db, token_id)
 
 
@@ -137,7 +137,7 @@ async def list_tokens(db: Connection, tenants: Collection[str] | None = None) ->
 
 
 def parse_token(text: str) -> TokenText | None:
-    """A presented text taken apart, or None when it cannot be one of our tokens."""
+    """Parse a presented token; None if it is not of the form of a token."""
     match = _TEXT.fullmatch(text)
     return TokenText(match[1], _digest(match[2])) if match else None
 
@@ -147,8 +147,8 @@ def is_token_of(record: TokenRecord, presented: TokenText) -> bool:
 
 
 def token_death(record: TokenRecord, now: datetime) -> str:
-    """Why a token is good no more, as a sentence; empty while it lives. One that was used for a key is still good for
-    that key: which it is asked for is looked at where it is used up."""
+    """Why a token is no longer valid, as a sentence; empty while it is. A token that was consumed for a key remains
+    valid for that key, which is compared where it is consumed."""
     if record.revoked_at is not None:
         return f"the token was revoked at {_utc(record.revoked_at)}"
     if record.used_at is not None and record.used_key is None:
@@ -161,14 +161,14 @@ def token_death(record: TokenRecord, now: datetime) -> str:
 
 
 def token_use(at: datetime) -> str:
-    return f"the token was for one use, and was used at {_utc(at)}"
+    return f"the token was for a single use, and was used at {_utc(at)}"
 
 
 async def ensure_admin_token(db: Connection, path: Path | None, now: datetime) -> str | None:
-    """Make sure that somebody can administer the system, and return the token if one had to be made.
+    """Make sure that there is an administrator's token, and return it if a new one had to be created.
 
-    Without a path one is made only when there has never been any, for the caller to show. With a path the file holds a
-    living administrator's token when this returns: the one it had, else a new one.
+    Without a path, one is created only if there has never been any; the caller shows it. With a path, the file holds a
+    valid administrator's token when this returns: the one it had, else a new one.
     """
     async with db.transaction():
         await store.lock_tokens(db)
@@ -181,7 +181,7 @@ async def ensure_admin_token(db: Connection, path: Path | None, now: datetime) -
         made = await create_token(db, role=Role.SYSTEM_ADMIN, user="admin", created_by="system:start", now=now)
         assert not isinstance(made, Refusal), made
         if path is not None:
-            # Before the commit: a file with a dead token is replaced on the next start, a token in no file is lost.
+            # Before the commit: an invalid token in a file is replaced at the next start; a token in no file is lost.
             _write_secret(path, made[1] + "\n")
         return made[1]
 
@@ -211,7 +211,7 @@ def _read_token(path: Path) -> TokenText | None:
 
 
 def _write_secret(path: Path, text: str) -> None:
-    """Put the text into the file at once and whole, readable by its owner only from the first byte on."""
+    """Write the file atomically, readable only by its owner from the first byte on."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

@@ -1,7 +1,7 @@
-"""Verifying the ledger: that nothing was changed since it was sealed, and that everything adds up.
+"""Verification of the ledger: that nothing was changed since it was sealed, and that all sums agree.
 
-Lines are hashed again wherever they are kept; where they were dropped, what they came to is. Each page, or block that
-is in no page yet, is looked at in a snapshot of its own: nobody waits for it, and it waits for nobody.
+Entries that are kept are hashed again; of dropped entries, their rollups are. Each page, or block that is in no page
+yet, is verified in a snapshot of its own, which takes no locks.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from bursar.store.db.database import Connection, TooSlow, snapshot
 
 log = structlog.get_logger()
 
-# Verified in one go: a few seconds' work.
+# Entries verified in one call, which takes a few seconds.
 ENTRIES_MAX = 300_000
 UNITS_MAX = 200
 FINDINGS_MAX = 100
 MOMENT = 60 * MICROS
 BLOCK_MAX = 2**62
-# For what is new, and for leases, each time: less than the minute after which it begins again.
+# For new blocks, and again for leases, in each review. Reviews begin every minute, so both must be shorter.
 WORK_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was looked at, and what is wrong with it. Where there is `more`, it goes on after `through`."""
+    """The result of a verification: its range and findings. If there is `more`, it continues after `through`."""
 
     findings: tuple[Finding, ...]
-    through: int  # the last block that was looked at
+    through: int  # the last verified block
     more: bool
     blocks: int = 0
-    entries: int = 0  # lines that were hashed again
-    head: Anchor | None = None  # the newest block: who writes it down can prove later that it was so
+    entries: int = 0  # entries hashed again
+    head: Anchor | None = None  # the newest block; a copy of it proves later that it was not changed
 
     @property
     def sound(self) -> bool:
@@ -60,7 +60,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """What is rolled up together: a page, or a block that is in none yet."""
+    """The unit of verification: a page, or a block that is in no page yet."""
 
     page: SealedPage | None
     page_before: SealedPage | None
@@ -75,7 +75,7 @@ class _Unit:
 
     @property
     def end(self) -> int:
-        """The last block that it should have: whatever is missing of it, what comes next is looked at next."""
+        """The last block that it should have. Verification continues after it, even if blocks are missing."""
         return self.page.last_block if self.page is not None else self.blocks[-1].number
 
     @property
@@ -84,15 +84,15 @@ class _Unit:
 
     @property
     def times(self) -> tuple[int, int]:
-        """An entry is written a moment after it was decided on."""
+        """The range of its entries' times; it begins earlier, because an entry is saved after it is decided."""
         return self.blocks[0].first_at - MOMENT, self.blocks[-1].last_at
 
 
 async def verify(
     runtime: Runtime, *, after: int = 0, entries_max: int = ENTRIES_MAX, anchor: Anchor | None = None
 ) -> Proof:
-    """Verify the blocks after one, as many as can be at once; with the last of them also what is said of the present.
-    `anchor` is a hash that somebody wrote down: the block must still have it."""
+    """Verify a bounded number of blocks after `after`, and with the last block also the present balances and holds.
+    `anchor` is a block's hash that was kept elsewhere: the block must still have it."""
     proof = await prove(runtime, after=after, entries_max=entries_max)
     findings = list(proof.findings)
     if not proof.more:
@@ -104,7 +104,7 @@ async def verify(
 
 
 async def prove(runtime: Runtime, *, after: int = 0, until: int = BLOCK_MAX, entries_max: int = ENTRIES_MAX) -> Proof:
-    """The blocks after one, and up to one: what they say, and what their lines come to."""
+    """Verify the blocks after `after`, up to `until`: their hashes, and the sums of their entries."""
     findings: list[Finding] = []
     through, blocks, entries = after, 0, 0
     for _ in range(UNITS_MAX):
@@ -126,14 +126,14 @@ async def prove(runtime: Runtime, *, after: int = 0, until: int = BLOCK_MAX, ent
 
 
 async def prove_present(runtime: Runtime) -> list[Finding]:
-    """What is said of the present: balances, holds, and entries that are not sealed yet."""
+    """Verify the present: balances, holds, and entries that are not sealed yet."""
     async with snapshot(runtime.database) as db:
         head = await seal_store.load_head(db)
         return await store.list_present(db, head.number if head else 0, head.last if head else 0)
 
 
 async def prove_leases(runtime: Runtime, after: int = 0) -> tuple[list[Finding], int]:
-    """What the next leases after one say was posted for them, and how far that is."""
+    """Verify the posted amounts of the next leases after `after`: the findings, and the last lease."""
     async with snapshot(runtime.database) as db:
         head = await seal_store.load_head(db)
         return await store.list_leases(db, head.last if head else 0, after)
@@ -149,9 +149,9 @@ async def _prove_all_leases(runtime: Runtime) -> list[Finding]:
 
 
 async def review(runtime: Runtime, *, seconds: float = 0.0, work_seconds: float = WORK_SECONDS) -> SealProgress | None:
-    """Verify what was sealed since the last time, some of what was sealed long ago, some leases, and the present; write
-    down what is wrong. None where somebody else has begun to within so many seconds. As long as there is more that is
-    new, or are more leases, it goes on for `work_seconds` with either."""
+    """Verify the blocks sealed since the last review, some older ones, some leases, and the present; save the findings.
+    None if another process began a review within the last `seconds`. New blocks and leases are each verified for at
+    most `work_seconds`."""
     async with runtime.database.reader() as db:
         if not await seal_store.claim_check(db, seconds):
             return None
@@ -160,7 +160,7 @@ async def review(runtime: Runtime, *, seconds: float = 0.0, work_seconds: float 
         try:
             await look(runtime, monotonic() + work_seconds)
         except TooSlow as error:
-            # It does not keep the others from being looked at, and is told in the end.
+            # The other checks still run, and the error is raised at the end.
             slow = slow or error
     if slow is not None:
         raise slow
@@ -218,13 +218,16 @@ async def _write_down(
     reviewed: int | None = None,
     leases: int | None = None,
 ) -> None:
-    """What was found, and how far that was. What was found earlier where nobody looked this time is still so."""
+    """Save the findings and the progress. Earlier findings remain for ranges that were not verified this time."""
     last = await _load_standing(runtime)
     still = [one for one in last.findings if not looked_at(one)]
     findings = list(dict.fromkeys([*found, *still]))[:FINDINGS_MAX]
     for one in findings:
         if one not in last.findings:
-            log.error("the ledger is not right", check=str(one.check), where=one.where, message=one.message)
+            log.error(
+                "ledger_wrong", message="the verification of the ledger found a fault", check=str(one.check),
+                where=one.where, error=one.message,
+            )  # fmt: skip
     async with runtime.database.reader() as db:
         await seal_store.save_check(
             db,
@@ -245,15 +248,15 @@ async def _anchored(runtime: Runtime, anchor: Anchor) -> list[Finding]:
         found = await seal_store.load_blocks(db, anchor.block - 1, anchor.block, 1)
     if found and found[0].hash == anchor.hash:
         return []
-    said = "its hash is not the one that was written down" if found else "it is missing"
-    return [Finding(Check.CHAIN, f"block {anchor.block}", said, anchor.block)]
+    fault = "its hash is not the one that was kept" if found else "it is missing"
+    return [Finding(Check.CHAIN, f"block {anchor.block}", fault, anchor.block)]
 
 
 async def _load_unit(db: Connection, after: int) -> _Unit | None:
     page = await seal_store.load_page_of_block(db, after + 1)
     blocks = await _blocks_of(db, page) if page is not None else []
     while page is not None and not blocks:
-        # Nothing is left of it: the next block that there is tells what is missing before it.
+        # No block of the page is left: the next existing block shows which ones are missing before it.
         page = await seal_store.load_page_of_block(db, page.last_block + 1)
         blocks = await _blocks_of(db, page) if page is not None else []
     if page is None:
@@ -272,8 +275,8 @@ async def _blocks_of(db: Connection, page: SealedPage) -> list[SealedBlock]:
 
 
 async def _prove_unit(db: Connection, unit: _Unit) -> tuple[list[Finding], int]:
-    """What is wrong with a unit, and how many lines were hashed. Wrong lines are not held against sums. No statement
-    reads the lines of more than a block: a page may have millions."""
+    """The findings in a unit, and the number of entries hashed. Sums are compared only if all entries are right. No
+    statement reads the entries of more than one block, because a page may have millions."""
     found = _prove_chain(unit)
     hashed, whole = 0, True
     for block in unit.blocks:
@@ -283,11 +286,11 @@ async def _prove_unit(db: Connection, unit: _Unit) -> tuple[list[Finding], int]:
         whole = whole and count == block.last - block.first + 1 and not lines
         if await seal_store.load_kept_hash(db, block.first, block.last) != block.kept_hash:
             named = await store.list_kept(db, block.first, block.last, block.number) if count else []
-            found += named or [_finding(Check.KEPT, block, "of its entries, those kept for ever are not as sealed")]
+            found += named or [_finding(Check.KEPT, block, "its permanently kept entries differ from the seal")]
     found += await _prove_sums(db, unit, whole)
     found += await store.list_ended(db, unit.reach, unit.times, unit.sealed)
     for block in unit.blocks if whole else ():
-        # The last line of the block before is held against the first one of this.
+        # The last entry of the previous block is compared with the first one of this block.
         found += await store.list_untimely(db, max(unit.entries[0], block.first - 1), block.last, block.number)
     # Below the floor only the balances at the ends of pages are kept.
     if whole and unit.entries[1] >= unit.floor:
@@ -310,14 +313,14 @@ def _prove_chain(unit: _Unit) -> list[Finding]:
             (unit.page.first_block, unit.page.last_block),
             (unit.page.first, unit.page.last),
         ):
-            fault = Finding(Check.CHAIN, f"page {unit.page.number}", "its blocks are not those that it says")
+            fault = Finding(Check.CHAIN, f"page {unit.page.number}", "its blocks differ from its record of them")
         if fault is not None:
             found.append(Finding(fault.check, fault.where, fault.message, unit.page.last_block))
     return found
 
 
 async def _prove_lines(db: Connection, block: SealedBlock, floor: int) -> tuple[list[Finding], int]:
-    """What is wrong with the lines of a block, and how many there are: below the floor they need not be there."""
+    """The findings in a block's entries, and their number: below the floor, entries may have been dropped."""
     digest = await seal_store.load_digest(db, block.first, block.last)
     if digest.lines < block.last - block.first + 1:
         missing = await store.list_missing(db, block.first, block.last, block.number) if block.last >= floor else []
@@ -340,11 +343,11 @@ async def _prove_sums(db: Connection, unit: _Unit, whole: bool) -> list[Finding]
     parts = [(block.first, block.last) for block in unit.blocks]
     found = await store.list_rollups(db, (first, last), parts) if whole else []
     if not found and await seal_store.load_rollup_hash(db, last) != sealed:
-        found = [Finding(Check.ROLLUP, where, "its rollups are not as they were sealed", last)]
+        found = [Finding(Check.ROLLUP, where, "its rollups differ from the seal", last)]
     if not found and (lowest, highest) != (last, last):
-        found = [Finding(Check.ROLLUP, where, "there are rollups of blocks within it", last)]
+        found = [Finding(Check.ROLLUP, where, "single blocks in it still have rollups of their own", last)]
     if amount:
-        found.append(Finding(Check.SUM, where, "its rollups do not come to nothing over all accounts", last))
+        found.append(Finding(Check.SUM, where, "its rollups do not sum to zero over all accounts", last))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Payments that others tell us of: believed when they are signed with the secret of one that we know."""
+"""Payment webhooks: payments reported by external systems, accepted if signed with a known webhook's secret."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import time
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
+from bursar.commands.credit.ledger import Receipt
 from bursar.core.credit.account import Owner, no_account
 from bursar.core.objects.webhook import signature_fault, verify
 from bursar.core.values.access import unauthenticated
 from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit
-from bursar.ops.credit.ledger import Receipt, ledger_claim
+from bursar.ops.credit.ledger import ledger_claim
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.db.database import Database
 from bursar.store.objects import webhook as store
 from bursar.store.objects.webhook import WebhookPayer
 
-# Whoever sends nonsense has the database asked no more often than that.
+# How long the known webhooks are cached, so that invalid requests do not load the database.
 KNOWN_SECONDS = 1.0
 HINT = "Sign it with the secret of a webhook of direction in, as Standard Webhooks describes."
 
@@ -29,14 +30,14 @@ _known: WeakKeyDictionary[Database, tuple[float, Sequence[WebhookPayer]]] = Weak
 async def find_payer(
     runtime: Runtime, id_: str, timestamp: str, signatures: str, body: bytes
 ) -> WebhookPayer | Refusal:
-    """Whose signature it is."""
+    """The webhook whose secret made the signature."""
     now = time.time()
     if fault := signature_fault(id_, timestamp, signatures, now):
         return unauthenticated(fault, HINT)
     for payer in await _payers(runtime):
         if verify(payer.secret, id_, timestamp, body, signatures, now):
             return payer
-    return unauthenticated("the signature is nobody's", HINT)
+    return unauthenticated("the signature matches no webhook's secret", HINT)
 
 
 async def _payers(runtime: Runtime) -> Sequence[WebhookPayer]:
@@ -51,16 +52,16 @@ async def _payers(runtime: Runtime) -> Sequence[WebhookPayer]:
 async def pay(
     runtime: Runtime, payer: WebhookPayer, id_: str, owner: Owner, amount: int, reason: str = ""
 ) -> Receipt | Refusal:
-    """Top an account up, once for each event of a payer, for ever. What its account is not there for is not remembered:
-    the payer sends it again, and the account may have been opened by then."""
+    """Add credit to an account, exactly once for each event of a payer. A payment to a missing account is not
+    remembered: the payer retries it, and the account may be open by then."""
     if payer.tenant not in ("", owner.tenant):
         return no_account(owner)
     async with runtime.database.reader() as db:
         there = owner in await ledger_store.find_accounts(db, [owner])
     if owner.user and not there:
         return no_account(owner)
-    # What is paid, however it was written.
+    # The fingerprint covers the payment, not the form of the request.
     what = "\0".join((owner.tenant, owner.user, str(amount), reason))
-    # Ids are the payer's own: an event is paid once, whoever is called so by now.
+    # Event ids are the payer's own, so the key names the payer and no tenant.
     claim = ledger_claim("", f"payment {payer.name}", id_, hashlib.sha256(what.encode()).hexdigest())
     return await credit.top_up(runtime, owner, amount, actor=f"payment:{payer.name}", claim=claim, reason=reason)

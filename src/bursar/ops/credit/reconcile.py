@@ -1,7 +1,7 @@
-"""Reconciling leases that have ended: what was posted is brought to what was measured, exactly, and no balance below
-zero. What cannot be paid is written off; what differs by much is told.
+"""Reconciliation of ended leases: post the exact difference between the charged and the measured time.
 
-A lease may be reconciled again, when usage of it comes late: only what is still missing is posted then.
+No balance falls below zero: an amount that cannot be paid is written off. Large differences are logged. A lease is
+reconciled again when usage arrives late; then only the remaining difference is posted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bursar.store.db.database import Connection
 
 log = structlog.get_logger()
 
-# How much longer than others leases are waited for whose events have gaps.
+# How much longer reconciliation waits for leases whose events have gaps.
 GAP_MICROS = 3600 * MICROS
 
 
@@ -40,18 +40,18 @@ class Reconcile(Struct, frozen=True):
 
 
 class Reconciled(Struct, frozen=True):
-    """What came of it; None as what was measured: nobody knows better than what was posted."""
+    """The result of a reconciliation. `measured` is None if nothing was measured: the posted time stands."""
 
     lease: int
     account: str
     measured: int | None
-    difference: int = 0  # what had to be posted more, or less
+    difference: int = 0  # the amount posted in addition, negative for a refund
     written_off: int = 0
-    drift: int = 0  # of its account over the period, where the owner got an alert for it
+    drift: int = 0  # the account's drift over the period, if its owner got an alert
 
 
 async def reconcile(db: Connection, commands: Sequence[Reconcile]) -> list[Reconciled | None]:
-    """One batch, in a transaction; None where somebody else was faster."""
+    """Reconcile one batch, in a transaction; None for a lease that another process reconciled first."""
     ids = sorted({one.ended.lease for one in commands})
     locked = await ledger_store.lock(db, {one.ended.account for one in commands}, ())
     sums = await store.lock_sums(db, ids)
@@ -105,7 +105,7 @@ async def _count_drift(db: Connection, ledger: Ledger, done: dict[int, Reconcile
 
 
 def _outcomes(done: Iterable[Reconciled], missing: int) -> dict[str, tuple[int, int]]:
-    """Leases and nanocredits by outcome; of events that never came, how many."""
+    """Leases and nanocredits by outcome, and the number of missing events."""
     found: dict[str, tuple[int, int]] = {"missing events": (missing, 0)} if missing else {}
     for one in done:
         parts = [(_outcome(one), abs(one.difference))]
@@ -124,29 +124,30 @@ def _outcome(one: Reconciled) -> str:
 
 
 async def settle_late(runtime: Runtime, words: Sequence[LastWord]) -> None:
-    """Leases that ended before their nodes could say how long they ran are reconciled by that, and by nothing else."""
+    """Reconcile leases that ended while their node was away, by the running time that the node has reported since."""
     async with runtime.database.reader() as db:
         await store.save_last_words(db, words)
 
 
 async def forget_drift(runtime: Runtime) -> None:
-    """Drop the drift of hours that no longer count."""
+    """Delete the drift of hours that no longer count."""
     policy = await load_credit_policy(runtime)
     async with runtime.database.reader() as db:
         await store.forget_drifts(db, first_hour(await ledger_store.load_now(db), policy.drift_account_hours))
 
 
 def tell(done: Iterable[Reconciled], policy: CreditPolicy) -> None:
-    """Log the differences that are large, by lease and by account, once they are committed."""
+    """Log large differences, by lease and by account, after they are committed."""
     for one in done:
         if one.drift:
             log.warning(
-                "the adjustments of an account add up to more than the limit", account=one.account,
-                drift=credits_of(one.drift), limit=credits_of(policy.drift_account_credits),
+                "account_drifted", message="the adjustments of an account add up to more than the limit",
+                account=one.account, drift=credits_of(one.drift), limit=credits_of(policy.drift_account_credits),
                 hours=policy.drift_account_hours,
             )  # fmt: skip
         if abs(one.difference) > policy.drift_credits or one.written_off:
             log.warning(
-                "a lease cost other than was posted", lease=one.lease, account=one.account,
+                "lease_adjusted", message="a lease's measured cost differs from the posted one", lease=one.lease,
+                account=one.account,
                 difference=credits_of(one.difference), written_off=credits_of(one.written_off),
             )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Verbs of sealing: entries in blocks, blocks in pages, and lines dropped when their time is over.
+"""Sealing of the ledger: hash entries into blocks, roll blocks up into pages, and drop entries after their retention.
 
-Each block and each page is one transaction, whose first lock is that of sealing: one seals at a time, and whoever is
-killed leaves nothing half. Writers of entries never wait for it. What is done to a whole page or partition at once may
-take long, on a connection of its own. `bursar.ops.credit.ledger_verify` verifies what was sealed.
+Each block and each page is one transaction, whose first lock is the sealing lock: one process seals at a time, and one
+that is killed leaves nothing half done. Writers of entries never wait for it. Statements on a whole page or partition
+may take long, and have a connection of their own. `bursar.ops.credit.ledger_verify` verifies the sealed entries.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from bursar.store.db.database import Connection
 
 log = structlog.get_logger()
 
-# What is sealed, and what is searched for the balance at a time, at once.
+# The largest block; a balance at a time is searched for in at most one block.
 BLOCK_ENTRIES_MAX = 150_000
-# Blocks of a quarter of an hour, were it ever so busy.
+# More blocks than a busy quarter of an hour has.
 PAGE_BLOCKS_MAX = 1000
 
 
 class Broken(Exception):
-    """What is to be sealed is not what was written."""
+    """The entries to seal are incomplete."""
 
 
 async def seal(runtime: Runtime, *, entries_max: int = BLOCK_ENTRIES_MAX) -> int:
-    """Seal everything that is committed, block by block, and roll up the quarters of an hour that are over; how many
-    blocks were made. Nothing where another does it."""
+    """Seal all committed entries, block by block, and roll up every finished quarter of an hour. Returns the number of
+    blocks; 0 if another process is sealing."""
     blocks = 0
     while await seal_block(runtime, entries_max):
         blocks += 1
@@ -56,18 +56,18 @@ async def seal_block(runtime: Runtime, entries_max: int = BLOCK_ENTRIES_MAX) -> 
 async def _seal_block(db: Connection, entries_max: int) -> SealedBlock | None:
     before = await store.load_head(db)
     number, first, previous = (before.number + 1, before.last + 1, before.hash) if before else (1, 1, GENESIS)
-    # Entries up to the ledger's last number are all committed: they can be seen by every later statement.
+    # All entries up to the ledger's last number are committed, so every later statement sees them.
     last = min(await load_last(db), first + entries_max - 1)
     if last < first:
         return None
     begun = await store.load_time(db, first)
     if begun is None:
-        raise Broken(f"entry {first} is missing: nothing is sealed from there on")
+        raise Broken(f"entry {first} is missing: sealing stops before it")
     later = await store.find_first_since(db, first, last, quarter_end(begun))
     last = later - 1 if later is not None else last
     digest = await store.load_digest(db, first, last)
     if digest.lines != last - first + 1:
-        raise Broken(f"of the entries {first} to {last} only {digest.lines} are there: nothing is sealed from there on")
+        raise Broken(f"only {digest.lines} of the entries {first} to {last} exist: sealing stops before them")
     block = SealedBlock(
         number,
         first,
@@ -88,7 +88,7 @@ async def _seal_block(db: Connection, entries_max: int) -> SealedBlock | None:
 
 
 async def roll_up(runtime: Runtime) -> SealedPage | None:
-    """One page of the blocks of a quarter of an hour that is over: that is so once there are blocks of a later one."""
+    """Make one page of the blocks of a finished quarter of an hour, which is one before that of the newest block."""
     async with runtime.database.patient() as db, db.transaction():
         if not await store.lock(db):
             return None
@@ -112,21 +112,24 @@ async def _roll_up(db: Connection) -> SealedPage | None:
     page = SealedPage(number, first_block, last.number, together[0].first, last.last, rollup_hash, previous)
     page = replace(page, hash=page_hash(page))
     await store.save_page(db, page)
-    # Whoever writes this down elsewhere can prove later that nothing before it was changed.
-    log.info("ledger rolled up", page=number, block=last.number, hash=last.hash.hex())
+    # A copy of this hash, kept elsewhere, proves later that nothing before it was changed.
+    log.info(
+        "ledger_rolled_up", message="a page of the ledger was rolled up", page=number, block=last.number,
+        hash=last.hash.hex(),
+    )  # fmt: skip
     return page
 
 
-async def free_capacity(runtime: Runtime) -> None:
-    """Partitions for the next entries, well before they come."""
+async def create_partitions(runtime: Runtime) -> None:
+    """Create partitions for the next entries in advance."""
     async with runtime.database.reader() as db:
         await ensure_partitions(db)
 
 
 async def drop_lines(runtime: Runtime, days: float, *, seconds: float = 0.0) -> list[str]:
-    """Drop the partitions of entries that all are older than so many days and rolled up, after proving once more that
-    their sums are right; their names. Those that are not right stay. Nothing where somebody else was at it within so
-    many seconds."""
+    """Drop the partitions whose entries are all rolled up and older than `days`, after verifying them once more; return
+    their names. A partition with a fault is kept. Nothing is done if another process tried within the last
+    `seconds`."""
     if not await _claim_drop(runtime, seconds):
         return []
     dropped = []
@@ -135,19 +138,22 @@ async def drop_lines(runtime: Runtime, days: float, *, seconds: float = 0.0) -> 
         async with runtime.database.patient() as db:
             await store.drop_partition(db, partition)
         dropped.append(partition.name)
-        log.info("entries dropped", partition=partition.name, first=partition.first, last=partition.last)
+        log.info(
+            "ledger_entries_dropped", message="a partition of old entries was dropped", partition=partition.name,
+            first=partition.first, last=partition.last,
+        )  # fmt: skip
     async with runtime.database.reader() as db:
         return dropped + await store.drop_orphans(db)
 
 
 async def _claim_drop(runtime: Runtime, seconds: float = 0.0) -> bool:
-    """Also said again, without asking, by whoever is at it."""
+    """Claim the dropping of partitions. The process that does it renews its claim with `seconds` 0."""
     async with runtime.database.reader() as db:
         return await store.claim_drop(db, seconds)
 
 
 async def _list_old(runtime: Runtime, days: float) -> list[Partition]:
-    """Partitions below the floor, after raising it as far as may be."""
+    """The partitions below the floor, after raising the floor as far as possible."""
     async with runtime.database.reader() as db:
         partitions = await store.list_partitions(db)
         newest = await store.load_last_page_before(db, days)
@@ -176,10 +182,16 @@ async def _prove(runtime: Runtime, partition: Partition, page: SealedPage) -> bo
         await _claim_drop(runtime)
         proof = await prove(runtime, after=after, until=page.last_block)
         if proof.findings:
-            log.error("entries are not dropped: they are not right", findings=[str(one) for one in proof.findings])
+            log.error(
+                "ledger_entries_kept", message="old entries are not dropped, because their verification found faults",
+                findings=[str(one) for one in proof.findings],
+            )  # fmt: skip
             return False
         if proof.through <= after:
-            log.error("entries are not dropped: blocks of theirs are missing", after=after, until=page.last_block)
+            log.error(
+                "ledger_entries_kept", message="old entries are not dropped, because blocks are missing", after=after,
+                until=page.last_block,
+            )  # fmt: skip
             return False
         after = proof.through
     return True
@@ -191,6 +203,6 @@ async def _raise_floor(runtime: Runtime, floor: int, before: int) -> None:
 
 
 async def load_standing(runtime: Runtime) -> SealProgress:
-    """How far the ledger is sealed and verified, and what was found wrong."""
+    """The progress of sealing and verification, with the findings."""
     async with runtime.database.reader() as db:
         return await store.load_standing(db)

@@ -1,6 +1,6 @@
-"""Verbs of looking back and ahead: balances as of a time, statements, forecasts.
+"""Account statements: balances as of a time, statements, forecasts.
 
-Everything is read in one snapshot: sealing, rolling up and dropping may go on meanwhile.
+Everything is read in one snapshot, so sealing, rolling up and dropping may go on meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEASES_MAX = 1_000_000
 
 
 async def balance_at(runtime: Runtime, account: int, at: int) -> BalanceAt | Refusal:
-    """What was posted to an account before a time, in microseconds."""
+    """The balance of an account before a time, in microseconds."""
     async with snapshot(runtime.database) as db:
         if not (found := await store.load_names(db, [account])):
             return _nobody(account)
@@ -48,8 +48,8 @@ async def balance_at(runtime: Runtime, account: int, at: int) -> BalanceAt | Ref
 async def statement(
     runtime: Runtime, account: int, begin: int, end: int, *, limit: int = LINES_MAX, place: PageEnd | None = None
 ) -> Statement | Refusal:
-    """Of one account, from `begin` up to and without `end`, in microseconds. At most `limit` lines and items: where
-    there are more, `following` is the `place` that it goes on with, of the same period and the same entries."""
+    """The statement of one account from `begin` up to, but not including, `end`, in microseconds. It has at most
+    `limit` lines and items; if there are more, `following` is the `place` of the next page, of the same entries."""
     if begin > end:
         return _backwards()
     async with snapshot(runtime.database) as db:
@@ -71,7 +71,7 @@ async def statement(
 
 
 async def _first(db: Connection, account: int, begin: int, end: int) -> PageEnd | Refusal:
-    """Before the first line. This is where everything of the period is added up, once."""
+    """The position before the first line. The sums of the whole period are computed here, once."""
     cuts = await _cuts(db, begin, end)
     if isinstance(cuts, Refusal):
         return cuts
@@ -89,7 +89,7 @@ async def _first(db: Connection, account: int, begin: int, end: int) -> PageEnd 
 
 
 def _following(first: PageEnd, items: Sequence[Item], lines: Sequence[LeaseLine], limit: int) -> PageEnd | None:
-    """What has no more to show goes on at its end."""
+    """The position of the next page. A list without more lines stays at its end."""
     if len(items) <= limit and len(lines) <= limit:
         return None
     return replace(
@@ -104,7 +104,7 @@ async def _moved(db: Connection, accounts: Sequence[int], cuts: tuple[StatementC
 
 
 async def tenant_statement(runtime: Runtime, tenant: str, begin: int, end: int) -> TenantStatement | Refusal:
-    """Of all accounts of a tenant, each with its sums."""
+    """The statement of a tenant: all of its accounts, each with its sums."""
     if begin > end:
         return _backwards()
     async with snapshot(runtime.database) as db:
@@ -125,7 +125,7 @@ async def tenant_statement(runtime: Runtime, tenant: str, begin: int, end: int) 
 
 
 async def forecast(runtime: Runtime, account: int) -> Forecast | Refusal:
-    """How long an account lasts at the rate at which it is spending now."""
+    """The forecast of an account: how long its credit lasts at its current rate of spending."""
     async with snapshot(runtime.database) as db:
         found = await ledger_store.load_accounts(db, [account])
         if not found:
@@ -135,7 +135,7 @@ async def forecast(runtime: Runtime, account: int) -> Forecast | Refusal:
 
 
 async def system_balances(runtime: Runtime) -> dict[str, int]:
-    """The other side of everybody's entries, by name: what was topped up is negative, what was earned is positive."""
+    """The balances of the system's accounts, by name: top-ups are negative, earnings positive."""
     async with snapshot(runtime.database) as db:
         posted = await store.load_posted(db, list(SYSTEM_ACCOUNTS), await store.load_newest(db))
     return {SYSTEM_ACCOUNTS[one]: amount for one, amount in posted.items()}
@@ -173,11 +173,11 @@ def _backwards() -> Refusal:
 
 
 def _dropped(at: int) -> Refusal:
-    """Of old times only what every quarter of an hour came to is kept."""
+    """The refusal of a time whose entries were dropped: only the balances at full quarters of an hour are kept."""
     quarter = at // QUARTER * QUARTER
     near = " or ".join(f"{time_of(one):%Y-%m-%dT%H:%M:%SZ}" for one in (quarter, quarter + QUARTER))
     return Refusal(
         Code.GONE,
-        f"entries of {time_of(at):%Y-%m-%dT%H:%M:%SZ} are no longer kept line by line",
+        f"the single entries of {time_of(at):%Y-%m-%dT%H:%M:%SZ} are no longer kept",
         f"Ask for a full quarter of an hour: {near}.",
     )

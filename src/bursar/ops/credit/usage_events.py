@@ -1,7 +1,7 @@
-"""Usage of jobs as it was measured: each event written once, and added to the sum of its lease in the same commit.
+"""Usage events of jobs: each is stored once, and added to the sum of its lease in the same commit.
 
-An event is known by its job and number. The same again changes nothing and is answered as such; another body under the
-same number is refused. What comes after its lease was reconciled has the lease reconciled again.
+An event is identified by its job and number. A repetition changes nothing and is answered as such; another body under
+the same number is refused. An event that arrives after the reconciliation of its lease has it reconciled again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EVENTS_MAX = 512
 
 
 class Measure(Struct, frozen=True):
-    """An event, and who sends it: `tenants` are those it sees, None being all; a `node` speaks of its own leases."""
+    """An event and its sender's access: the visible `tenants` (None: all), or the `node` whose leases it may report."""
 
     event: UsageEvent
     tenants: Collection[str] | None = None
@@ -34,7 +34,7 @@ class Measure(Struct, frozen=True):
 
 
 class Noted(Struct, frozen=True):
-    """It is written: under which lease, whether it was before, and whether the lease had been reconciled already."""
+    """A stored event: its lease, whether it is a repetition, and whether the lease had been reconciled before."""
 
     lease: int
     duplicate: bool = False
@@ -45,14 +45,14 @@ Answer: TypeAlias = Noted | Refusal
 
 
 async def note_usage(runtime: Runtime, events: Sequence[Measure], tenant: str = "") -> list[Answer]:
-    """Write these events; each gets its own answer once it is committed. Where some were not taken it is said when the
-    others are written, and all may be sent again."""
+    """Store these events; each is answered once it is committed. If a full lane sheds some, the error is raised after
+    the others are stored, and all may be sent again."""
     answers: list[Answer | BaseException] = await put_all(runtime.measuring, events, tenant)
     return raise_first(answers)
 
 
 async def measure(db: Connection, commands: Sequence[Measure]) -> list[Answer]:
-    """One batch, in a transaction."""
+    """Store one batch, in a transaction."""
     answers: dict[int, Answer] = {}
     lines: dict[int, MeteredEvent] = {}
     payers = await store.load_payers(db, {one.event.job for one in commands})
@@ -72,7 +72,7 @@ async def measure(db: Connection, commands: Sequence[Measure]) -> list[Answer]:
 
 
 async def _write(db: Connection, lines: dict[int, MeteredEvent]) -> dict[int, Answer]:
-    """Those that are new are written and added up; of one that comes twice in a batch, the first is."""
+    """Store and sum the new events; of one that comes twice in a batch, the first."""
     first: dict[EventKey, int] = {}
     for index, line in lines.items():
         first.setdefault(line.key, index)
@@ -103,7 +103,7 @@ def _outcome(answer: Answer) -> str:
 
 
 async def forget_events(runtime: Runtime) -> int:
-    """Drop events that can change nothing any more; how many."""
+    """Delete events that can no longer change anything, and return their number."""
     forgotten = 0
     async with runtime.database.reader() as db:
         while count := await store.forget(db):

@@ -1,4 +1,4 @@
-"""Verbs that depend on every kind: choosing a kind's command, emptying namespaces, the first objects.
+"""Verbs that depend on every kind: creating an object with the command of its kind, the first objects.
 
-Read `dispatch.py` first.
+Read `create.py` first.
 """

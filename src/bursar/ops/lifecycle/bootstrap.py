@@ -1,4 +1,4 @@
-"""What a new installation starts with: a default tenant and namespace, priority classes, queues."""
+"""Bootstrap of a new installation: a default tenant and namespace, priority classes, queues."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import structlog
 
-from bursar.core.objects.object import Key, Origin
+from bursar.core.objects.object import Origin
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.lifecycle.dispatch import create_command
+from bursar.ops.lifecycle.create import create_command
 from bursar.ops.objects.object import get, submit
 from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.runtime import Runtime
@@ -19,7 +19,7 @@ from bursar.store.db.migrate import migrate
 from bursar.store.quota.tenant_tree import begin_era
 from bursar.wire.kinds.namespace import DEFAULT_TENANT, TENANT_LABEL
 from bursar.wire.kinds.registry import BY_NAME
-from bursar.wire.kinds.settings import SYSTEM
+from bursar.wire.kinds.settings import SETTINGS_KEY, SYSTEM
 
 log = structlog.get_logger()
 
@@ -32,7 +32,7 @@ def first_objects() -> Iterator[dict[str, Any]]:
     labels = {TENANT_LABEL: DEFAULT_TENANT}
     yield {"kind": "Namespace", "metadata": {"name": "default", "labels": labels}}
     for name, value in PRIORITIES.items():
-        # Whoever may name it goes before everybody else.
+        # Work of this class goes before all other work, so only administrators may name it.
         reserved = {"adminOnly": True} if name == "system-critical" else {}
         yield {"kind": "PriorityClass", "metadata": {"name": name}, "value": value, **reserved}
     for name, profile in QUEUES.items():
@@ -41,12 +41,12 @@ def first_objects() -> Iterator[dict[str, Any]]:
 
 
 async def bootstrap(runtime: Runtime) -> int:
-    """Create what is missing and leave alone what is there; how many were created.
+    """Create the default objects that do not exist; return the number created.
 
-    The settings come last, so their presence says that this was done once to the end: defaults that were deleted since
-    stay deleted.
+    The settings come last, so they exist only after a complete bootstrap: defaults that were deleted since then stay
+    deleted.
     """
-    if not isinstance(await get(runtime, Key("Settings", "", SYSTEM)), Refusal):
+    if not isinstance(await get(runtime, SETTINGS_KEY), Refusal):
         return 0
     created = 0
     for document in first_objects():
@@ -60,15 +60,15 @@ async def bootstrap(runtime: Runtime) -> int:
 
 
 async def prepare(database_url: str, *, restored: bool = False) -> None:
-    """Schema and default objects, on a database that may be empty. `restored` is for one that was put back to what a
-    backup had: whoever saw more must not take what comes now for it."""
+    """Create schema and default objects, in a database that may be empty. `restored` says that it was restored from a
+    backup: agents and clients that saw later changes must not confuse them with new ones."""
     db = await connect(database_url)
     try:
-        for name in await migrate(db):
-            log.info("migrated", migration=name)
+        if applied := await migrate(db):
+            log.info("schema_migrated", message="migrations were applied", applied=len(applied), newest=applied[-1])
         if restored:
             await begin_era(db)
-            log.info("the database was restored: a new era begins")
+            log.info("era_begun", message="the database was restored, and a new era begins")
     finally:
         await db.close()
     database = await Database.open(database_url, readers=2)

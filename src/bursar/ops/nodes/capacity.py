@@ -1,30 +1,35 @@
-"""What a node says it has: its status, which is what schedules.
+"""The capacity that a node reports: it goes to the status, which the scheduler uses.
 
-The spec is what an administrator says, and the node's word starts from it. What the node does not speak of stays as the
-spec has it, and where the spec says how much there is, or how much may be given, the node cannot raise that.
+The spec is set by an administrator. A resource that the node does not report stays as the spec has it, and a report
+cannot raise the capacity or the allocatable amount that the spec gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import structlog
 
-from bursar.core.objects.object import Key, Origin, Stored
+from bursar.commands.command import Command, Reply
+from bursar.commands.lifecycle.dispatch import change_command
+from bursar.commands.objects.status import set_condition
+from bursar.core.nodes.node import CapacityRise
+from bursar.core.objects.object import Origin, Stored
+from bursar.core.values.instant import timestamp
+from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Refusal
-from bursar.ops.lifecycle.dispatch import change_command
-from bursar.ops.nodes.node import cap
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.clock import timestamp
-from bursar.ops.runtime.command import Command, Reply
+from bursar.ops.runtime import metrics
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.workloads.allocation import set_condition
-from bursar.wire.kinds.node import STDIN_LABEL, Node, NodeStatus, cap_by_spec, isolation_condition
+from bursar.wire.kinds.node import STDIN_LABEL, Node, NodeStatus, cap_by_spec, isolation_condition, node_key
 from bursar.wire.kinds.registry import BY_NAME
 from bursar.wire.shared.limits import amounts, dimension_name
 from bursar.wire.shared.meta import Quantity
+
+log = structlog.get_logger()
 
 NODE = BY_NAME["Node"]
 
@@ -32,8 +37,8 @@ NODE = BY_NAME["Node"]
 async def report_capacity(
     runtime: Runtime, name: str, capacity: Mapping[str, str], features: Collection[str] = ()
 ) -> Reply | None:
-    """Write what a node has and its agent can do, where that differs from what is stored; None where it does not."""
-    key = Key("Node", "", name)
+    """Store a node's capacity and its agent's capabilities; None if they are stored already."""
+    key = node_key(name)
     before = await object_ops.get(runtime, key)
     if isinstance(before, Refusal):
         return before
@@ -57,8 +62,8 @@ async def report_capacity(
 
 
 async def report_isolation(runtime: Runtime, name: str, isolation: str, why: str) -> Reply | None:
-    """Write how a node's agent keeps tenants apart, where that is news; None where it is not."""
-    key = Key("Node", "", name)
+    """Store how a node's agent isolates tenants; None if that is stored already."""
+    key = node_key(name)
     before = await object_ops.get(runtime, key)
     if isinstance(before, Refusal):
         return before
@@ -74,6 +79,26 @@ async def report_isolation(runtime: Runtime, name: str, isolation: str, why: str
         return change_command(NODE, before, one, Origin(f"node:{name}", "isolation"), spec_changed=False, status=True)
 
     return await object_ops.change(runtime, key, edit, tenant="", first=before)
+
+
+def cap(node: Node) -> None:
+    """Limit a node's reported capacity to that of its spec, and log a warning of resources that it exceeds."""
+    if claimed := cap_by_spec(node):
+        metrics.NODE_RISES.inc(len(claimed))
+        log.warning(
+            "capacity_exceeds_spec", message="a node reports more than its spec.capacity", node=node.metadata.name,
+            resources=claimed,
+        )  # fmt: skip
+
+
+def warn_of_rises(rises: Sequence[CapacityRise]) -> None:
+    for one in rises:
+        metrics.NODE_RISES.inc()
+        before, now = (format_amount(one.resource, amount) for amount in (one.before, one.after))
+        log.warning(
+            "capacity_rose", message="a node offers more than before", node=one.node, resource=one.resource,
+            before=before, now=now,
+        )  # fmt: skip
 
 
 def _is_news(status: Mapping[str, Any], isolation: str, why: str) -> bool:
@@ -95,7 +120,7 @@ def _figures(status: NodeStatus) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def _offering(document: Mapping[str, Any], said: Mapping[str, str]) -> Node:
-    """A node that says to have this, whatever its spec says of its capacity."""
+    """The node with this reported capacity, not yet limited by its spec."""
     spec = document.get("spec") or {}
     allowed: Mapping[str, Quantity] = spec.get("allocatable") or {}
     capacity: dict[str, Quantity] = {**(spec.get("capacity") or allowed), **said}

@@ -1,7 +1,7 @@
-"""The cluster in numbers, from the database: how many nodes are in which state, and what they have, give and use.
+"""Cluster totals from the database: nodes by state, and their capacity, requests and usage.
 
-Nodes are read as far as they changed; what they have given away is read each time. Whoever asks within a second of
-another gets the same figures.
+Only changed nodes are read again; the allocated amounts are read each time. Calls within one second get the same
+figures.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class NodeFigures:
     ready: bool
     cordoned: bool
     capacity: Amounts
-    used: Amounts | None  # as it measured; None where it does not say
+    used: Amounts | None  # measured by the node; None if it does not report it
 
 
 @dataclass(slots=True)
 class ClusterTotals:
-    """Of each resource, over all nodes. What nobody measured is not in `used`."""
+    """The totals of each resource, over all nodes. `used` has only resources that are measured."""
 
     total: int = 0
     ready: int = 0
@@ -76,7 +76,7 @@ class ClusterCache:
         changed = await store.load_nodes(db, self._edition.revision)
         nodes = {**self._nodes, **{name: figures_of(doc, status) for name, doc, status in changed}}
         if len(nodes) != edition.nodes:
-            # Some are gone, or came meanwhile; which, only all of them tell.
+            # Nodes were removed or added meanwhile; only a full read shows which.
             nodes = {name: figures_of(doc, status) for name, doc, status in await store.load_nodes(db)}
         self._nodes, self._edition = nodes, edition
 
@@ -102,7 +102,7 @@ def _amounts_in(used: bytes) -> Amounts:
 def totals_of(
     nodes: Mapping[str, NodeFigures], capacities: Mapping[str, NodeCapacity], loads: Mapping[str, Amounts] | None = None
 ) -> ClusterTotals:
-    """Each node is counted in one state. What its agent measures counts before what somebody wrote to its status."""
+    """Sum up nodes, each in one state. Usage measured by the agent takes precedence over usage in the status."""
     totals = ClusterTotals(total=len(nodes))
     for name, one in nodes.items():
         totals.not_ready += not one.ready
@@ -112,7 +112,7 @@ def totals_of(
         _add(totals.used, (loads or {}).get(name, one.used or {}))
     for capacity in capacities.values():
         _add(totals.allocatable, capacity.allocatable)
-        # What is given as a whole is asked for as a whole.
+        # An exclusive allocation counts as a request for the whole node.
         _add(totals.requested, capacity.allocatable if EXCLUSIVE in capacity.allocated else capacity.allocated)
     return totals
 

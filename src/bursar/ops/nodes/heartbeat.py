@@ -1,7 +1,7 @@
-"""Beats of nodes' agents: hundreds in one statement, answered once they are committed.
+"""Heartbeats of node agents: hundreds in one statement, answered after the commit.
 
-What a beat grants is written before it is told: `granted_until` never lies before the end of a lease that some agent
-believes to have. A beat changes no object and never enters the feed.
+A grant is committed before the agent gets it, so `granted_until` is never before the end of a lease that an agent
+holds. A heartbeat changes no object and never enters the feed.
 """
 
 from __future__ import annotations
@@ -19,30 +19,31 @@ C = TypeVar("C")
 A = TypeVar("A")
 
 HEARTBEATS_MAX = 512
-# Of how many nodes the whole wanted set is read at once: all of it is in memory until it is sent.
+# Nodes whose whole wanted set is read at once: it is in memory until it is sent.
 RECALLS_MAX = 32
 
 
 class Heartbeat(Struct, frozen=True):
-    """One beat: who speaks, on which stream, whether it is the stream's first, what is asked and what was measured."""
+    """One heartbeat: the node, its stream, whether it is the stream's first, the placements asked for, the load."""
 
     seen: SeenBeat
     first: bool = False
-    asked: tuple[str, ...] = ()  # uids of which the node says something
+    asked: tuple[str, ...] = ()  # uids that the node reports on
     usages: tuple[UsageRow, ...] = ()
-    load: bytes = b""  # what is in use on the node, where that is to be written down
+    load: bytes = b""  # the node's measured usage, if it is to be stored
 
 
 class HeartbeatHeard(Struct, frozen=True):
-    """A beat that counts: as what the node stood until now, and what of the asked is placed on it, by uid."""
+    """The answer to a heartbeat that counts: the node's liveness until now, and the placements asked for, by uid."""
 
     standing: str
     claims: Mapping[str, ReportedPlacement]
-    began: int = 0  # of a stream's first beat: when that was, in microseconds of the database's clock
+    began: int = 0  # the time of a stream's first heartbeat, in microseconds of the database's clock
 
 
 class KeptConnection(Generic[C, A]):
-    """What a lane runs on a connection of its own, which is made anew when it was lost. Statements stand alone."""
+    """A lane's batch function with a connection of its own, which is opened again after a loss. It needs no
+    transaction."""
 
     def __init__(self, database: Database, answer: Callable[[Connection, Sequence[C]], Awaitable[Sequence[A]]]) -> None:
         self._database = database
@@ -66,8 +67,8 @@ class KeptConnection(Generic[C, A]):
 
 
 async def hear(db: Connection, heartbeats: Sequence[Heartbeat]) -> list[HeartbeatHeard | None]:
-    """Write down that these nodes were heard, and answer each; None where a beat does not count: its node is gone, its
-    certificate was revoked, or a younger stream is the node's."""
+    """Store the heartbeats of these nodes, and answer each. None: the heartbeat does not count, because its node was
+    deleted, its certificate was revoked, or the node has a newer stream."""
     met = await _meet(db, heartbeats)
     standings = {stream: standing for stream, (standing, _) in met.items()}
     if later := [one.seen for one in heartbeats if not one.first]:
@@ -88,7 +89,7 @@ async def hear(db: Connection, heartbeats: Sequence[Heartbeat]) -> list[Heartbea
 
 
 async def _meet(db: Connection, heartbeats: Sequence[Heartbeat]) -> dict[tuple[str, str], tuple[str, int]]:
-    """Of several streams that a node begins at once, the last is its own."""
+    """Register new streams. Of several streams that a node starts at once, the last one counts."""
     last = {one.seen.node: one.seen for one in heartbeats if one.first}
     if not last:
         return {}

@@ -1,40 +1,34 @@
-"""Who nodes are: the one authority that signs their certificates, and which of these still count.
+"""The node certificate authority: it signs the certificates of nodes, and checks which ones are still valid.
 
-A certificate cannot be taken back, so each says the generation of its node's identity, and the database says which one
-counts: a node that is enrolled anew, disowned or deleted begins the next, and whatever its old key signs is refused.
+Instead of a revocation list, each certificate has the generation of its node's identity, and the database has the valid
+one: enrolling a node again, disowning or deleting it starts the next generation, and older certificates are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from bursar.core.objects.object import Key
+from bursar.commands.objects.object import not_found
 from bursar.core.values.access import unauthenticated
 from bursar.core.values.certificate import NodeIdentity
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.nodes.x509 import (
-    Authority,
-    Issued,
-    fingerprint,
-    new_authority,
-    read_authority,
-    read_request,
-    sign_node,
-)
-from bursar.ops.objects.object import not_found
+from bursar.ops.nodes.x509 import Authority, Issued, fingerprint, new_authority, read_authority, read_request, sign_node
 from bursar.ops.runtime.clock import now
 from bursar.store.db.database import Connection, Database
 from bursar.store.nodes import node_ca as store
+from bursar.wire.kinds.node import node_key
 
 NAME = "Bursar node authority"
 ENROL_HINT = "enrol it again with a new token: bursar node token --name {}"
 OVERTAKEN = Refusal(
-    Code.CONFLICT, "the node was deleted, or enrolled by another, in the same moment", "Try again, with a new token."
+    Code.CONFLICT,
+    "the node was deleted, or enrolled by another request, at the same time",
+    "Try again, with a new token.",
 )
 
 
 async def ensure_authority(database: Database) -> Authority:
-    """The authority, made by whoever comes first."""
+    """The authority; the first process creates it."""
     async with database.reader() as db:
         record = await store.load(db) or await _make(db)
     return read_authority(record.certificate.encode(), record.key.encode())
@@ -43,7 +37,7 @@ async def ensure_authority(database: Database) -> Authority:
 async def _make(db: Connection) -> store.AuthorityRecord:
     async with db.transaction():
         await store.lock(db)
-        # While we waited for the lock another may have been here.
+        # Another process may have created it while this one waited for the lock.
         if record := await store.load(db):
             return record
         made = new_authority(NAME, now())
@@ -53,8 +47,8 @@ async def _make(db: Connection) -> store.AuthorityRecord:
 
 
 async def enrol(database: Database, node: str, request: bytes, *, token_id: str = "") -> Issued | Refusal:
-    """A first certificate for a node that exists. Whatever certificates it had before count no more, but for those that
-    the same key was given for the same token: its answer may have been lost."""
+    """A first certificate for an existing node. Its earlier certificates become invalid, except those for the same key
+    and the same token: that answer may have been lost."""
     key = read_request(request)
     if isinstance(key, Refusal):
         return key
@@ -62,12 +56,12 @@ async def enrol(database: Database, node: str, request: bytes, *, token_id: str 
     async with database.reader() as db:
         generation = await store.enrol(db, node, token_id, fingerprint(key))
     if generation is None:
-        return OVERTAKEN if token_id else not_found(Key("Node", "", node))
+        return OVERTAKEN if token_id else not_found(node_key(node))
     return sign_node(authority, key, NodeIdentity(node, generation), now())
 
 
 async def renew(database: Database, identity: NodeIdentity, request: bytes) -> Issued | Refusal:
-    """The next certificate for a node that has shown one. The one it has goes on counting until it expires."""
+    """The next certificate for a node that has presented one. The current one stays valid until it expires."""
     key = read_request(request)
     if isinstance(key, Refusal):
         return key
@@ -78,7 +72,7 @@ async def renew(database: Database, identity: NodeIdentity, request: bytes) -> I
 
 
 async def issue(database: Database, node: str, request: bytes) -> Issued | Refusal:
-    """A certificate for a node that has shown its own token; those it has go on counting."""
+    """A certificate for a node that has presented its own token; its current certificates stay valid."""
     key = read_request(request)
     if isinstance(key, Refusal):
         return key
@@ -86,21 +80,21 @@ async def issue(database: Database, node: str, request: bytes) -> Issued | Refus
     async with database.reader() as db:
         generation = await store.ensure_generation(db, node)
     if generation is None:
-        return not_found(Key("Node", "", node))
+        return not_found(node_key(node))
     return sign_node(authority, key, NodeIdentity(node, generation), now())
 
 
 async def refused_identities(db: Connection, identities: Collection[NodeIdentity]) -> dict[NodeIdentity, Refusal]:
-    """Those that count no more, each with why: its node was deleted, disowned, or enrolled anew since."""
+    """The invalid identities, each with its refusal: the node was deleted, disowned, or enrolled again since."""
     counting = await store.load_generations(db, {one.node for one in identities})
     refused: dict[NodeIdentity, Refusal] = {}
     for one in identities:
         hint = ENROL_HINT.format(one.node)
         if one.node not in counting:
-            refused[one] = unauthenticated(f"there is no node {one.node!r} any more", hint)
+            refused[one] = unauthenticated(f"node {one.node!r} no longer exists", hint)
         elif one.generation != counting[one.node]:
             message = (
-                f"this certificate of node {one.node!r} was revoked: the node was deleted, disowned or enrolled anew"
+                f"this certificate of node {one.node!r} was revoked: the node was deleted, disowned or enrolled again"
             )
             refused[one] = unauthenticated(message, hint)
     return refused

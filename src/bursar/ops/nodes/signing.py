@@ -1,12 +1,11 @@
-"""What is granted to nodes, signed: one JWT per node and beat, with keys that are made here and change now and then.
+"""Signed leases: one JWT per node and heartbeat, and the rotation of the keys that sign them.
 
-A token says for how long each lease of the node is paid, counted from when the beat that it answers was sent: lengths
-and no times, so nobody's clock matters. It names its node, the agent's own word for the stream (`nonce`) and the number
-of the beat, so it is good for one answer to one beat, and for nothing else.
+A token gives the paid time of each lease of the node, counted from when the heartbeat was sent: durations, no absolute
+times, so clocks need not agree. It names its node, the agent's `nonce` of the stream and the number of the heartbeat,
+so it is valid as the answer to that heartbeat only.
 
-The youngest key signs. When a new one is made, the older ones are believed for a while longer: whoever knows the keys
-of a moment ago still believes what was signed then. Each agent is told the keys on the stream that the tokens come on;
-everybody else finds them at /.well-known/jwks.json.
+The newest key signs. After a rotation the older keys stay valid for a while, for verifiers that do not have the new one
+yet. Agents get the keys on the stream that the tokens come on; other verifiers read /.well-known/jwks.json.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from joserfc.jwk import OKPKey
 from msgspec import Struct
 
+from bursar.commands.command import REUSED
+from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Refusal
-from bursar.ops.runtime.command import REUSED
 from bursar.store.db import idempotency as request_store
 from bursar.store.db.database import AWAY, Connection, Database
-from bursar.store.db.idempotency import IdempotencyKey
 from bursar.store.nodes import signing as store
 from bursar.store.nodes.signing import KeyRecord
 
@@ -39,7 +38,7 @@ log = structlog.get_logger()
 
 ALGORITHM = "Ed25519"
 ISSUER = "bursar"
-# Nothing else that anybody signs with these keys can be taken for a token of leases.
+# The type keeps other JWTs signed with these keys from being accepted as lease tokens.
 TYPE = "bursar-lease+jwt"
 RELOAD_SECONDS = 5.0
 OVERLAP_SECONDS = 24 * 3600.0
@@ -49,7 +48,7 @@ _encode = msgspec.json.encode
 
 
 class Granted(Struct, frozen=True):
-    """A lease that is paid for so many seconds from when the beat was sent; whether they are its last. `rate` is in
+    """A lease that is paid for `seconds` from when the heartbeat was sent, and whether these are its last. `rate` is in
     credits a second, and `expires_at` in seconds since 1970, by the ledger's clock."""
 
     id: str
@@ -63,7 +62,7 @@ class Granted(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """The keys that are believed now, oldest first."""
+    """The key ring: the valid keys, oldest first."""
 
     keys: tuple[OKPKey, ...] = field(repr=False)
 
@@ -72,15 +71,15 @@ class Ring:
         return tuple(str(key.kid) for key in self.keys)
 
     def public_keys(self) -> dict[str, bytes]:
-        """The 32 bytes of each public half, by the key's id."""
+        """The 32 bytes of each public key, by the key's id."""
         return {str(key.kid): key.public_key.public_bytes_raw() for key in self.keys}
 
     def jwks(self) -> dict[str, Any]:
-        """For everybody: RFC 7517."""
+        """The public key set (RFC 7517)."""
         return {"keys": [_shown(key) for key in self.keys]}
 
     def seal(self, purpose: str, message: bytes) -> bytes:
-        """By which we know again what we gave to somebody to bring back: HMAC-SHA256, with the newest key."""
+        """Authenticate data that a client gets and sends back: HMAC-SHA256, with the newest key."""
         return _seal(self.keys[-1], purpose, message)
 
     def is_sealed(self, purpose: str, message: bytes, seal: bytes) -> bool:
@@ -94,7 +93,7 @@ class Ring:
 def _seal(key: OKPKey, purpose: str, message: bytes) -> bytes:
     private = key.private_key
     assert isinstance(private, Ed25519PrivateKey), "only such keys are made here"
-    # For each purpose a key of its own: what is sealed for one is worth nothing for another.
+    # Each purpose has a derived key of its own, so that a seal for one is invalid for another.
     secret = hmac.digest(private.private_bytes_raw(), f"bursar {purpose}".encode(), "sha256")
     return hmac.digest(secret, message, "sha256")
 
@@ -109,8 +108,8 @@ class _Claims(Struct, frozen=True):
 
 
 def _compact(key: OKPKey, claims: _Claims) -> str:
-    """RFC 7515, by hand: there is one of these for every beat, and what a library does around the signature costs as
-    much as the signature."""
+    """Encode a JWS (RFC 7515) by hand: every heartbeat needs one, and a library's overhead costs as much as the
+    signature."""
     private = key.private_key
     assert isinstance(private, Ed25519PrivateKey), "only such keys are made here"
     message = _protected(str(key.kid)) + b"." + _base64(_encode(claims))
@@ -127,7 +126,7 @@ def _base64(data: bytes) -> bytes:
 
 
 class Signing:
-    """The ring of this process: read again every few seconds, and used as it was while the database is away."""
+    """The key ring of this process: reloaded every few seconds, and kept while the database is away."""
 
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._database = database
@@ -137,19 +136,19 @@ class Signing:
         self._reading = asyncio.Lock()
 
     async def ring(self) -> Ring:
-        """The keys that are believed; the first is made by whoever needs one. Raises what the database raises where
-        none was ever read."""
+        """The valid keys; the first key is created on demand. Database errors are raised only if none was ever
+        read."""
         if self._ring is not None and self._clock() - self._read_at < RELOAD_SECONDS:
             return self._ring
         async with self._reading:
-            # Those who waited here while another looked find that it has just been done.
+            # Another task may have reloaded it while this one waited for the lock.
             if self._ring is None or self._clock() - self._read_at >= RELOAD_SECONDS:
                 await self._read()
-        assert self._ring is not None, "reading it has not failed"
+        assert self._ring is not None, "_read has set it, or raised"
         return self._ring
 
     def forget(self) -> None:
-        """This process has changed the keys: who asks next sees the change."""
+        """Reload the keys at the next use, because this process changed them."""
         self._read_at = float("-inf")
 
     async def _read(self) -> None:
@@ -160,15 +159,17 @@ class Signing:
         except AWAY as error:
             if self._ring is None:
                 raise
-            log.info("the signing keys could not be read again", error=repr(error))
+            log.info(
+                "signing_keys_not_reloaded", message="the lease-signing keys could not be reloaded", error=repr(error)
+            )
             self._read_at = self._clock()
 
 
 async def rotate(
     database: Database, *, by: str, overlap_seconds: float = OVERLAP_SECONDS, claim: IdempotencyKey | None = None
 ) -> Ring | Refusal:
-    """Make the key that signs from now on. With an overlap of 0 the older ones are not believed any more: for keys that
-    somebody may have stolen. Asked for again, it is not done again."""
+    """Rotate: create the key that signs from now on. An overlap of 0 invalidates the older keys at once, for keys that
+    may be compromised. With a `claim`, a repeated request does not rotate again."""
     async with database.reader() as db, db.transaction():
         if claim is not None and not await request_store.claim(db, [claim]):
             remembered = (await request_store.load(db, [claim.key]))[claim.key]
@@ -179,8 +180,8 @@ async def rotate(
 
 
 async def rotate_old(database: Database, days: int, *, by: str) -> bool:
-    """Rotate if the youngest key is older than that, and remove those whose time is over; whether there is a new one.
-    However many ask at once, there is one."""
+    """Rotate if the newest key is older than `days`, and delete retired keys; whether a new one was created. Concurrent
+    calls create only one."""
     async with database.reader() as db, db.transaction():
         await store.lock(db)
         await store.forget_retired(db)
@@ -196,14 +197,14 @@ async def _rotate(db: Connection, by: str, overlap_seconds: float) -> Ring:
     key_id = key.thumbprint()
     await store.save(db, key_id, key.as_pem(private=True).decode(), by)
     await store.retire_others(db, key_id, overlap_seconds)
-    log.info("a new key signs what is granted to nodes", key=key_id, by=by)
+    log.info("signing_key_created", message="created a new lease-signing key", key=key_id, by=by)
     return _ring(await store.load_believed(db))
 
 
 async def _make_first(db: Connection) -> list[KeyRecord]:
     async with db.transaction():
         await store.lock(db)
-        # While we waited for the lock another may have been here.
+        # Another process may have created it while this one waited for the lock.
         if not await store.load_believed(db):
             await _rotate(db, "system:signing", OVERLAP_SECONDS)
         return await store.load_believed(db)
@@ -220,5 +221,5 @@ def _key(key_id: str, private_key: str) -> OKPKey:
 
 def _shown(key: OKPKey) -> dict[str, Any]:
     shown: dict[str, Any] = key.as_dict(private=False)
-    assert "d" not in shown, "the private half is shown to nobody"
+    assert "d" not in shown, "the private key is never shown"
     return shown

@@ -1,7 +1,7 @@
-"""Keys and certificates: how an authority is made, what it signs, and which requests it will not sign.
+"""X.509 keys and certificates: create an authority, sign certificates, check certificate requests.
 
-Of a request only the key counts. Whose the certificate is, how long it lasts and what it is good for is said here,
-whatever the request asks for.
+Only the key of a request is used. Subject, lifetime and usage of the certificate are set here, whatever the request
+asks for.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from bursar.core.values.certificate import (
 from bursar.core.values.refusal import Refusal, field_fault, invalid
 
 AUTHORITY_DAYS = 3650
-# Of those that a process of the control plane makes for itself, and renews by itself.
+# The lifetime of certificates that a control plane process issues to itself, and renews.
 OUR_LIFE = timedelta(days=30)
 NODE_HOURS = 24
-# The clocks of two machines never quite agree.
+# The tolerance for clock differences between machines.
 BACKDATED = timedelta(minutes=1)
 REQUEST_BYTES_MAX = 16 * 1024
 RSA_BITS_MIN, RSA_BITS_MAX = 2048, 8192
@@ -46,7 +46,7 @@ PublicKey: TypeAlias = ec.EllipticCurvePublicKey | rsa.RSAPublicKey
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Signs everything here; only those whom it signed are believed."""
+    """A certificate authority: it signs all certificates, and only its certificates are trusted."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey = field(repr=False)
@@ -70,7 +70,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A node's new certificate, and who vouches for it, as PEM."""
+    """A node's new certificate, and that of its authority, as PEM."""
 
     identity: NodeIdentity
     certificate: bytes
@@ -105,7 +105,7 @@ def read_authority(certificate: bytes, key: bytes) -> Authority:
 
 
 def sign_node(authority: Authority, key: PublicKey, identity: NodeIdentity, now: datetime) -> Issued:
-    """For a node's agent, which calls with it and is called with it."""
+    """Sign a node agent's certificate, which it uses as client and as server."""
     uris = [x509.UniformResourceIdentifier(uri) for uri in node_uris(identity)]
     names = [*uris, host_name(server_name(identity.node))]
     good_for = (ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH)
@@ -115,13 +115,13 @@ def sign_node(authority: Authority, key: PublicKey, identity: NodeIdentity, now:
 
 
 def sign_server(authority: Authority, hosts: Iterable[str], now: datetime, life: timedelta = OUR_LIFE) -> KeyPair:
-    """For a process of the control plane that is called at these hosts."""
+    """Sign the server certificate of a control plane process at these hosts."""
     names = [host_name(host) for host in sorted(set(hosts))]
     return _sign_ours(authority, "bursar", names, ExtendedKeyUsageOID.SERVER_AUTH, now, life)
 
 
 def sign_client(authority: Authority, now: datetime, life: timedelta = OUR_LIFE) -> KeyPair:
-    """For a process of the control plane that calls agents."""
+    """Sign the client certificate of a control plane process that calls agents."""
     names = [x509.UniformResourceIdentifier(CONTROL_PLANE_URI)]
     return _sign_ours(authority, "bursar control plane", names, ExtendedKeyUsageOID.CLIENT_AUTH, now, life)
 
@@ -169,7 +169,7 @@ def _pem(certificate: x509.Certificate) -> bytes:
 
 
 def read_request(pem: bytes) -> PublicKey | Refusal:
-    """The key in a certificate request. That the request is signed with it proves that the sender has it."""
+    """The key in a certificate request. The request's signature proves that the sender has the private key."""
     if len(pem) > REQUEST_BYTES_MAX:
         return _faulty(f"must have at most {REQUEST_BYTES_MAX} bytes")
     try:
@@ -177,31 +177,31 @@ def read_request(pem: bytes) -> PublicKey | Refusal:
         key = request.public_key()
         fault = _key_fault(key)
         if not fault and not request.is_signature_valid:
-            fault = "must be signed with the key it is for"
+            fault = "must be signed with its own key"
     except (ValueError, UnsupportedAlgorithm):
-        return _faulty("must be a PKCS #10 certificate request in PEM, with a key that is understood")
+        return _faulty("must be a PKCS #10 certificate request in PEM, with a supported key")
     if fault or not isinstance(key, PublicKey):
         return _faulty(fault)
     return key
 
 
 def fingerprint(key: PublicKey) -> bytes:
-    """By which a key is known again: the SHA-256 of its public half."""
+    """The fingerprint of a key: the SHA-256 of its public key."""
     spelled = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(spelled).digest()
 
 
 def _key_fault(key: object) -> str:
-    """What is wrong with a key; empty when nothing is."""
+    """The reason why a key is not accepted; empty if it is."""
     if isinstance(key, ed25519.Ed25519PublicKey):
-        # The handshake would fail: a certificate for it could be used for nothing, and have cost a token.
-        return "has an Ed25519 key, which gRPC's TLS does not take"
+        # The TLS handshake would fail: the certificate would be useless, and the token used up.
+        return "has an Ed25519 key, which gRPC's TLS does not support"
     if isinstance(key, ec.EllipticCurvePublicKey):
         return "" if isinstance(key.curve, ec.SECP256R1) else f"has a key on {key.curve.name}: the curve must be P-256"
     if isinstance(key, rsa.RSAPublicKey):
         within = RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX
-        return "" if within else f"has an RSA key of {key.key_size} bits: from {RSA_BITS_MIN} to {RSA_BITS_MAX} will do"
-    return "has a key of a kind that is not taken"
+        return "" if within else f"has an RSA key of {key.key_size} bits: it must have {RSA_BITS_MIN} to {RSA_BITS_MAX}"
+    return "has a key of an unsupported type"
 
 
 def _faulty(fault: str) -> Refusal:

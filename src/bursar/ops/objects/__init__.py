@@ -1,4 +1,4 @@
-"""Verbs on objects of any kind: create, change, delete, namespaces, webhooks, the objects of a new installation.
+"""Verbs on objects of any kind: drafts, reading, changing with retries; webhooks.
 
-Read `object.py` first.
+Read `object.py` first. Their commands are in `commands/objects/`.
 """

@@ -1,7 +1,7 @@
-"""Webhooks: made, listed and removed. Their secrets are shown once, when they are made, and never written to the feed,
-which tells who made, stopped or removed one.
+"""Webhooks: create, list, stop, test and remove. The secret is shown once, when the webhook is created, and never
+written to the feed; the feed records who created, stopped or removed one.
 
-What is sent to them is what others commit (`notice`); the bridge that sends it is bridges/webhook.py.
+Notices are committed with the change that they report; bridges/webhook.py sends them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 TYPES: Collection[str] = tuple(str(one) for one in (*News, *BudgetNews))
 WEBHOOKS = "system:webhooks"
-TRIAL = "webhook.test"  # what is only sent to see whether it comes
+TRIAL = "webhook.test"  # a test notice, sent to one webhook on request
 KEPT = timedelta(days=30)
 WEBHOOKS_MAX = 200
 
@@ -39,29 +39,32 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def add_webhook(runtime: Runtime, webhook: Webhook, secret: str = "") -> tuple[Webhook, str] | Refusal:
-    """Make one, with the secret that is given or one of our own; the secret is in this answer, and nowhere else."""
+    """Create a webhook, with the given secret or a generated one. Only this answer contains the secret."""
     if causes := faults(webhook, secret):
         listed = "; ".join(f"{one.field}: {one.message}" for one in causes)
         return invalid(f"the webhook is invalid: {listed}", *causes)
     secret = secret or secret_of(os.urandom(SECRET_BYTES))
     async with runtime.database.reader() as db, db.transaction():
-        # It cannot be deleted meanwhile: no webhook is left under a name that another may be given.
+        # The lock keeps the tenant: no webhook may remain for a name that a later tenant could take.
         tree = await runtime.trees.at(db, await tree_store.lock_shared(db))
         if webhook.tenant and webhook.tenant not in tree.tenants:
             return Refusal(Code.NOT_FOUND, f'tenants "{webhook.tenant[:63]}" not found')
         if len(await store.load_all(db)) >= WEBHOOKS_MAX:
             return Refusal(
-                Code.IN_USE, f"there are {WEBHOOKS_MAX} webhooks already", "Remove one that nobody needs any more."
+                Code.IN_USE, f"there are already {WEBHOOKS_MAX} webhooks, the maximum", "Remove one that is not used."
             )
         made = await store.add(db, webhook, secret)
         if made is None:
             return Refusal(
                 Code.ALREADY_EXISTS,
                 f'webhooks "{webhook.name}" already exists',
-                "Remove it first to have another secret.",
+                "To get another secret, remove it and create it again.",
             )
         await save_notes(db, [webhook_note(webhook, "ADDED", "create", webhook.created_by)])
-    log.info("a webhook was made", webhook=webhook.name, direction=webhook.direction, by=webhook.created_by)
+    log.info(
+        "webhook_created", message="a webhook was created", webhook=webhook.name, direction=webhook.direction,
+        by=webhook.created_by,
+    )  # fmt: skip
     return replace(webhook, created_at=made), secret
 
 
@@ -70,12 +73,12 @@ def faults(webhook: Webhook, secret: str = "") -> list[Cause]:
     if secret and (fault := secret_fault(secret)):
         found.append(field_fault("secret", fault))
     if webhook.direction not in ("out", "in"):
-        found.append(field_fault("direction", "must be out, for notices, or in, for payments"))
+        found.append(field_fault("direction", "must be out (for notices) or in (for payments)"))
     elif webhook.direction == "out" and (fault := url_fault(webhook.url)):
         found.append(field_fault("url", fault))
     elif webhook.direction == "in":
         found += [
-            field_fault(name, "is for those that notices are sent to")
+            field_fault(name, "is only for webhooks of direction out")
             for name, given in (("url", webhook.url), ("types", webhook.types), ("allowLocal", webhook.allow_local))
             if given
         ]
@@ -90,18 +93,18 @@ async def list_webhooks(runtime: Runtime) -> list[Webhook]:
 
 
 async def remove_webhook(runtime: Runtime, name: str, by: str = "") -> Refusal | None:
-    """What it was still to get is forgotten with it."""
+    """Remove a webhook, with its undelivered notices."""
     async with runtime.database.reader() as db, db.transaction():
         gone = await store.remove(db, name)
         if gone is None:
             return Refusal(Code.NOT_FOUND, f'webhooks "{name}" not found')
         await save_notes(db, [webhook_note(gone, "DELETED", "delete", by)])
-    log.info("a webhook was removed", webhook=name, by=by)
+    log.info("webhook_removed", message="a webhook was removed", webhook=name, by=by)
     return None
 
 
 async def stop_webhook(runtime: Runtime, name: str, why: str) -> None:
-    """Send it nothing any more, until somebody makes it anew."""
+    """Stop deliveries to a webhook, until it is removed and created again."""
     async with runtime.database.reader() as db, db.transaction():
         stopped = await store.stop(db, name, why)
         if stopped is not None:
@@ -109,21 +112,21 @@ async def stop_webhook(runtime: Runtime, name: str, why: str) -> None:
 
 
 async def try_webhook(runtime: Runtime, name: str, by: str = "") -> tuple[int, datetime] | Refusal:
-    """Have a notice sent that tells of nothing, to this one alone: its number, and when that was."""
+    """Queue a test notice for one webhook: its number and time."""
     found = next((one for one in await list_webhooks(runtime) if one.name == name), None)
     if found is None:
         return Refusal(Code.NOT_FOUND, f'webhooks "{name}" not found')
     if found.direction != "out":
-        return Refusal(Code.UNPROCESSABLE, f"webhook {name} is one whose payments are believed: nothing is sent to it")
+        return Refusal(Code.UNPROCESSABLE, f"webhook {name} has direction in: it receives no notices")
     async with runtime.database.reader() as db:
         made = await store.save_for(db, name, TRIAL, _encode({"webhook": name, "by": by}))
     if made is None:
-        return Refusal(Code.ENDED, f"webhook {name} is stopped: {found.stopped}", "Remove it, and make it anew.")
+        return Refusal(Code.ENDED, f"webhook {name} is stopped: {found.stopped}", "Remove it, and create it again.")
     return made
 
 
 async def list_pending(runtime: Runtime, name: str, after: int, limit: int) -> list[Pending] | Refusal:
-    """What a webhook has not taken, in order."""
+    """The undelivered notices of a webhook, in order."""
     async with runtime.database.reader() as db:
         found = await store.load_pending(db, name, after, limit)
         if not found and name not in {one.name for one in await store.load_all(db)}:
@@ -132,7 +135,7 @@ async def list_pending(runtime: Runtime, name: str, after: int, limit: int) -> l
 
 
 async def forget_notices(runtime: Runtime) -> int:
-    """Drop notices of long ago; how many."""
+    """Delete notices older than `KEPT`, and return their number."""
     forgotten = 0
     async with runtime.database.reader() as db:
         while count := await store.forget(db, now() - KEPT):

@@ -1,4 +1,4 @@
-"""What every verb needs: the runtime with its lanes, transactions, idempotency, the change feed, commands, metrics.
+"""The runtime of one process: its lanes, transactions, idempotency keys, change feed and metrics.
 
-Read `lane.py` (the batcher) and `transaction.py` (exactly once, whatever happens to the connection) first.
+Read `lane.py` (the batcher) and `transaction.py` (exactly once) first. Every verb takes the `Runtime` of `runtime.py`.
 """

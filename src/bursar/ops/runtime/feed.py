@@ -1,8 +1,8 @@
-"""The feed in memory: one reader per process follows the changes and hands each to those who follow along.
+"""The change feed in memory: one reader per process reads new changes and hands each to all followers.
 
-It reads `revision > seen`, so it misses nothing and repeats nothing. It runs only while somebody listens. Followers
-have bounded queues: one that does not keep up is let go, and resumes from the last revision it saw. So are all of them
-when the reader itself fails: what it may have missed is read again.
+It reads `revision > seen`, so it misses nothing and repeats nothing. It runs only while there are followers. Followers
+have bounded queues: one that does not keep up is dropped, and resumes from the last revision it saw. If the reader
+itself fails, all followers are dropped, and read again from there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Placed(msgspec.Struct):
 
 
 class _Status(msgspec.Struct):
-    """As much of an allocation's status as says where it runs."""
+    """The part of an allocation's status that names its nodes."""
 
     nodes: list[_Placed] = []
 
@@ -50,7 +50,7 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 
 
 class FedChange:
-    """A change as it is handed out: what selectors ask about is decoded once, for all followers, when first asked."""
+    """A change in the feed. The fields that selectors use are decoded once for all followers, at first use."""
 
     __slots__ = ("__dict__", "change")
 
@@ -81,7 +81,7 @@ class FedChange:
 
     @cached_property
     def before_nodes(self) -> frozenset[str]:
-        """The nodes that it was bound to. It stays on the ones it was given, so they are those it has now; where it
+        """The nodes that it was bound to before. An allocation never moves, so they are its present nodes; if it has
         lost them all, only the first is known."""
         return self._bound((self.before_fields or {}).get("spec.nodeName", ""))
 
@@ -91,7 +91,7 @@ class FedChange:
 
     @cached_property
     def rendered(self) -> dict[Any, bytes]:
-        """Bytes already made of this change, by format."""
+        """The encoded forms of this change made so far, by format."""
         return {}
 
     def _bound(self, first: str) -> frozenset[str]:
@@ -102,7 +102,7 @@ class FedChange:
         try:
             return [one.name for one in _decode_status(self.change.status).nodes]
         except msgspec.MsgspecError:
-            return []  # Another kind's status may mean something else by the word.
+            return []  # The status of another kind may use the same field name for something else.
 
     def _named(self, fields: dict[str, str]) -> dict[str, str]:
         key = self.change.key
@@ -114,7 +114,7 @@ def size_of(change: Change) -> int:
 
 
 def next_limit(limit: int, read: Sequence[Change], limit_max: int) -> int:
-    """How many changes to read next: fewer when the last ones were big, more again when they were many and small."""
+    """The number of changes to read next: smaller after large changes, larger again after many small ones."""
     size = sum(map(size_of, read))
     if size > READ_BYTES_MAX:
         return max(1, limit // 2)
@@ -122,11 +122,11 @@ def next_limit(limit: int, read: Sequence[Change], limit_max: int) -> int:
 
 
 class FeedLagging(Exception):
-    """A follower did not keep up, or the feed could not, and it was let go."""
+    """The follower was dropped, because it or the feed itself did not keep up."""
 
 
 class Follower:
-    """One listener's queue of changes of one kind."""
+    """One follower's queue of changes of one kind."""
 
     def __init__(self, kind: str, namespace: str, after: int) -> None:
         self.kind = kind
@@ -154,10 +154,10 @@ class Follower:
         self._wake.set()
 
     async def wait(self, seconds: float) -> list[FedChange]:
-        """What came since; empty when nothing did for so long."""
+        """The changes since the last call; empty if none came within `seconds`."""
         if not self._queue and not self.lagging:
             self._wake.clear()
-            # Not wait_for: it may swallow a cancellation that comes together with what it waits for.
+            # Not wait_for: it may swallow a cancellation that arrives at the same time as the result.
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._wake.wait()
@@ -177,18 +177,18 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._limit = READ_START
-        self._announced = 0  # the last change that the database told of
+        self._announced = 0  # the last revision that the database announced
         self._reading = False
         self.revision = 0
 
     def nudge(self) -> None:
-        """Something was committed: look now rather than at the next poll."""
+        """Read new changes now instead of at the next poll, because something was committed."""
         self._wake.set()
 
     async def follow(self, kind: str, namespace: str = "", after: int | None = None) -> Follower:
-        """Begin to listen. Changes after the returned follower's `after` come by queue; earlier ones are the caller's
-        to read."""
-        # Whoever starts the reader also sets where it begins; nobody may move that afterwards.
+        """Start following. The queue delivers changes after the returned follower's `after`; the caller reads earlier
+        ones."""
+        # The call that starts the reader also sets its first revision; no later call may move it.
         async with self._starting:
             await self._ensure_running()
         follower = Follower(kind, namespace, self.revision if after is None else max(after, self.revision))
@@ -215,7 +215,7 @@ class Feed:
         self._task = asyncio.create_task(self._run(), name="feed")
 
     async def _run(self) -> None:
-        """Follow for as long as anybody listens; when the database is away, go on where it stopped."""
+        """Read changes while there are followers; after a database outage, resume at the last revision read."""
         db: Connection | None = None
         try:
             while self.followers:
@@ -225,19 +225,19 @@ class Feed:
                         await db.add_listener(CHANNEL, lambda *told: self._told(int(told[3])))
                     await self._read_all(db)
                 except AWAY as error:
-                    log.info("feed waits for the database", error=repr(error))
+                    log.info("feed_waits", message="the change feed waits for the database", error=repr(error))
                     await asyncio.sleep(POLL_SECONDS)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_SECONDS):
                         await self._wake.wait()
-            # From here on a new listener starts a new reader.
+            # From here on a new follower starts a new reader.
             self._task = None
             if db is not None:
                 with suppress(*AWAY):
                     await db.close()
         except Exception:
-            # Nobody may wait for a reader that is gone, nor for what a new one, which begins later, will not read.
-            log.exception("the feed failed; its followers are let go")
+            # No follower may wait for a reader that is gone, or for changes before the start of the next one.
+            log.exception("feed_failed", message="the change feed failed, and its followers are dropped")
             self._task = None
             self._let_go()
         finally:
@@ -245,7 +245,7 @@ class Feed:
                 db.terminate()
 
     def _told(self, revision: int) -> None:
-        """The database tells of a change. Of those made by this process we know already, or are just reading them."""
+        """Note a revision that the database announced. Changes by this process are known already, or being read."""
         self._announced = revision
         if revision > self.revision and not self._reading:
             self._wake.set()
@@ -265,8 +265,11 @@ class Feed:
             limit = self._limit
             changes = await store.load_since(db, self.revision, limit)
             if changes and changes[0].revision != self.revision + 1:
-                # Numbers have no gaps: what lay between was dropped before it was read.
-                log.warning("the feed fell behind what is kept", seen=self.revision, next=changes[0].revision)
+                # Revisions have no gaps: the missing changes were dropped before they were read.
+                log.warning(
+                    "feed_fell_behind", message="changes were dropped before the feed had read them",
+                    seen=self.revision, first=changes[0].revision,
+                )  # fmt: skip
                 self._let_go()
             self._limit = next_limit(limit, changes, READ_MAX)
             for change in changes:

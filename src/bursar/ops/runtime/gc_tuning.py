@@ -1,4 +1,4 @@
-"""Python's collector of circular garbage, told how this process lives."""
+"""Tune Python's cyclic garbage collector for a long-lived heap."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import gc
 
 
 def calm_collector() -> None:
-    """What was loaded at the start lives for ever, and most of the rest dies young: look for circles less often."""
-    gc.unfreeze()  # should this not be the first time
+    """Freeze the objects loaded at the start, and collect less often: most other objects die young."""
+    gc.unfreeze()  # in case of an earlier call
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)

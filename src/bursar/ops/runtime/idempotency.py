@@ -1,6 +1,7 @@
-"""A request is answered once: who repeats it, in the same batch or years later, gets the same answer.
+"""Idempotency keys: a request is decided once, and every repetition, even years later, gets the same answer.
 
-Claims are made first of all, and wait for rivals that claim the same. Only what was decided under locks is remembered.
+Keys are claimed before all else; a claim waits for a rival transaction that claims the same key. Only answers that were
+decided under locks are remembered.
 """
 
 from __future__ import annotations
@@ -8,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from bursar.commands.command import REUSED
+from bursar.core.values.idempotency import IdempotencyKey, RequestKey
 from bursar.core.values.refusal import Refusal
-from bursar.ops.runtime.command import REUSED
 from bursar.store.db import idempotency as store
 from bursar.store.db.database import Connection, Stale
-from bursar.store.db.idempotency import IdempotencyKey, Remembered, RequestKey
+from bursar.store.db.idempotency import Remembered
 
 
 class Claiming(Protocol):
-    """A command that may have been sent before."""
+    """A command that may carry an idempotency key."""
 
     @property
     def claim(self) -> IdempotencyKey | None: ...
@@ -29,7 +31,7 @@ R = TypeVar("R")
 async def claim(
     db: Connection, commands: Sequence[Claiming]
 ) -> tuple[set[RequestKey], Mapping[RequestKey, Remembered]]:
-    """Which request ids are ours to answer, and what the others were answered before."""
+    """Claim the keys of these commands: the newly claimed ones, and the remembered answers of the others."""
     claims: dict[RequestKey, IdempotencyKey] = {}
     for command in commands:
         if command.claim is not None:
@@ -52,7 +54,7 @@ def decide_once(
     decode: Callable[[bytes], R],
     decide: Callable[[C], R],
 ) -> list[R | Refusal]:
-    """One command after another. A request that comes twice, in this batch or before, gets its one answer."""
+    """Decide one command after another. A repeated request, in this batch or from before, gets its first answer."""
     results: list[R | Refusal] = []
     answered: dict[RequestKey, tuple[str, R]] = {
         key: (one.fingerprint, decode(one.outcome)) for key, one in remembered.items() if one.outcome is not None

@@ -1,10 +1,10 @@
 """The lane: a small generic batcher.
 
-One batch is in flight; the next is whatever queued meanwhile. No timers: a lane is free when idle, and when busy it
-turns one commit into hundreds of operations. A lane with more than one runner starts a further batch beside the first
-once a whole one waits: what can be read without the other's locks is read while the other is decided. Correctness never
-depends on the lane. It is bounded, in commands and in bytes, and fair between tenants: a batch takes from each in turn,
-and when the lane is full it is the longest queue that is shed, or the heaviest.
+One batch is in flight; the next takes the commands that were queued meanwhile. There are no timers: an idle lane adds
+no delay, and a busy one commits hundreds of operations at once. A lane with more than one runner starts another batch
+beside the first once a full one is queued: its reads that need none of the same locks overlap with the other's
+decisions. Correctness never depends on the lane. It is bounded, in commands and in bytes, and fair between tenants: a
+batch takes commands from the tenants round robin, and a full lane sheds from the longest queue, or from the heaviest.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ A_out = TypeVar("A_out")
 
 log = structlog.get_logger()
 
-# Locks are held while a batch is decided and saved: batches shrink when that takes much longer than it should. In a
-# busy process most of a batch's time is spent waiting for its turn, which smaller batches would only make worse.
+# Locks are held while a batch is decided and saved, so batches shrink when that takes much longer than it should. The
+# limit is generous: in a busy process most of a batch's time is spent waiting, and smaller batches make that worse.
 HOLD_SECONDS = 0.1
 BATCH_MIN = 64
 BYTES_MAX = 64 << 20
@@ -48,7 +48,7 @@ class Closed(Exception):
 
 
 class _Answer(Protocol[A_in]):
-    """Where an answer goes: a future, or a part of one. It is done when nobody waits for it any more."""
+    """The receiver of an answer: a future, or a part of one. It is done when the caller has left."""
 
     def done(self) -> bool: ...
     def set_result(self, result: A_in, /) -> None: ...
@@ -56,7 +56,7 @@ class _Answer(Protocol[A_in]):
 
 
 class _Together(Generic[A]):
-    """The answers to many commands, told once each has one."""
+    """The answers to many commands: the future completes once all have come."""
 
     __slots__ = ("_answers", "_left", "future")
 
@@ -101,14 +101,14 @@ RunBatch = Callable[[Sequence[C]], Awaitable[Sequence[A]]]
 
 
 class Taking(Protocol[C_in, A_out]):
-    """A lane, or several that share what comes."""
+    """A lane, or several that share the load."""
 
     def put(self, command: C_in, tenant: str = "") -> asyncio.Future[A_out]: ...
 
 
 async def put_all(lane: Taking[C, A], commands: Sequence[C], tenant: str = "") -> list[A | BaseException]:
-    """Queue all of them, and wait for all their answers. What was not taken, or failed, is answered by why: whatever
-    becomes of one of them, what is queued of the others is waited for."""
+    """Queue all commands, and wait for all their answers. A command that was shed or failed is answered by its
+    exception, and the others are still waited for."""
     return await asyncio.gather(*(_put(lane, one, tenant) for one in commands), return_exceptions=True)
 
 
@@ -122,7 +122,7 @@ def _put(lane: Taking[C, A], command: C, tenant: str) -> asyncio.Future[A]:
 
 
 def raise_first(answers: Sequence[A | BaseException]) -> list[A]:
-    """All answers, once each has come; or the first thing that went wrong."""
+    """All answers, or the first exception among them."""
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
@@ -130,8 +130,8 @@ def raise_first(answers: Sequence[A | BaseException]) -> list[A]:
 
 
 class Lane(Generic[C, A]):
-    """`runs` each take a batch of commands and return their answers, in order, after they were committed. `weigh` says
-    how many bytes a command holds while it waits."""
+    """A batcher of commands. Each of `runs` commits a batch of commands and returns their answers, in order. `weigh` is
+    the number of bytes that a queued command holds."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Lane(Generic[C, A]):
         self._weigh = weigh
         self._bytes_max = bytes_max
         self._queues: dict[str, deque[_Entry[C, A]]] = {}
-        self._weights: dict[str, int] = {}  # of each queue
+        self._weights: dict[str, int] = {}  # bytes in each queue
         self._weight = 0
         self._turns: deque[str] = deque()
         self._size = 0
@@ -163,18 +163,18 @@ class Lane(Generic[C, A]):
         self._closed = False
 
     async def submit(self, command: C, tenant: str = "") -> A:
-        """Queue a command and wait until it was decided and committed."""
+        """Queue a command and wait until it is decided and committed."""
         return await self.put(command, tenant)
 
     def put(self, command: C, tenant: str = "") -> asyncio.Future[A]:
-        """Queue a command; its answer comes when it was decided and committed."""
+        """Queue a command; its future completes when it is decided and committed."""
         answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
         self._put(command, tenant, answer)
         return answer
 
     def put_together(self, commands: Sequence[tuple[C, str]]) -> asyncio.Future[list[A | BaseException]]:
-        """Queue many, each with its tenant; their answers come together. What was not taken, or failed, is answered by
-        why: whatever becomes of one of them, what is queued of the others is waited for."""
+        """Queue many commands, each with its tenant; their answers come together. A command that was shed or failed is
+        answered by its exception, and the others are still waited for."""
         together: _Together[A] = _Together(len(commands), asyncio.get_running_loop())
         for place, (command, tenant) in enumerate(commands):
             part = _Part(together, place)
@@ -201,7 +201,7 @@ class Lane(Generic[C, A]):
             self._start(loop)
 
     async def close(self) -> None:
-        """Take no more, and finish what was taken."""
+        """Accept no more commands, and finish the queued ones."""
         self._closed = True
         await asyncio.gather(*self._workers, return_exceptions=True)
 
@@ -225,7 +225,7 @@ class Lane(Generic[C, A]):
         self._size += 1
 
     def _shed(self, tenant: str) -> None:
-        """Make room by refusing the newest command of the longest queue, which may be the one that just came."""
+        """Refuse the newest command of the longest queue, which may be the command that just came."""
         longest = max(self._queues, key=lambda name: len(self._queues[name]))
         mine = len(self._queues.get(tenant, ()))
         if mine >= len(self._queues[longest]) - 1:
@@ -233,7 +233,7 @@ class Lane(Generic[C, A]):
         self._refuse_newest(longest)
 
     def _shed_weight(self, tenant: str, weight: int) -> None:
-        """The same for bytes: room is made by the heaviest queue, which may be the one that would become it."""
+        """Refuse commands of the heaviest queue, counting the new command, until its bytes fit."""
         mine = self._weights.get(tenant, 0) + weight
         while self._weight and self._weight + weight > self._bytes_max:
             heaviest = max(self._weights, key=lambda name: self._weights[name])
@@ -268,7 +268,7 @@ class Lane(Generic[C, A]):
         return max(1, min(30, round(batches * self._batch_seconds)))
 
     def _take(self) -> list[_Entry[C, A]]:
-        """One from each tenant in turn. Those whose callers left before they were decided are dropped."""
+        """Take a batch, round robin over the tenants. Commands whose callers have left are dropped."""
         batch: list[_Entry[C, A]] = []
         while self._turns and len(batch) < self._batch_limit:
             tenant = self._turns.popleft()
@@ -293,7 +293,7 @@ class Lane(Generic[C, A]):
     async def _answer(self, run: RunBatch[C, A], batch: Sequence[_Entry[C, A]]) -> None:
         started = asyncio.get_running_loop().time()
         self._sizes.observe(len(batch))
-        # The longest wait of the batch: what came in turn is first, and has waited the longest.
+        # The longest wait of the batch: its first command is the oldest.
         self._waits.observe(started - batch[0].queued_at)
         answers = await self._isolate(run, [entry.command for entry in batch], fresh=True)
         for entry, answer in zip(batch, answers, strict=True):
@@ -308,15 +308,15 @@ class Lane(Generic[C, A]):
     def _adapt(self, size: int, seconds: float) -> None:
         self._batch_seconds += 0.2 * (seconds - self._batch_seconds)
         self._seconds.observe(seconds)
-        # Beside another, half of a batch's time is spent waiting for the other's locks.
+        # With another batch running, half of the time is spent waiting for the other's locks.
         if seconds > HOLD_SECONDS * (len(self._runs) - len(self._free)):
             self._batch_limit = max(min(BATCH_MIN, self._batch_max), self._batch_limit * 3 // 4)
         elif size == self._batch_limit:
             self._batch_limit = min(self._batch_max, self._batch_limit + BATCH_MIN)
 
     async def _isolate(self, run: RunBatch[C, A], commands: list[C], *, fresh: bool) -> list[A | BaseException]:
-        """Run a batch; one that fails unexpectedly is run again whole, then in halves, so that one poisoned command
-        cannot hurt its neighbours."""
+        """Run a batch. After an unexpected failure it is retried whole, then in halves, so that one command that always
+        fails does not fail the others."""
         try:
             answers: list[A | BaseException] = list(await run(commands))
             assert len(answers) == len(commands), f"{len(answers)} answers to {len(commands)} commands"
@@ -324,11 +324,15 @@ class Lane(Generic[C, A]):
         except Unavailable as error:
             return [error] * len(commands)
         except Exception as error:
-            log.warning("batch failed", lane=self.name, size=len(commands), error=repr(error))
+            log.warning(
+                "batch_failed", message="a batch failed unexpectedly", lane=self.name, size=len(commands),
+                error=repr(error),
+            )  # fmt: skip
             if fresh and len(commands) > 1:
                 return await self._isolate(run, commands, fresh=False)
             if len(commands) == 1:
-                log.exception("command failed", lane=self.name, command=type(commands[0]).__name__)
+                name = type(commands[0]).__name__
+                log.exception("command_failed", message="a command failed unexpectedly", lane=self.name, command=name)
                 return [error]
         middle = len(commands) // 2
         left = await self._isolate(run, commands[:middle], fresh=False)

@@ -1,11 +1,11 @@
-"""Feeding a lane: a whole plan at once, in order, without pushing out what others ask of the same lane."""
+"""Feed a plan's commands into a lane: all of them, in order, without shedding the commands of other callers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bursar.commands.command import Command, Reply
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.runtime.command import Command, Reply
 from bursar.ops.runtime.lane import Lane, Overloaded
 
 FEED_MAX = 2048

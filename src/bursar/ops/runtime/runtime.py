@@ -1,6 +1,6 @@
 """The runtime: database, lanes and caches of one process. API, gRPC and loops hold one and call verbs with it.
 
-`ops/open_runtime.py` puts it together. This module only names its parts, so that every verb can be below it.
+`ops/open_runtime.py` assembles it. This module only declares its parts, so that every verb can import it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bursar.commands.command import Command, Reply
+    from bursar.commands.credit.ledger import Credit, Receipt
     from bursar.core.objects.object import Key, Stored
     from bursar.core.values.refusal import Refusal
-    from bursar.ops.credit.ledger import Credit, ExtendLanes, Receipt
+    from bursar.ops.credit.ledger import ExtendLanes
     from bursar.ops.credit.price import Prices
     from bursar.ops.credit.usage_events import Measure, Noted
     from bursar.ops.nodes.heartbeat import Heartbeat, HeartbeatHeard, KeptConnection
     from bursar.ops.nodes.signing import Signing
     from bursar.ops.quota.cluster_ceiling import CeilingCache
     from bursar.ops.quota.tenant_tree import TreeCache
-    from bursar.ops.runtime.command import Command, Reply
     from bursar.ops.runtime.lane import Lane
     from bursar.ops.runtime.transaction import Transactor
     from bursar.ops.usage.usage_rollup import Past
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Runtime:
-    """Creating has a lane of its own and is shed first; finishing, changing and binding go on.
+    """Database, lanes and caches of one process.
 
-    What writes very many objects at once, whatever it is, goes through `bulk`, one after another.
+    Creating has a lane of its own and is shed first; finishing, changing and binding go on.
+
+    Commands that write very many objects go through `bulk`, one after another.
     """
 
     database: Database
@@ -45,17 +48,17 @@ class Runtime:
     trying: Lane[Command, Reply]  # dry runs
     trying_shape: Lane[Command, Reply]
     reading: Lane[Key, Stored | None]
-    heartbeating: Lane[Heartbeat, HeartbeatHeard | None]  # None where it does not count
-    recalling: Lane[str, WantedSet]  # of a node, by its name
+    heartbeating: Lane[Heartbeat, HeartbeatHeard | None]  # None for a heartbeat that does not count
+    recalling: Lane[str, WantedSet]  # by the node's name
     extending: ExtendLanes
-    crediting: Lane[Credit, Receipt | Refusal]  # all else that the ledger is asked
+    crediting: Lane[Credit, Receipt | Refusal]  # all other changes of the ledger
     measuring: Lane[Measure, Noted | Refusal]
     ceilings: CeilingCache
     prices: Prices
-    signing: Signing  # the keys by which nodes believe what is granted to them
+    signing: Signing  # the keys that sign leases for nodes
     _transactors: list[Transactor[Any, Any] | KeptConnection[Any, Any]]
     past_hours: Past
-    # Called after each batch was committed: local watchers need not wait for a notification.
+    # Called after each commit, so that local watchers need not wait for a notification.
     on_commit: list[Callable[[], None]] = field(default_factory=list)
 
     async def close(self) -> None:

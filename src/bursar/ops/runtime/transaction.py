@@ -39,14 +39,14 @@ A = TypeVar("A")
 
 log = structlog.get_logger()
 
-# How long a batch is tried before its commands are told that the database is away.
+# How long a batch is retried before its commands fail with Unavailable.
 PATIENCE_SECONDS = 8.0
 
 BatchHandler = Callable[[Connection, Sequence[C]], Awaitable[Sequence[A]]]
 
 
 class Transactor(Generic[C, A]):
-    """Owns one connection, reconnects when it is lost, and runs `walk` in transactions on it."""
+    """Owns one connection, reconnects when it is lost, and runs batches in transactions on it."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Transactor(Generic[C, A]):
         self.name = name
         self._database = database
         self._run_batch = run_batch
-        self._dry = dry  # Decide as if, and change nothing.
+        self._dry = dry  # Dry run: decide, and roll back.
         self._on_commit = on_commit
         self._db: Connection | None = None
 
@@ -75,7 +75,7 @@ class Transactor(Generic[C, A]):
             try:
                 return await self._once(marker, commands, attempt)
             except MissingPartition as error:
-                await self._free_capacity()
+                await self._ensure_partitions()
                 await self._note("partition", error, tries, loop.time() < deadline)
             except RACES as error:
                 if isinstance(error, BLOCKED):
@@ -108,16 +108,16 @@ class Transactor(Generic[C, A]):
         if self._dry:
             await db.execute("ROLLBACK;")
             return answers
-        attempt.unsure = answers  # Until COMMIT has answered, nobody knows.
+        attempt.unsure = answers  # Unknown until COMMIT has answered.
         try:
             with metrics.COMMIT_SECONDS.labels(self.name).time():
                 ended = await db.execute("COMMIT;")
             if ended != "COMMIT":
                 raise Stale(f"the transaction was undone: {ended}")
         except RACES:
-            attempt.unsure = None  # The server undid this attempt, and said so.
+            attempt.unsure = None  # The server reported that it rolled back.
             raise
-        tell_of_commit(self._on_commit)
+        notify_watchers(self._on_commit)
         return answers
 
     async def _connected(self) -> Connection:
@@ -142,17 +142,20 @@ class Transactor(Generic[C, A]):
         metrics.TRANSACTION_RETRIES.labels(self.name, cause).inc()
         if not patient:
             raise Unavailable(f"the database did not take the change: {error}") from error
-        log.info("trying again", lane=self.name, cause=cause, error=repr(error), tries=tries)
+        log.info(
+            "transaction_retried", message="a transaction is tried again", lane=self.name, cause=cause,
+            error=repr(error), tries=tries,
+        )  # fmt: skip
         await asyncio.sleep(min(0.5, 0.004 * 2 ** min(tries, 8)) * random.uniform(0.5, 1.0))  # noqa: S311
 
-    async def _free_capacity(self) -> None:
+    async def _ensure_partitions(self) -> None:
         async with self._database.reader() as db:
             await ensure_partitions(db)
             await ledger.ensure_partitions(db)
 
 
 class _Attempt(Generic[A]):
-    """The answers of an attempt whose COMMIT was sent, while its fate is not known."""
+    """The answers of an attempt whose COMMIT was sent and whose outcome is unknown."""
 
     __slots__ = ("unsure",)
 
@@ -160,10 +163,10 @@ class _Attempt(Generic[A]):
         self.unsure: Sequence[A] | None = None
 
 
-def tell_of_commit(watchers: Iterable[Callable[[], None]]) -> None:
-    """What is committed stays committed: a watcher that fails does not make it fail, or be done again."""
-    for tell in watchers:
+def notify_watchers(watchers: Iterable[Callable[[], None]]) -> None:
+    """Call the watchers of commits. A watcher that fails must not make the committed batch fail or be retried."""
+    for notify in watchers:
         try:
-            tell()
+            notify()
         except Exception:
-            log.exception("a watcher failed")
+            log.exception("watcher_failed", message="a watcher of commits failed")

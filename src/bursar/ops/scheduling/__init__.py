@@ -1,4 +1,4 @@
-"""Verbs of the scheduler: bind, evict, leader election, questions to the leader, cost estimates.
+"""Verbs of the scheduler: committing plans, leader election, questions to the leader, cost estimates.
 
-Read `bind.py` first.
+Read `bind.py` first. Its commands are in `commands/scheduling/`.
 """

@@ -1,10 +1,10 @@
-"""The clerk: a process beside the leader's that commits what the leader decided.
+"""The commit worker: a second process of the leader that commits its plans.
 
-Deciding and committing cost about as much, and one process does one of them at a time. With a large backlog the leader
-decides while its clerk commits; the little that there is to place otherwise it commits itself, without the detour.
+Planning and committing cost about the same CPU time, and one process does one of them at a time. With a large backlog
+the leader plans while the worker commits; small plans the leader commits itself.
 
-The clerk is no authority: its commands carry the leader's fence, and are decided under locks as anybody's are. Should
-it die, nobody knows how much of what it was told is committed, and the leader loads its world anew.
+The worker has no authority of its own: its commands carry the leader's fence, and are decided under locks like all
+others. If it dies, it is unknown how much of its order is committed, and the leader reloads the cluster state.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from bursar.commands.scheduling.bind import Bind, BindMember
 from bursar.core.objects.object import Origin
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.runtime.transaction import tell_of_commit
-from bursar.ops.scheduling.bind import Bind, BindMember, Bound, bind
+from bursar.ops.runtime.transaction import notify_watchers
+from bursar.ops.scheduling.bind import Bound, bind
 from bursar.store.db.database import Unavailable
 
 log = structlog.get_logger()
 
 MODULE: Final = "bursar.commit_worker"
-START_SECONDS_MAX = 60.0  # until a clerk says that it is there
-SILENCE_SECONDS_MAX = 30.0  # of a clerk that was told something: then it is stuck, and another is called
-PAUSES_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # before another is called
-_LENGTH = 4  # bytes before each frame, which say how long it is
+START_SECONDS_MAX = 60.0  # until a new worker reports that it is ready
+SILENCE_SECONDS_MAX = 30.0  # of a worker with an order: then it is stuck, and is replaced
+PAUSES_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)  # before another is started
+_LENGTH = 4  # bytes before each frame, with its length
 
 
 class CommitOrder(Struct, frozen=True, array_like=True):
-    """What the clerk is told: units to place, under which fence."""
+    """An order to the worker: units to bind, and the leader's fence."""
 
     number: int
     origin: Origin
@@ -47,11 +48,11 @@ class CommitOrder(Struct, frozen=True, array_like=True):
 
 
 class CommitOutcome(Struct, frozen=True, array_like=True):
-    """What became of an order's units. The first one, of no order, says that the clerk is there."""
+    """The outcome of an order. The first one, of order 0, reports that the worker is ready."""
 
     number: int
     units: list[Bound] = []
-    away: str = ""  # why nobody knows
+    away: str = ""  # why the outcome is unknown
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -60,13 +61,13 @@ _decode_outcome = msgspec.msgpack.Decoder(CommitOutcome).decode
 
 
 class CommitWorker:
-    """The leader's end. `call` has a process started, and started again should it die; `dismiss` ends it."""
+    """The leader's side. `call` starts a process, and starts it again if it dies; `dismiss` ends it."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._keeping: asyncio.Task[None] | None = None
         self._process: Process | None = None
-        self._writer: asyncio.StreamWriter | None = None  # while it is at work
+        self._writer: asyncio.StreamWriter | None = None  # while the worker is ready
         self._arrived = asyncio.Event()
         self._heard_at = float("-inf")
         self._orders = 0
@@ -81,12 +82,12 @@ class CommitWorker:
         return self._process.pid if self._process is not None else None
 
     def call(self) -> None:
-        """Nobody waits for it: until it is there, the leader commits all by itself."""
+        """Start the worker, without waiting: until it is ready, the leader commits by itself."""
         if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep(), name="clerk")
+            self._keeping = asyncio.create_task(self._keep(), name="commit-worker")
 
     async def arrived(self) -> None:
-        """Wait until one that was called is at work."""
+        """Wait until the worker is ready."""
         await self._arrived.wait()
 
     async def dismiss(self) -> None:
@@ -96,7 +97,7 @@ class CommitWorker:
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def bind(self, commands: Sequence[Bind]) -> list[Bound]:
-        """As the verb of that name does it, in the clerk's process if it is at work. All commands are one leader's."""
+        """Run the verb `bind`, in the worker if it is ready. All commands must be of the same leader."""
         if self._writer is None:
             return await bind(self._runtime, commands)
         self._orders += 1
@@ -111,49 +112,54 @@ class CommitWorker:
             self._waiting.pop(number, None)
         if outcome.away:
             raise Unavailable(outcome.away)
-        tell_of_commit(self._runtime.on_commit)
+        notify_watchers(self._runtime.on_commit)
         return outcome.units
 
     async def _hear_of(self, answer: asyncio.Future[CommitOutcome]) -> CommitOutcome:
-        """A clerk that says nothing at all for so long is stuck; one that answers others has much to do."""
+        """Wait for an outcome. A worker that sends nothing for long is stuck; one that answers other orders is busy."""
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         while not answer.done():
             patience = max(asked_at, self._heard_at) + SILENCE_SECONDS_MAX - loop.time()
             if patience <= 0:
                 self._kill()
-                raise Unavailable("the clerk is stuck")
+                raise Unavailable("the commit worker is stuck")
             await asyncio.wait({answer}, timeout=patience)
         return answer.result()
 
-    # Its life.
+    # Supervision.
 
     async def _keep(self) -> None:
-        """One clerk after another. After those who never answered the pauses grow, and in them the leader commits by
-        itself: else an order that every clerk dies of would be given to clerks for ever."""
+        """Start one worker after another. The pauses grow while workers die without an answer; during a pause the
+        leader commits by itself, so that an order that kills the worker is not given to workers for ever."""
         failures = 0
         while True:
             answered, error = False, None
             try:
                 answered = await self._attend()
             except Exception as failed:
-                # No process could be started, or it was not ready in time: another time it may be.
+                # The process did not start, or was not ready in time: the next one may be.
                 error = repr(failed)
             failures = 0 if answered else failures + 1
             pause = PAUSES_SECONDS[min(failures, len(PAUSES_SECONDS) - 1)]
-            log.warning("the clerk is gone; another is called", pause_seconds=pause, error=error)
+            log.warning(
+                "commit_worker_gone",
+                message="the commit worker ended; another one is started",
+                pause_seconds=pause,
+                error=error,
+            )
             await asyncio.sleep(pause)
 
     async def _attend(self) -> bool:
-        """Have a process started, and hear it until it ends; whether it ever answered."""
+        """Start a process, and read its outcomes until it ends; whether it ever answered."""
         ours, its = socket.socketpair()
         with ours:
             with its:
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-m", MODULE, str(its.fileno()),  # -P: no modules of where we were started
+                    sys.executable, "-P", "-m", MODULE, str(its.fileno()),  # -P: no modules of the working directory
                     env=os.environ | {"BURSAR_DATABASE_URL": self._runtime.database.url},
                     pass_fds=(its.fileno(),), stdin=DEVNULL, stdout=DEVNULL,
-                    start_new_session=True,  # a Ctrl-C in the terminal is for the leader, whose end is the clerk's too
+                    start_new_session=True,  # Ctrl-C goes to the leader, which ends the worker
                 )  # fmt: skip
             try:
                 return await self._hear(*await asyncio.open_connection(sock=ours))
@@ -180,21 +186,21 @@ class CommitWorker:
             self._arrived.clear()
             for answer in self._waiting.values():
                 if not answer.done():
-                    answer.set_exception(Unavailable("the clerk died"))
-            writer.transport.abort()  # nobody reads what is not sent yet
+                    answer.set_exception(Unavailable("the commit worker died"))
+            writer.transport.abort()  # unsent frames have no reader
 
     def _kill(self) -> None:
-        """What it has not committed is undone by the database when its connections end."""
+        """Kill the worker. The database rolls its open transactions back when its connections end."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
 
 
-# The clerk's own end.
+# The worker's side.
 
 
 async def serve(runtime: Runtime, its: socket.socket) -> None:
-    """Do as told until whoever tells is gone. What is under way then is left: it is undone when the process ends."""
+    """Carry out orders until the leader closes the socket. Orders in progress are then rolled back with the process."""
     reader, writer = await asyncio.open_connection(sock=its)
     under_way: set[asyncio.Task[None]] = set()
     _put(writer, _encode(CommitOutcome(0)))
@@ -210,19 +216,19 @@ async def _carry_out(runtime: Runtime, order: CommitOrder, writer: asyncio.Strea
         outcome = CommitOutcome(order.number, await bind(runtime, commands))
     except Exception as error:
         if not isinstance(error, Unavailable):
-            log.exception("an order failed")
-        outcome = CommitOutcome(order.number, away=f"the clerk could not commit it: {error!r}")
+            log.exception("commit_order_failed", message="the commit worker could not carry out an order")
+        outcome = CommitOutcome(order.number, away=f"the commit worker could not commit it: {error!r}")
     _put(writer, _encode(outcome))
 
 
 def _put(writer: asyncio.StreamWriter, frame: bytes) -> None:
-    """Whoever is gone is told nothing: the one who reads finds out, and fails what waits for an answer."""
+    """Send a frame, unless the other side is gone: the reader notices that, and fails the pending answers."""
     if not writer.is_closing():
         writer.write(len(frame).to_bytes(_LENGTH, "big") + frame)
 
 
 async def _next(reader: asyncio.StreamReader) -> bytes | None:
-    """The next frame; None where the other end is gone."""
+    """The next frame; None if the other side is gone."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH), "big")
         return await reader.readexactly(length)

@@ -1,4 +1,4 @@
-"""What work would cost, and whether it could be paid for now: asked without locks, and nothing is held."""
+"""Cost estimates: the cost of work, and whether it could be paid for now. They take no locks and hold no credit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from bursar.commands.workloads.allocation import request_in
 from bursar.core.batch.placement_billing import leases_of, payment_of
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.lease import lease_number
@@ -13,44 +14,44 @@ from bursar.core.credit.ledger import Ledger
 from bursar.core.credit.price import class_of
 from bursar.core.credit.shortfall import end_words, time_left
 from bursar.core.nodes.node import NodeCapacity
-from bursar.core.objects.object import Key, Stored
+from bursar.core.objects.object import Stored
 from bursar.core.quota.quota import Counters
 from bursar.core.values.money import MICROS, cost
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.runtime.clock import now
+from bursar.ops.runtime.clock import new_uid, now
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.workloads.allocation import request_in
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import object as object_store
+from bursar.wire.kinds.node import node_key
 from bursar.wire.shared.instant import time_text
 
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """In nanocredits. `lacking` is why it could not be paid for, after those before it."""
+    """A cost estimate in nanocredits. `lacking` is why it could not be paid for, after the estimates before it."""
 
     account: str = ""
     rate: int = 0  # a second
     window_seconds: int = 0
-    first: int = 0  # what is held when it is placed
+    first: int = 0  # the hold when it is placed
     available: int = 0  # before any of this was held
     lacking: Refusal | None = None
 
 
 async def quote(runtime: Runtime, wanted: Sequence[tuple[Stored, Sequence[str]]]) -> list[Quote | None]:
-    """What each of these allocations would cost on the nodes it would have, one after another; None where nobody pays
-    beforehand, or where no nodes are known."""
+    """Estimate these allocations, one after another, on the nodes that each would have; None for one that is not
+    prepaid, or whose nodes are unknown."""
     async with runtime.database.reader() as db:
         tree = await runtime.trees.refresh(db)
-        batch = UnitOfWork(now(), tree, Counters(tree, {}))
+        batch = UnitOfWork(now(), tree, Counters(tree, {}), new_uid)
         payments = [payment_of(batch, one, nodes) if nodes else None for one, nodes in wanted]
         asked = [one for one in payments if one is not None]
         if not asked:
             return [None] * len(wanted)
         names = {name for one in asked for name in one.nodes}
         batch.payers = await ledger_store.find_accounts(db, {owner for one in asked for owner in one.owners})
-        nodes = await object_store.load(db, {Key("Node", "", name) for name in names})
+        nodes = await object_store.load(db, {node_key(name) for name in names})
         batch.classes = {key.name: class_of(node.labels) for key, node in nodes.items()}
         capacities = await node_store.load(db, names)
         accounts = await ledger_store.load_accounts(db, batch.payers.values())
@@ -98,7 +99,7 @@ def _quote(
 
 
 async def refused_time(runtime: Runtime, leases: Iterable[str]) -> str:
-    """Why no more time of what runs is paid for, in words; empty where it is."""
+    """Why the leases of running work are not extended, in words; empty if they are."""
     numbers = [number for name in leases if (number := lease_number(name)) is not None]
     if not numbers:
         return ""
@@ -109,5 +110,5 @@ async def refused_time(runtime: Runtime, leases: Iterable[str]) -> str:
         return ""
     first = min(final, key=lambda one: one.paid_until)
     if first.final == Code.SPEND_RATE_EXCEEDED:
-        return f"no more time is paid for after {time_text(first.paid_until)}: {first.final}"
+        return f"paid until {time_text(first.paid_until)}, and not extended: {first.final}"
     return end_words(first.final, time_left((first.paid_until - at) / MICROS))

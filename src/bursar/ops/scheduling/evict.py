@@ -1,208 +1,16 @@
-"""Stopping what is placed, so that it waits again.
-
-An evicted allocation is told to end by a deadline. It keeps what it was accepted for and the time it was submitted; its
-nodes and its bound quota come back when the last of its nodes has said that it is gone (`Report`), and not before.
-"""
+"""Verbs that stop placed work, so that it is pending again: eviction and preemption."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Sequence
 
-from bursar.core.batch.placement_billing import PlacementPayer, leases_of, payment_of
-from bursar.core.batch.unit_of_work import UnitOfWork
-from bursar.core.credit.lease import Lease
-from bursar.core.nodes.eviction import STOPPABLE, EvictionRule, Notice
-from bursar.core.objects.allocation import GangKey, ResourceRequest
-from bursar.core.objects.charge import Amounts, Charge
-from bursar.core.objects.object import Key, Origin, Stored
-from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.objects.object import conflict, not_found
-from bursar.ops.runtime.clock import new_uid, timestamp
-from bursar.ops.runtime.command import Command, Reply, Result
+from bursar.commands.command import Reply
+from bursar.commands.scheduling.evict import Evict, Preempt
+from bursar.core.nodes.eviction import Notice
+from bursar.core.objects.object import Origin, Stored
+from bursar.core.values.idempotency import IdempotencyKey
 from bursar.ops.runtime.lane_plan import feed
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.workloads.allocation import (
-    PLACED,
-    phase_of,
-    request_in,
-    status_of,
-    waits_no_more,
-    with_status,
-)
-from bursar.ops.workloads.stop import members_of, stop, stop_members
-from bursar.store.db.idempotency import IdempotencyKey
-
-
-def _new_id() -> str:
-    return new_uid("preempt")
-
-
-@dataclass(frozen=True, slots=True)
-class EvictionVictim:
-    """An allocation that has to go, and what it is told. With it goes whatever of its gang is placed."""
-
-    key: Key
-    uid: str
-    notice: Notice
-    gang: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evict(Command):
-    """Stop a placed allocation, and with it whatever of its gang is placed: a gang runs as a whole or not at all."""
-
-    notice: Notice
-    uid: str = ""  # the allocation that is meant, should the name have been given to another
-    gang: str = ""
-    id: str = field(default_factory=_new_id)
-
-    def gangs(self) -> dict[GangKey, int]:
-        return {(self.key.namespace, self.gang): 0} if self.gang else {}
-
-    def placed(self, batch: UnitOfWork) -> Iterable[Key]:
-        return (self.key, *members_of(batch, self.gangs()))
-
-    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
-        return ()  # Nothing comes back before it is gone.
-
-    def decide(self, batch: UnitOfWork) -> Result:
-        before = batch.objects.get(self.key)
-        if before is None:
-            return not_found(self.key)
-        if self.uid not in ("", before.uid):
-            return conflict(self.key, f"its uid is {before.uid}, not {self.uid}")
-        if before.gang != self.gang:
-            return conflict(self.key, "it was deleted and created anew")
-        if phase_of(before) not in STOPPABLE:
-            return not_placed(before)
-        written = stop(batch, before, self.notice, self.id, self.origin)
-        for gang in self.gangs():
-            stop_members(batch, gang, self.notice, self.id, self.origin)
-        return written
-
-
-@dataclass(frozen=True, slots=True)
-class Nominee:
-    """A pending allocation, and the nodes whose room is held for it until then."""
-
-    key: Key
-    uid: str
-    nodes: tuple[str, ...]
-    until: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preempt(Command):
-    """Stop victims and hold their room for a pending allocation, the nominee: all of it, or nothing.
-
-    `key` is the nominee's; `with_it` are the others of its gang. The nomination is written with the evictions, so
-    whoever leads next does not evict again. Victims that ended, or are ending, since the plan was made are skipped.
-    """
-
-    uid: str
-    nominated: tuple[str, ...]  # the nodes whose room is held for it
-    until: datetime
-    victims: tuple[EvictionVictim, ...]
-    with_it: tuple[Nominee, ...] = ()
-    id: str = field(default_factory=_new_id)
-
-    def objects(self) -> Iterable[Key]:
-        return (self.key, *(one.key for one in self.with_it), *(one.key for one in self.victims))
-
-    def gangs(self) -> dict[GangKey, int]:
-        return {(one.key.namespace, one.gang): 0 for one in self.victims if one.gang}
-
-    @property
-    def nominees(self) -> tuple[Nominee, ...]:
-        return (Nominee(self.key, self.uid, self.nominated, self.until), *self.with_it)
-
-    def placed(self, batch: UnitOfWork) -> Iterable[Key]:
-        return (*self.objects(), *members_of(batch, self.gangs()))
-
-    def charges(self, _: UnitOfWork) -> Iterable[tuple[str, Charge]]:
-        return ()
-
-    def pays(self, batch: UnitOfWork) -> Iterable[PlacementPayer]:
-        there = [(batch.objects[one.key], one.nodes) for one in self.nominees if one.key in batch.objects]
-        return [found for one, nodes in there if (found := payment_of(batch, one, nodes)) is not None]
-
-    def decide(self, batch: UnitOfWork) -> Result:
-        nominees = self.nominees
-        for one in nominees:
-            if refusal := _outrun(batch, one):
-                return refusal
-        if refusal := _unpayable(batch, nominees):
-            return refusal
-        for victim in self.victims:
-            there = batch.objects.get(victim.key)
-            if there is not None and there.uid != victim.uid:
-                return Refusal(Code.STALE, f"{victim.key.name} was deleted and created anew")
-            if there is not None and not _may_evict(batch, batch.objects[self.key], there, victim.notice.rule):
-                return Refusal(Code.STALE, f"{self.key.name} may not evict other tenants' work by its priority")
-        stopped = [one for one in self.victims if stop_if_placed(batch, one, self.id, self.origin)]
-        for gang, notice in {(one.key.namespace, one.gang): one.notice for one in stopped if one.gang}.items():
-            stop_members(batch, gang, notice, self.id, self.origin)
-        writes = [_nominate(batch, one, self.origin) for one in nominees]
-        return writes[0]
-
-
-def _outrun(batch: UnitOfWork, one: Nominee) -> Refusal | None:
-    there = batch.objects.get(one.key)
-    if there is None or there.uid != one.uid:
-        return Refusal(Code.STALE, f"{one.key.name}, for which room was to be made, is gone")
-    return waits_no_more(there)
-
-
-def _may_evict(batch: UnitOfWork, nominee: Stored, victim: Stored, rule: str) -> bool:
-    """Whether an eviction for lower priority still stands: between tenants only a class that says so allows it."""
-    if rule != EvictionRule.LOWER_PRIORITY or batch.tenant_of(nominee) == batch.tenant_of(victim):
-        return True
-    named = batch.tree.classes.get(nominee.charge.facts.priority_class)
-    return named is not None and named.cross_tenant
-
-
-def _unpayable(batch: UnitOfWork, nominees: Iterable[Nominee]) -> Refusal | None:
-    """Nobody has to go for those who could not pay for the room. What they would hold is not held yet."""
-    if batch.ledger is None:
-        return None
-    leases: list[Lease] = []
-    for one in nominees:
-        there = batch.objects[one.key]
-        request = request_in(there.doc)
-        found = leases_of(batch, there, [(node, _taken(batch, node, request)) for node in one.nodes])
-        if isinstance(found, Refusal):
-            return found
-        leases += found
-    return batch.ledger.lacking(leases)
-
-
-def _taken(batch: UnitOfWork, node: str, request: ResourceRequest) -> Amounts:
-    """What it would take of a node: who has it alone takes all of it."""
-    return batch.nodes[node].allocatable if request.exclusive and node in batch.nodes else request.requests
-
-
-def _nominate(batch: UnitOfWork, one: Nominee, origin: Origin) -> Result:
-    before, until = batch.objects[one.key], timestamp(one.until)
-    status = {**status_of(before), "nominated": [{"node": node, "until": until} for node in one.nodes]}
-    return batch.put(with_status(before, status), origin)
-
-
-def not_placed(one: Stored) -> Refusal:
-    return Refusal(
-        Code.STALE,
-        f"{one.key.name} is {phase_of(one)}: there is nothing to stop",
-        "Only what is Scheduled or Running can be preempted; delete what should not run at all.",
-    )
-
-
-def stop_if_placed(batch: UnitOfWork, victim: EvictionVictim, id_: str, origin: Origin) -> bool:
-    there = batch.objects.get(victim.key)
-    if there is None or there.uid != victim.uid or phase_of(there) not in PLACED:
-        return False
-    stop(batch, there, victim.notice, id_, origin)
-    return True
 
 
 async def evict(
@@ -214,12 +22,12 @@ async def evict(
     claim: IdempotencyKey | None = None,
     dry_run: bool = False,
 ) -> Reply:
-    """Stop an allocation, and with it its gang."""
+    """Stop an allocation, and its gang with it."""
     command = Evict(key=one.key, uid=one.uid, notice=notice, gang=one.gang, origin=origin, claim=claim)
     lane = runtime.trying if dry_run else runtime.binding
     return await lane.submit(command, one.key.namespace)
 
 
 async def preempt(runtime: Runtime, commands: Sequence[Preempt]) -> list[Reply]:
-    """Make room for each nominee. What went stale comes back with its reason, and has changed nothing."""
+    """Evict the victims of each nominee. A stale preemption is refused with its reason, and changes nothing."""
     return await feed(runtime.binding, commands)

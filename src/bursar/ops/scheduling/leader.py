@@ -1,7 +1,7 @@
-"""Verbs of leading: stand for election, renew, resign.
+"""Leader election: stand for election, renew, resign.
 
-One controller decides for all. What it commits carries the fence of its term, and is refused once another has taken
-over: a leader that was paused does no harm when it wakes.
+One controller, the leader, makes all decisions. Its commands carry the fencing token of its term, and are refused once
+another has taken over: a leader that was paused does no harm when it resumes.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from dataclasses import dataclass
 
 from bursar.store.db.database import Database
 from bursar.store.scheduling import leader as leader_store
-from bursar.store.scheduling.leader import Leader
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderFence:
-    """The number of a term. It rises with every takeover and stays with every renewal."""
+    """The fencing token of a term. It rises with every takeover and stays with every renewal."""
 
     number: int
     renewed: bool  # False: it was taken over just now
 
 
 async def stand(database: Database, holder: str, seconds: float) -> LeaderFence | None:
-    """Lead for so many seconds from now: by renewing one's own term, or by taking over when the last one has run out.
-    None while another leads. `holder` must be the name of one candidate alone."""
+    """Lead for `seconds` from now, by renewing the own term or by taking over an expired one.
+    None while another leads. `holder` must be unique to the candidate."""
     async with database.reader() as db:
         renewed = await leader_store.renew(db, holder, seconds)
         if renewed is not None:
@@ -33,12 +32,6 @@ async def stand(database: Database, holder: str, seconds: float) -> LeaderFence 
 
 
 async def resign(database: Database, holder: str) -> bool:
-    """End one's own term, so that another need not wait for its end; whether there was one."""
+    """End the own term, so that the next leader need not wait for it to expire; whether there was one."""
     async with database.reader() as db:
         return await leader_store.resign(db, holder)
-
-
-async def load_leader(database: Database) -> Leader:
-    """Who leads, or led last."""
-    async with database.reader() as db:
-        return await leader_store.load(db)

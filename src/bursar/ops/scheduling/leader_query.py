@@ -1,7 +1,7 @@
-"""Asking the leader: questions go through the database, so that it may be on any machine and needs no port of its own.
+"""Questions to the leader go through the database, so that it may run anywhere and needs no port.
 
-Those who ask at the same time share one statement, and one connection that listens for answers. A notification is a
-hint: answers are also looked for now and then. Where nobody leads nobody waits.
+Concurrent questions share one statement, and one connection that listens for answers. A notification is only a hint:
+answers are also polled for. Without a leader, a question is refused at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 ANSWER_SECONDS_MAX = 5.0
 GLIMPSE_SECONDS_MAX = 0.2
 BOOST_SECONDS_MAX = 1.0
-# After a leader was silent, nobody who only wanted a glimpse waits for it again before this.
+# After a leader did not answer, optional answers are not waited for again within this time.
 SILENCE_SECONDS = 5.0
 GLIMPSES_PER_SECOND = 100
 POLL_SECONDS = 0.25
@@ -39,20 +39,20 @@ WAITING_MAX = 2048
 
 
 class Explain(msgspec.Struct, tag="explain", frozen=True):
-    """Why an allocation waits."""
+    """Asks why an allocation is pending."""
 
     uid: str
 
 
 class InUse(msgspec.Struct, tag="in-use", frozen=True):
-    """How an allocation that is placed stands."""
+    """Asks for the share and burst mark of a placed allocation."""
 
     uid: str
 
 
 class LookQuestion(msgspec.Struct, tag="look", frozen=True):
-    """Where an allocation stands, and when it may start; of a job the one that waits longest. Who has just committed it
-    says with which `revision`: the leader may not have heard of it yet."""
+    """Asks for an allocation's queue position and estimated start; of a job, for those of its oldest pending member. A
+    caller that has just committed it gives the `revision`, which the leader may not have read yet."""
 
     uid: str = ""
     namespace: str = ""
@@ -61,7 +61,7 @@ class LookQuestion(msgspec.Struct, tag="look", frozen=True):
 
 
 class BoostedQuestion(msgspec.Struct, tag="boosted", frozen=True):
-    """Where the allocations of a job would stand with this priority."""
+    """Asks for the queue position of a job's allocations with this priority."""
 
     namespace: str
     job: str
@@ -69,7 +69,7 @@ class BoostedQuestion(msgspec.Struct, tag="boosted", frozen=True):
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """An allocation that is not there."""
+    """A hypothetical allocation."""
 
     uid: str
     tenant: str
@@ -79,21 +79,21 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 class Simulate(msgspec.Struct, tag="simulate", frozen=True):
-    """What would become of these if they were submitted together."""
+    """Asks for the outcome of submitting these together."""
 
     drafts: list[Draft]
     priorities: dict[str, PriorityClassView]
 
 
 class Count(msgspec.Struct, tag="count", frozen=True):
-    """The scheduler in numbers."""
+    """Asks for the scheduler's statistics."""
 
 
 Question = Explain | InUse | LookQuestion | BoostedQuestion | Simulate | Count
 
 
 class LeaderAnswer(msgspec.Struct, frozen=True):
-    """What the leader says; `error` where it could not."""
+    """The leader's answer, or `error` if it failed."""
 
     result: msgspec.Raw = msgspec.Raw(b"null")
     error: str = ""
@@ -111,20 +111,20 @@ _decode_figures: Callable[[bytes], Figures] = msgspec.json.Decoder(Figures).deco
 
 NO_LEADER = Refusal(
     Code.UNAVAILABLE,
-    "no scheduler leads at the moment, and only it can answer this",
-    "Try again in a few seconds; if that does not help, see whether `bursar controller` runs.",
+    "no scheduler is active at the moment, and only the scheduler can answer this",
+    "Try again in a few seconds; if that does not help, check that `bursar controller` runs.",
     retry_after_seconds=2,
 )
 SILENT = Refusal(
     Code.UNAVAILABLE,
     f"the scheduler did not answer within {ANSWER_SECONDS_MAX:g} s",
-    "Try again in a few seconds: it may be busy, or another is just taking over.",
+    "Try again in a few seconds: it may be busy, or a new leader may be taking over.",
     retry_after_seconds=2,
 )
 
 
 class LeaderQueries:
-    """One process's questions to the leader."""
+    """The questions of one process to the leader."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -138,7 +138,7 @@ class LeaderQueries:
         self._glances = 0
 
     async def ask(self, question: Question, seconds: float = ANSWER_SECONDS_MAX) -> bytes | Refusal:
-        """The leader's answer as JSON, or why there is none."""
+        """The leader's answer as JSON, or a refusal."""
         loop = asyncio.get_running_loop()
         if self._task is None or self._task.done():
             self._task = loop.create_task(self._listen(), name="inquiries")
@@ -168,43 +168,35 @@ class LeaderQueries:
         return bytes(answer.result)
 
     async def glimpse(self, look: LookQuestion) -> Glimpse | None:
-        """A glance that may fail, and then costs next to nothing; so many a second, so that reading stays quick."""
+        """The position and estimate of one object, rate limited so that reads stay fast."""
         now = asyncio.get_running_loop().time()
-        if now < self._silent_until:
-            return None
         if now - self._glances_since >= 1.0:
             self._glances_since, self._glances = now, 0
         self._glances += 1
         if self._glances > GLIMPSES_PER_SECOND:
             return None
+        return await self._glance(look, _decode_glimpse, GLIMPSE_SECONDS_MAX)
+
+    async def boosted(self, namespace: str, job: str, priority: int) -> int | None:
+        """The position that a job would have with this priority."""
+        return await self._glance(BoostedQuestion(namespace, job, priority), _decode_position, BOOST_SECONDS_MAX)
+
+    async def holding(self, uid: str) -> Holding | None:
+        return await self._glance(InUse(uid), _decode_holding, BOOST_SECONDS_MAX)
+
+    async def _glance(self, question: Question, decode: Callable[[bytes], T | None], seconds: float) -> T | None:
+        """An optional answer: after the leader did not answer, it is skipped for a while."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._silent_until:
+            return None
         try:
-            found = await self._asked(look, _decode_glimpse, GLIMPSE_SECONDS_MAX)
+            found = await self._asked(question, decode, seconds)
         except AWAY:
             return None
         if isinstance(found, Refusal):
-            self._silent_until = max(self._silent_until, asyncio.get_running_loop().time() + SILENCE_SECONDS)
+            self._silent_until = max(self._silent_until, loop.time() + SILENCE_SECONDS)
             return None
         return found
-
-    async def boosted(self, namespace: str, job: str, priority: int) -> int | None:
-        """Where a job would stand; a glance as well."""
-        if asyncio.get_running_loop().time() < self._silent_until:
-            return None
-        try:
-            found = await self._asked(BoostedQuestion(namespace, job, priority), _decode_position, BOOST_SECONDS_MAX)
-        except AWAY:
-            return None
-        return None if isinstance(found, Refusal) else found
-
-    async def holding(self, uid: str) -> Holding | None:
-        """A glance, too: what is placed has its place, whether anybody answers or not."""
-        if asyncio.get_running_loop().time() < self._silent_until:
-            return None
-        try:
-            found = await self._asked(InUse(uid), _decode_holding, BOOST_SECONDS_MAX)
-        except AWAY:
-            return None
-        return None if isinstance(found, Refusal) else found
 
     async def explain(self, uid: str) -> ExplainAnswer | Refusal | None:
         return await self._asked(Explain(uid), _decode_explanation)
@@ -230,7 +222,7 @@ class LeaderQueries:
     # Asking.
 
     def _give_up(self, number: int) -> None:
-        """Nobody waits for this answer any more: the question is withdrawn."""
+        """Withdraw a question whose caller has left."""
         self._given_up.append(number)
         self._wake.set()
 
@@ -246,7 +238,7 @@ class LeaderQueries:
     async def _answer_to(self, number: int) -> bytes:
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        # It may be answered already; and while nobody waited nobody saw whether the connection is still there.
+        # It may be answered already, and a loss of the connection is not noticed while no question is open.
         self._wake.set()
         return await future
 
@@ -257,7 +249,7 @@ class LeaderQueries:
             self._wake.set()
 
     async def _listen(self) -> None:
-        """For ever: wait for word of answers, and hand them out. A database that is away is waited for."""
+        """Wait for answers and deliver them, for ever, also through database outages."""
         db: Connection | None = None
         try:
             while True:
@@ -267,7 +259,7 @@ class LeaderQueries:
                         await db.add_listener(store.ANSWERED, lambda *told: self._told(told[3]))
                     await self._collect(db)
                 except AWAY as error:
-                    log.info("inquiries wait for the database", error=repr(error))
+                    log.info("queries_wait", message="questions to the leader wait for the database", error=repr(error))
                     await asyncio.sleep(POLL_SECONDS)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(POLL_SECONDS if self._waiting else None):

@@ -1,7 +1,8 @@
-"""How many wait in each queue, for those who submit: known within a second, without anybody asking for each of them.
+"""Queue depth: the number of pending allocations in each queue, from which a submission gets its queue position.
 
-The leader is asked; where none answers, the database is counted. Both say up to which revision they counted, so what
-this process has submitted since then is added, and nothing is counted twice.
+The leader is asked at most once a second, however many submit; without a leader the database is counted. Either answer
+has the revision up to which it counted. Work that this process submitted after that revision is added, so that nothing
+is counted twice.
 """
 
 from __future__ import annotations
@@ -19,35 +20,36 @@ from bursar.store.scheduling import queue as store
 FRESH_SECONDS = 1.0
 STALE_SECONDS = 5.0
 LEADER_SECONDS_MAX = 1.0  # for the leader's answer, before the database is counted
-REST_PER_COUNT = 20.0  # so long is rested for each second that counting took
-WAIT_SECONDS_MAX = 5.0  # for the first answer; later on nobody waits while what is known is not stale
+REST_PER_COUNT = 20.0  # pause for each second that counting took
+WAIT_SECONDS_MAX = 5.0  # for a refresh, if the known depths are stale
 RECENT_MAX = 100_000
 
 
 class QueueDepths:
-    """The queues as they were told last. They are read while a submission is being committed, once a second at most."""
+    """The depths read last. They are refreshed while a submission is being committed."""
 
     def __init__(self, leader_queries: LeaderQueries, database: Database) -> None:
         self._leader_queries = leader_queries
         self._database = database
         self._depths: dict[str, int] = {}
         self._revision = 0  # of the last change that is counted in them
-        self._recent: dict[str, list[int]] = defaultdict(list)  # revisions of what was submitted here since, in order
+        self._recent: dict[str, list[int]] = defaultdict(list)  # revisions submitted here since then, in order
         self._read_at = self._asked_at = float("-inf")
         self._count_from = float("-inf")  # when the database may be counted again
         self._reading: asyncio.Task[None] | None = None
 
     def look(self) -> None:
-        """Somebody will want to know."""
+        """Start a refresh, if the depths are no longer fresh."""
         now = asyncio.get_running_loop().time()
         if now - self._asked_at >= FRESH_SECONDS and (self._reading is None or self._reading.done()):
             self._asked_at = now
             self._reading = asyncio.create_task(self._read(now), name="depths")
 
     async def last_place(self, queue: str, revision: int | None, members: int = 1) -> int | None:
-        """Where in its queue something stands that was committed just now, with this revision, if nothing makes it
-        overtake, or the first of its members; without a revision, where it would stand. None where nobody could ever
-        tell."""
+        """The last position of a queue at this revision, just committed, or that of the first of its `members`.
+
+        Without a revision (a dry run) it is the position that a submission would get; None while no depth is known.
+        """
         await self._until_known()
         if self._read_at == float("-inf"):
             return None
@@ -67,7 +69,7 @@ class QueueDepths:
             await asyncio.gather(self._reading, return_exceptions=True)
 
     async def _until_known(self) -> None:
-        """Wait where what is known is stale, or nothing is."""
+        """Wait for the refresh under way if the depths are stale or unknown."""
         now = asyncio.get_running_loop().time()
         patience = self._asked_at + WAIT_SECONDS_MAX - now
         if now - self._read_at >= STALE_SECONDS and self._reading is not None and patience > 0:
@@ -82,11 +84,11 @@ class QueueDepths:
                 await self._count()
 
     async def _count(self) -> None:
-        """Counting reads every allocation there is: where that takes long it is done less often."""
+        """Count in the database. That reads every allocation, so a slow count is repeated less often."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         if began < self._count_from:
-            self._read_at = began  # What is known, with what came since, is the best there is.
+            self._read_at = began  # The known depths and the revisions since are the best there is.
             return
         async with self._database.reader() as db:
             depths, revision = await store.count_waiting(db)

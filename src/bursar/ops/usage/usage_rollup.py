@@ -1,7 +1,7 @@
-"""Entering hours in buckets, and what tenants have used of their budgets.
+"""The roll-up of usage into hourly buckets, and the tenants' use of their budgets.
 
-Any number of controllers may enter: one does at a time, and each time in one transaction, from taking steps to adding
-buckets. Whoever is killed in between has done nothing.
+Any number of controllers may roll up: a lock admits one at a time. Each roll-up is one transaction, from taking steps
+to adding buckets, so a controller that is killed in between has changed nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from datetime import UTC, datetime, timedelta
 from msgspec import Struct
 
 from bursar.core.batch.placement_billing import gpus_in
-from bursar.core.objects.object import Key
 from bursar.core.quota.tenant_tree import Tree, subtree
 from bursar.core.usage.external_budget import Remaining, hours_used, source_of
 from bursar.core.usage.usage_levels import (
@@ -33,20 +32,26 @@ from bursar.store.db.database import Connection, Database
 from bursar.store.objects import object as object_store
 from bursar.store.usage import budget as budget_store
 from bursar.store.usage import usage_levels as store
-from bursar.wire.kinds.settings import BUDGET_PERIOD_DAYS, RECORD_DAYS, SYSTEM, budget_period_days_of, record_days_of
+from bursar.wire.kinds.settings import (
+    BUDGET_PERIOD_DAYS,
+    RECORD_DAYS,
+    SETTINGS_KEY,
+    budget_period_days_of,
+    record_days_of,
+)
 from bursar.wire.to_scheduler.ask import TenantShare, tenant_share_of
 
-STEPS_MAX = 20_000  # entered at a time
+STEPS_MAX = 20_000  # in one transaction
 LEVELS_MAX = 2_000
-DAY_AT_MOST = timedelta(days=1)  # after a long time away, what there is to enter is still bounded
-STRIDE = 600  # seconds for which what was added up is kept while the window of budgets moves on; a part of an hour
-CLOCKS_APART = timedelta(hours=1)  # at most
-LAG_SECONDS = 2  # what happens now is not entered yet: others may have more to say about this second
+DAY_AT_MOST = timedelta(days=1)  # bounds the work after a long outage
+STRIDE = 600  # seconds for which cached sums serve while the budget window moves on; it divides an hour
+CLOCKS_APART = timedelta(hours=1)  # the largest clock difference between controllers
+LAG_SECONDS = 2  # the latest seconds are left out: other processes may still write steps of them
 
 
 async def roll(database: Database, until: datetime | None = None, *, steps_max: int = STEPS_MAX) -> int:
-    """Enter what happened until then in buckets, at most a day's at a time; how many steps and levels that were. None:
-    all is entered, or somebody else is at it. What is entered stays, so of two clocks the one behind counts."""
+    """Roll usage up to `until` into buckets, at most a day at a time; return the number of steps and levels. 0 means
+    that all is rolled up, or that another process does it. Buckets are final, so the clock that is behind decides."""
     async with database.reader() as db, db.transaction():
         if (rolled := await store.lock_rolled(db)) is None:
             return 0
@@ -60,7 +65,7 @@ async def roll(database: Database, until: datetime | None = None, *, steps_max: 
         if count == steps_max or boundary <= before:
             await _enter(db, levels, steps, 0)
             return count
-        # All that came before the hour's end is entered: what goes on is as well, up to there.
+        # All steps before the hour's end are in buckets; usage that goes on is added up to there as well.
         behind = await store.load_levels_behind(db, boundary, LEVELS_MAX)
         await _enter(db, {**behind, **levels}, steps, int(boundary.timestamp()))
         if len(behind) < LEVELS_MAX:
@@ -102,7 +107,7 @@ def _floor(at: datetime, size: int) -> datetime:
 
 
 class BudgetUse(Struct, frozen=True):
-    """What a tenant and those below it used in the budget's window, and who says so."""
+    """The use of a tenant and its children in the budget's window, and the source of the figures."""
 
     gpu_hours: float = 0.0
     node_hours: float = 0.0
@@ -110,23 +115,23 @@ class BudgetUse(Struct, frozen=True):
 
 
 class Past(Struct):
-    """What tenants used until a day that is over, kept in a process for all who ask for budgets.
+    """A cache of the tenants' use up to the last full day, shared by all budget requests of a process.
 
-    That is nearly all of it, and changes hardly ever: it is added up anew when the window's begin has come to another
-    stride, or when something was entered for days that are over. It is added up from where the stride begins; what was
-    used from there until the window begins is known to the second from the steps within the stride, and taken off.
+    This is nearly all of the window, and it rarely changes: it is summed again when the window's begin has moved to
+    another stride, or when usage of past days was rolled up. The sum starts where the stride begins; the use from there
+    to the window's begin is computed to the second from the steps within the stride, and subtracted.
     """
 
-    key: object = None  # what it was added up for
+    key: object = None  # the inputs of the cached sums
     used: store.HourTotals = {}
     steps: store.Steps = {}  # within the stride
 
     async def load(
         self, db: Connection, tenants: Iterable[str], begin: datetime, now: datetime
     ) -> Sequence[store.HourTotals]:
-        """What tenants used in a window until now, to the second, in parts that are to be added up. Call it in a
-        snapshot: what is added up and what is taken off must be of one moment."""
-        # Clocks of those who enter may be a little behind ours.
+        """The use of tenants in a window until now, to the second, as parts to add up. Call it in a snapshot: added and
+        subtracted parts must be of the same moment."""
+        # The clock of the controller that rolls up may be behind ours.
         until = _floor(now - CLOCKS_APART, DAY)
         stride = _floor(begin, STRIDE)
         names = sorted(tenants)
@@ -140,7 +145,7 @@ class Past(Struct):
             steps = await store.load_steps_from(db, names, stride, stride + timedelta(seconds=STRIDE))
             self.used, self.steps, self.key = used, steps, key
         used, early = self.used, _early(self.steps, names, created, stride, begin)
-        # Somebody may have had the name of a young one earlier that day.
+        # Another tenant may have had the same name earlier that day.
         young = {name for name, at in created.items() if at > until}
         recent = await store.load_days_window(db, [name for name in names if name not in young], until, now)
         if young:
@@ -151,7 +156,7 @@ class Past(Struct):
 def _early(
     steps: store.Steps, tenants: Iterable[str], created: Mapping[str, datetime], stride: datetime, begin: datetime
 ) -> store.HourTotals:
-    """What is to be taken off: what was used before the window begins, by those that there were."""
+    """The part to subtract: the use in the stride before the window begins, as negative numbers."""
     found: store.HourTotals = {}
     for tenant in tenants:
         since, end = int(max(stride, created.get(tenant, stride)).timestamp()), int(begin.timestamp())
@@ -171,8 +176,8 @@ def _totals(windows: store.Windows) -> store.HourTotals:
 async def load_budgets(
     db: Connection, tree: Tree, now: datetime | None = None, *, past: Past | None = None
 ) -> dict[str, BudgetUse]:
-    """Of the tenants that have a budget, over the window that the settings say, to the second. What was added up for
-    one moment serves for the next ones as well: for those who keep it."""
+    """The use of every tenant that has a budget, over the window in the settings, to the second. A caller that keeps
+    `past` saves summing up past days again."""
     now = now or datetime.now(UTC)
     budgeted = await load_budgeted(db)
     below = {name: subtree(tree, name) for name in budgeted if name in tree.tenants}
@@ -188,7 +193,7 @@ async def load_budgets(
 
 
 def believed(counted: BudgetUse, budget: TenantShare, left: Remaining | None) -> BudgetUse:
-    """What whoever keeps the budgets says, while that is fresh, else what was counted here."""
+    """The external budget system's figures while they are fresh, else the figures counted here."""
     if left is None:
         return counted
     gpu, node = budget.gpu_hours_budget, budget.node_hours_budget
@@ -200,18 +205,18 @@ def believed(counted: BudgetUse, budget: TenantShare, left: Remaining | None) ->
 
 
 async def load_budgeted(db: Connection) -> dict[str, TenantShare]:
-    """The tenants that have a budget, and in it how much."""
+    """The tenants that have a budget, with their share."""
     shares = {name: tenant_share_of(doc) for name, doc in (await store.load_tenants(db)).items()}
     return {name: share for name, share in shares.items() if share.has_budget}
 
 
 async def load_budget_days(db: Connection) -> int:
-    settings = await object_store.get(db, Key("Settings", "", SYSTEM))
+    settings = await object_store.get(db, SETTINGS_KEY)
     return budget_period_days_of(settings.doc) if settings is not None else BUDGET_PERIOD_DAYS
 
 
 async def load_record_days(db: Connection) -> int:
-    settings = await object_store.get(db, Key("Settings", "", SYSTEM))
+    settings = await object_store.get(db, SETTINGS_KEY)
     return record_days_of(settings.doc) if settings is not None else RECORD_DAYS
 
 

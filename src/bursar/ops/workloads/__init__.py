@@ -1,4 +1,4 @@
-"""Verbs on allocations and jobs: reports of nodes, the job controller, changes of pending work, dry runs.
+"""Verbs on allocations and jobs: reports of nodes, creating jobs, the job controller, dry runs, effective priorities.
 
-Read `allocation.py` and `job_controller.py` first.
+Read `job_controller.py` first. Their commands are in `commands/workloads/`.
 """

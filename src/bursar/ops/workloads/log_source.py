@@ -1,4 +1,4 @@
-"""What work has written: how it is asked for, whoever keeps it. Nodes do, each for what ran there."""
+"""Log sources: the interface for reading the output of work from the node that keeps it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bursar.core.values.refusal import Refusal
 
 @dataclass(frozen=True, slots=True)
 class LogReading:
-    """What is to be read: of one placement, from a byte on or the last so many lines."""
+    """A request to read the log of one placement, from a byte offset or the last lines."""
 
     uid: str
-    epoch: int = 0  # 0 is the newest that the node knows
+    epoch: int = 0  # 0: the newest that the node has
     offset: int = 0
     tail_lines: int = 0
     follow: bool = False
@@ -21,19 +21,19 @@ class LogReading:
 
 class OutputPiece(NamedTuple):
     data: bytes
-    offset: int  # of its first byte
+    offset: int  # of the first byte
 
 
 class LogSource(Protocol):
-    """Pieces as they come. Whoever opened it closes it."""
+    """An open log, read piece by piece. The caller that opened it closes it."""
 
     @property
     def offset(self) -> int:
-        """Of the first byte that comes."""
+        """The offset of the first byte."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing comes: it has ended, and everything was read before."""
+        """Whether the log has ended, and all of it was read before."""
 
     async def next(self) -> OutputPiece | None:
         """The next piece; None at the end. Not to be cancelled: that would end it."""
@@ -42,9 +42,9 @@ class LogSource(Protocol):
 
 
 class LogCut(Exception):
-    """The rest cannot be read now; the message says why."""
+    """The rest of the log cannot be read now; the message says why."""
 
 
 class LogKeeper(Protocol):
     async def open(self, node: str, reading: LogReading) -> LogSource | Refusal | None:
-        """What a node keeps; None where it keeps nothing of it."""
+        """Open the log that a node keeps; None if it keeps none."""

@@ -1,7 +1,7 @@
-"""The priority that is in force for allocations: their job's boost, their own, or that of their class.
+"""The effective priority of allocations: their job's boost, their own, or that of their class.
 
-Classes and boosts come and go, so it is never stored with the allocation. It is worked out when somebody looks, from
-what was read within the last second: who watches a table does not ask the database about every change.
+Classes and boosts change, so it is not stored with the allocation. It is computed on display, from classes and boosts
+cached for a second, so that a watch does not query the database for every change.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Priorities:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._classes: Mapping[str, PriorityClassView] = {}
-        self._boosts: dict[JobKey, BoostedJob | None] = {}  # None: it was looked for, and has none
+        self._boosts: dict[JobKey, BoostedJob | None] = {}  # None: the job has no boost
         self._read_at = float("-inf")
         self._lock = asyncio.Lock()
 
     async def of(self, allocations: Sequence[Mapping[str, Any]]) -> list[int]:
-        """What is in force for each of these documents."""
+        """The effective priority of each of these documents."""
         jobs = [_job_of(one) for one in allocations]
         async with self._lock:
             await self._read({job for job in jobs if job is not None})
@@ -73,7 +73,7 @@ def _in_force(
 
 
 def _job_of(document: Mapping[str, Any]) -> JobKey | None:
-    """The job that made it. A label does not make it one of a job's."""
+    """The job that created an allocation. Its label alone is not trusted."""
     metadata = document["metadata"]
     owners: Iterable[Mapping[str, Any]] = metadata.get("ownerReferences") or ()
     found = next(((one["name"], one.get("uid", "")) for one in owners if one["kind"] == "Job"), None)

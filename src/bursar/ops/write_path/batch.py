@@ -1,10 +1,10 @@
-"""The walk of every write: claim, lock, read, decide, save, once per batch.
+"""The path of every write: claim idempotency keys, lock, read, decide, save, once per batch.
 
-Locks are taken in one global order: leader, request claims, tree, gangs, objects, counters, nodes, beats, accounts,
-leases, the ledger, and last the revision. A statement that had to wait sees the new version of the row it waited for,
-but not the rows that a rival put beside it. So what is wholly in the row that is locked is read by the statement that
-locks it, and all else in a later one. Every message to the server costs a turn: what comes one after another in the
-order is locked by one statement, where nothing has to be looked up in between.
+Locks are taken in one global order: leader, idempotency keys, tree, gangs, objects, counters, nodes, heartbeats,
+accounts, leases, the ledger, and last the revision. A statement that had to wait for a row lock sees the new version of
+that row, but not other rows that the rival inserted. So data in the locked row itself is read by the locking statement,
+and all other data by a later one. Every statement costs a round trip, so neighbours in the order are locked by one
+statement if no lookup is needed in between.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from datetime import UTC, datetime
 from itertools import compress
 from time import monotonic as now
 
-from bursar.core.batch.placement_billing import payer
+from bursar.commands.command import DEPOSED, Command, Reply, Result, decode_reply, encode_reply, written
+from bursar.core.batch.placement_billing import account_of
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.price import class_of
 from bursar.core.objects.allocation import GangKey
 from bursar.core.objects.object import Key, Write
 from bursar.core.quota.quota import Counter, Counters
 from bursar.core.quota.tenant_tree import Row, Tree, rows_of
+from bursar.core.values.idempotency import RequestKey
 from bursar.ops.access.audit import token_note
 from bursar.ops.credit.ledger import ledger_for
 from bursar.ops.credit.price import Prices
+from bursar.ops.nodes.capacity import warn_of_rises
 from bursar.ops.quota.tenant_tree import TreeCache
-from bursar.ops.runtime.command import DEPOSED, Command, Reply, Result, decode_reply, encode_reply, written
+from bursar.ops.runtime.clock import new_uid
 from bursar.ops.runtime.idempotency import claim, decide_once, remember
 from bursar.store.access import token as token_store
 from bursar.store.access.token import TokenRecord
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.db.database import Connection, Stale
-from bursar.store.db.idempotency import Remembered, RequestKey
+from bursar.store.db.idempotency import Remembered
 from bursar.store.nodes import liveness as liveness_store
 from bursar.store.nodes import node as node_store
 from bursar.store.nodes import node_ca as authority_store
@@ -45,32 +48,30 @@ from bursar.store.quota import quota as quota_store
 from bursar.store.quota import tenant_tree as tree_store
 from bursar.store.scheduling import leader as leader_store
 from bursar.store.usage import usage_levels as usage_store
+from bursar.wire.kinds.registry import BY_NAME
 
 KNOWN_MAX = 200_000
 
-# Kinds that others only refer to by name. That one was there a second ago is good enough: it could be deleted right
-# after the request as well. Queues are changed with the tree: who saw one in another version of that looks again.
-CATALOGUE = frozenset({"Queue"})
 SEEN_SECONDS_MAX = 1.0
 SEEN_MAX = 10_000
 CLASSES_MAX = 100_000
 
 
 class WriteBatch:
-    """Decides batches of commands that leave the tree as it is."""
+    """Decides batches of commands that do not change the tenant tree."""
 
     def __init__(self, trees: TreeCache, prices: Prices | None = None) -> None:
         self._trees = trees
         self._prices = prices or Prices()
-        # Counters that are known to exist. Those that are gone all the same are noticed when they are locked.
+        # Counters that are known to exist. Locking notices a counter that was removed since.
         self._known: set[Row] = set()
         self._known_in: Tree | None = None
         self._seen: dict[tuple[Key, int], float] = {}  # by key and the tree's version
-        # Of which class nodes' devices are, by the node's uid and generation: with other labels it has another one.
+        # The device class of nodes, by uid and generation, because a change of labels changes the generation.
         self._classes: dict[tuple[str, str, int], str] = {}
 
     async def __call__(self, db: Connection, commands: Sequence[Command]) -> Sequence[Reply]:
-        """Commands of a leader that was deposed are refused and leave no trace; the rest of the batch stands."""
+        """Commands of a leader that was deposed are refused and leave no trace; the rest of the batch is committed."""
         if all(command.fence is None for command in commands):
             return await self._decided(db, commands, None)
         fence, ground = await lock_fence(db, commands)
@@ -87,6 +88,8 @@ class WriteBatch:
         fresh = [command for command in commands if command.claim is None or command.claim.key in claimed]
         batch = await self._read(db, ground or await lock_ground(db, fresh), fresh)
         results = decide(batch, commands, remembered)
+        if batch.rises:
+            warn_of_rises(batch.rises)
         await save(db, batch)
         replies = [finished(result) for result in results]
         await remember(db, commands, claimed, replies, encode_reply)
@@ -94,7 +97,7 @@ class WriteBatch:
 
     async def _read(self, db: Connection, ground: Ground, commands: Sequence[Command]) -> UnitOfWork:
         tree = await self._trees.at(db, ground.version)
-        batch = UnitOfWork(datetime.now(UTC), tree, Counters(tree, {}), era=tree_store.era_of(ground.version))
+        batch = UnitOfWork(datetime.now(UTC), tree, Counters(tree, {}), new_uid, era=tree_store.era_of(ground.version))
         await lock_gangs(db, batch, commands)
         await self._lock_objects(db, ground, batch, commands)
         await self._lock_rooms(db, batch, commands)
@@ -115,10 +118,12 @@ class WriteBatch:
             batch.objects = ground.objects
         needs = {key for command in commands for key in command.needs()}
         batch.recent = self._recently_seen(needs, ground.version)
-        # What was there a moment ago need not be read, where only that matters.
+        # Objects that only have to exist are not read if they existed a moment ago.
         if wanted := needs - batch.recent - batch.objects.keys():
             batch.objects |= await object_store.load(db, wanted)
-        there_now = (key for key in needs if key in batch.objects and key.kind in CATALOGUE)
+        # Objects of such kinds are only referred to by name. That one existed a second ago is enough, because it could
+        # as well be deleted right after the request. A new version of the tree has them read again.
+        there_now = (key for key in needs if key in batch.objects and BY_NAME[key.kind].only_named)
         self._seen.update({(key, ground.version): now() for key in there_now})
 
     def _recently_seen(self, needs: set[Key], version: int) -> set[Key]:
@@ -127,7 +132,7 @@ class WriteBatch:
         return {key for key in needs if now() - self._seen.get((key, version), -SEEN_SECONDS_MAX) < SEEN_SECONDS_MAX}
 
     async def _lock_rooms(self, db: Connection, batch: UnitOfWork, commands: Sequence[Command]) -> None:
-        """Lock the counters, the nodes, and when these were last heard."""
+        """Lock the counters, the nodes, and the nodes' last heartbeats."""
         rows = counters_of(batch, commands)
         names = await find_nodes(db, batch, commands)
         if rows:
@@ -141,7 +146,7 @@ class WriteBatch:
             batch.nodes = await node_store.lock(db, names)
         if len(counters) != len(rows):
             self._known.clear()
-            raise Stale("a counter that was known is gone")
+            raise Stale("a counter that existed was removed")
         if rows:
             batch.counters = Counters(batch.tree, counters)
         if claimed := {name for command in commands for name in command.claims()}:
@@ -150,7 +155,7 @@ class WriteBatch:
             batch.heartbeats = await liveness_store.lock(db, heartbeating)
 
     async def _ensure(self, db: Connection, tree: Tree, rows: set[Row]) -> None:
-        """Counters begin with their first use."""
+        """Create missing counters: a counter is created at its first use."""
         if self._known_in is not tree:
             self._known, self._known_in = set(), tree
         if unknown := rows - self._known:
@@ -158,7 +163,7 @@ class WriteBatch:
             self._known = self._known | rows if len(self._known) < KNOWN_MAX else rows
 
     async def _open_ledger(self, db: Connection, batch: UnitOfWork, commands: Sequence[Command]) -> None:
-        """Lock the accounts and leases that are decided on. Where nobody pays beforehand this asks nothing."""
+        """Lock the accounts and leases that the commands may change. Without prepaid tenants there is no query."""
         payments = [one for command in commands for one in command.pays(batch)] if batch.tree.prepaid else []
         paid = any(one.lease for parts in batch.placements.values() for one in parts) or any(
             capacity.claim is not None and capacity.claim.lease for capacity in batch.nodes.values()
@@ -169,12 +174,12 @@ class WriteBatch:
         if payments:
             batch.payers = await ledger_store.find_accounts(db, {owner for one in payments for owner in one.owners})
             await self._read_classes(db, batch, {name for one in payments for name in one.nodes})
-        accounts = {account for one in payments if isinstance(account := payer(batch, one.owners), int)}
+        accounts = {account for one in payments if isinstance(account := account_of(batch, one.owners), int)}
         new = sum(len(one.nodes) for one in payments)
         batch.ledger = await ledger_for(db, self._prices, accounts, leases, new)
 
     async def _read_classes(self, db: Connection, batch: UnitOfWork, names: set[str]) -> None:
-        """Of which class the devices of nodes are. Labels stay as they are while a node's room is locked."""
+        """Read the device classes of nodes. Labels cannot change while a node's capacity row is locked."""
         capacities = [batch.nodes[name] for name in names if name in batch.nodes]
         keys = {capacity.name: (capacity.name, capacity.uid, capacity.generation) for capacity in capacities}
         if unknown := [name for name, key in keys.items() if key not in self._classes]:
@@ -186,7 +191,7 @@ class WriteBatch:
 
 
 def counters_of(batch: UnitOfWork, commands: Sequence[Command]) -> set[Row]:
-    """Those that deciding may move. Work of one template shares its charge: its counters are looked up once."""
+    """The counters that deciding may change. Allocations of one template share a charge, which is looked up once."""
     charges = {
         (namespace, id(charge)): charge
         for command in commands
@@ -197,13 +202,13 @@ def counters_of(batch: UnitOfWork, commands: Sequence[Command]) -> set[Row]:
 
 
 async def find_nodes(db: Connection, batch: UnitOfWork, commands: Sequence[Command]) -> set[str]:
-    """Those that commands name, and those that objects are placed on, which cannot change while these are locked."""
+    """The nodes that commands name, and those of placed objects, which cannot move while the objects are locked."""
     names = {name for command in commands for name in command.nodes()}
     placed = {
         batch.objects[key].uid
         for command in commands
         for key in command.placed(batch)
-        if key.kind == "Allocation" and key in batch.objects and batch.objects[key].charge.bound
+        if BY_NAME[key.kind].placed and key in batch.objects and batch.objects[key].charge.bound
     }
     if placed:
         for one in await node_store.load_placements_of(db, placed):
@@ -213,10 +218,11 @@ async def find_nodes(db: Connection, batch: UnitOfWork, commands: Sequence[Comma
 
 
 async def read_claims(db: Connection, batch: UnitOfWork, names: set[str]) -> None:
-    """Nobody else claims, for the settings are locked, and nothing is placed on these nodes, for their rooms are."""
+    """Read the claims and placements of nodes. The lock on the settings keeps out other claims, and the locks on the
+    nodes keep out placements."""
     batch.claimed = await node_store.count_claimed(db)
     placements = await node_store.load_placements_on(db, names)
-    keys = {one.uid: Key("Allocation", one.namespace, one.name) for one in placements}
+    keys = {one.uid: one.key for one in placements}
     objects = await object_store.load(db, keys.values()) if keys else {}
     for one in placements:
         if (work := objects.get(keys[one.uid])) is not None and work.uid == one.uid:
@@ -224,8 +230,8 @@ async def read_claims(db: Connection, batch: UnitOfWork, names: set[str]) -> Non
 
 
 async def lock_fence(db: Connection, commands: Sequence[Command]) -> tuple[int, Ground | None]:
-    """The fence of the leader, who cannot change until the batch is committed; with the ground, where nobody claims a
-    request: claims come before the tree."""
+    """Lock the leader's row until the commit, and return its fence; with the `Ground` if no command has an idempotency
+    key, because keys are claimed before the tree is locked."""
     if any(command.claim is not None for command in commands):
         return await leader_store.lock(db), None
     if has_gangs(commands):
@@ -241,7 +247,7 @@ async def lock_ground(db: Connection, commands: Sequence[Command]) -> Ground:
 
 
 def has_gangs(commands: Sequence[Command]) -> bool:
-    """Whether gangs are to be locked, which comes before their members are."""
+    """Whether gangs must be locked, which happens before their members are locked."""
     return any(command.gangs() for command in commands)
 
 
@@ -258,11 +264,11 @@ async def lock_gangs(db: Connection, batch: UnitOfWork, commands: Sequence[Comma
         await gang_store.lock(db, wanted)
         batch.gangs = await gang_store.load(db, wanted)
         if any(size and key not in batch.gangs for key, size in wanted.items()):
-            raise Stale("a gang's last member left while another was joining")
+            raise Stale("the last member of a gang left while another one joined")
 
 
 def decide(batch: UnitOfWork, commands: Sequence[Command], remembered: Mapping[RequestKey, Remembered]) -> list[Result]:
-    """One command after another, on one sheet."""
+    """Decide one command after another, on one unit of work."""
     return decide_once(commands, remembered, decode_reply, lambda command: command.decide(batch))
 
 
@@ -273,7 +279,7 @@ def finished(result: Result) -> Reply:
 
 
 async def save(db: Connection, batch: UnitOfWork) -> None:
-    """Everything that was decided, set by set; the revision is the last lock."""
+    """Save all effects, set by set; the revision is the last lock."""
     changes = batch.counters.changes()
     used = [batch.nodes[name] for name in batch.used_nodes - batch.touched_nodes]
     if batch.gangs:
@@ -294,12 +300,12 @@ async def save(db: Connection, batch: UnitOfWork) -> None:
     elif batch.writes:
         await batch_store.save(db, batch.writes, batch.tree, changes)
     else:
-        assert not changes, "counters move only with what is written"
-    await save_notes(db, [token_note(one, "DELETED", "revoke", "system", "its node is gone") for one in revoked])
+        assert not changes, "counters change only together with objects"
+    await save_notes(db, [token_note(one, "DELETED", "revoke", "system", "its node was deleted") for one in revoked])
 
 
 async def _save_nodes(db: Connection, batch: UnitOfWork) -> list[TokenRecord]:
-    """Tokens that were revoked with their nodes."""
+    """Save changed nodes; return the tokens that were revoked with deleted nodes."""
     revoked: list[TokenRecord] = []
     if batch.touched_nodes:
         await node_store.put(db, [batch.nodes[name] for name in batch.touched_nodes], batch.node_uids)

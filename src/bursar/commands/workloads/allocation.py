@@ -1,6 +1,6 @@
-"""Verbs on allocations: what their nodes report of them, and deleting.
+"""Commands on allocations: release, and the parts of their status that several commands change.
 
-What is bound comes back only when it is confirmed gone. Binding itself is in bind.py.
+Nodes and bound quota are released only when the work is confirmed gone. Binding is in bind.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.command import Command, Result
+from bursar.commands.objects.object import NO_PRECONDITIONS, DeletePreconditions, ObjectDeletion, conflict, not_found
+from bursar.commands.objects.removal import remove
+from bursar.commands.objects.status import drop_conditions, set_condition, status_of
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.lease import FROZEN
 from bursar.core.credit.shortfall import OUT_OF_CREDIT, Shortfall, end_words
@@ -21,18 +25,15 @@ from bursar.core.objects.allocation import ENDED, GangKey, Phase, ResourceReques
 from bursar.core.objects.charge import NOTHING, Charge
 from bursar.core.objects.object import Stored
 from bursar.core.quota.quota import Move
+from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
-from bursar.ops.objects.object import NO_PRECONDITIONS, DeletePreconditions, conflict, not_found
-from bursar.ops.objects.removal import remove
-from bursar.ops.runtime.clock import timestamp
-from bursar.ops.runtime.command import Command, Result, Written
 from bursar.wire.kinds.allocation import Allocation, request_of
 from bursar.wire.shared.document import encode
 
 GRACE_SECONDS = 30
 
-# What a status tells of one placement, and not of the next.
+# Status fields that belong to one placement.
 OF_A_PLACEMENT = (
     "nodeName", "nodeId", "nodes", "startTime", "allocatedResources", "scheduledTime", "failure", "rank", "size",
 )  # fmt: skip
@@ -40,7 +41,6 @@ OF_A_PLACEMENT = (
 PLACED = frozenset({Phase.SCHEDULED, Phase.RUNNING})
 
 _decode = msgspec.json.Decoder(Allocation).decode
-_decode_status = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def request_in(doc: bytes) -> ResourceRequest:
@@ -49,7 +49,7 @@ def request_in(doc: bytes) -> ResourceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release(Command):
-    """Delete an allocation: at once if nothing runs, else ask its nodes to stop it and wait for their word."""
+    """Delete an allocation: at once if nothing runs, else after its nodes have confirmed that they stopped it."""
 
     grace_seconds: int = GRACE_SECONDS
     preconditions: DeletePreconditions = NO_PRECONDITIONS
@@ -65,7 +65,7 @@ class Release(Command):
         if refusal := self.preconditions.refusal(before):
             return refusal
         if before.gang != self.gang:
-            return conflict(self.key, "it was deleted and created anew")
+            return conflict(self.key, "it was deleted and created again")
         if not batch.placements.get(before.uid):
             batch.counters.move([Move(self.key.namespace, before.charge)])
             leave_gang(batch, before)
@@ -93,7 +93,15 @@ class Release(Command):
         return batch.put(after, self.origin)
 
 
-# Helpers of the commands.
+def release_allocation(deletion: ObjectDeletion) -> Release:
+    grace, before = deletion.grace_seconds, deletion.before
+    return Release(
+        key=before.key, origin=deletion.origin, claim=deletion.claim, preconditions=deletion.preconditions,
+        grace_seconds=GRACE_SECONDS if grace is None else grace, gang=before.gang,
+    )  # fmt: skip
+
+
+# Statuses and refusals.
 
 
 def phase_of(one: Stored) -> Phase:
@@ -101,36 +109,14 @@ def phase_of(one: Stored) -> Phase:
 
 
 def waits_no_more(one: Stored) -> Refusal | None:
-    """Why what was to be placed, or to be told why it waits, is left as it is."""
+    """The refusal of changing an allocation that is no longer pending."""
     if (phase := one.fields.get("status.phase", Phase.PENDING)) != Phase.PENDING:
         return Refusal(Code.STALE, f"{one.key.name} is {phase}, not Pending")
     return None
 
 
-def status_of(one: Stored) -> dict[str, Any]:
-    return _decode_status(one.status)
-
-
-def unchanged(one: Stored) -> Written:
-    return Written(one.key, one.doc, one.status, one.revision)
-
-
-def set_condition(status: dict[str, Any], name: str, value: str, reason: str, message: str, at: str) -> None:
-    """Set a condition; its transition time moves only when its value does."""
-    condition = {"type": name, "status": value, "reason": reason, "lastTransitionTime": at}
-    if message:
-        condition["message"] = message
-    conditions = []
-    for one in status.get("conditions", ()):
-        if one["type"] != name:
-            conditions.append(one)
-        elif one["status"] == value:
-            condition["lastTransitionTime"] = one.get("lastTransitionTime", at)
-    status["conditions"] = [*conditions, condition]
-
-
 def failure_document(failure: Failure) -> dict[str, Any]:
-    """The first failure, as `status.failure` has it."""
+    """The first failure, as in `status.failure`."""
     told = {
         "allocation": failure.allocation,
         "node": failure.node,
@@ -150,7 +136,7 @@ def failure_in(status: Mapping[str, Any]) -> Failure | None:
 
 
 def take_notice(status: dict[str, Any]) -> dict[str, Any] | None:
-    """Remove what an eviction wrote, now that it is over; the notice, where there was one."""
+    """Remove and return the stop notice, if there is one, after the eviction is complete."""
     notice: dict[str, Any] | None = status.pop("eviction", None)
     if notice is not None:
         for name in ("reason", "message"):
@@ -161,7 +147,7 @@ def take_notice(status: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def take_lost(status: dict[str, Any]) -> bool:
-    """Remove that its node is lost, now that more is known; whether it was said."""
+    """Remove the note that its node is lost; whether there was one."""
     if not any(one["type"] == Stopped.NODE_LOST for one in status.get("conditions", ())):
         return False
     drop_conditions(status, Stopped.NODE_LOST)
@@ -172,7 +158,7 @@ def take_lost(status: dict[str, Any]) -> bool:
 
 
 def set_frozen(status: dict[str, Any], node: str, frozen: bool, at: str) -> None:
-    """That it stands still on a node, or goes on there. It is told of for as long as it does so anywhere."""
+    """Note that it is frozen on a node, or resumed there. The condition stays while it is frozen on any node."""
     for one in status.get("nodes", ()):
         if one["name"] == node and frozen:
             one["frozen"] = True
@@ -183,14 +169,14 @@ def set_frozen(status: dict[str, Any], node: str, frozen: bool, at: str) -> None
         take_frozen(status)
         return
     where = still[0] if len(still) == 1 else f"{len(still)} of its nodes"
-    message = f"its account spends too fast: it stands still on {where}, and goes on once more may be spent"
+    message = f"its account spends too fast: it is frozen on {where}, and resumes once the account may spend more"
     set_condition(status, FROZEN, "True", FROZEN, message, at)
     if "eviction" not in status:
         status |= {"reason": FROZEN, "message": message}
 
 
 def set_shortfall(status: dict[str, Any], node: str, short: Shortfall | None, at: str) -> None:
-    """That no more of its time is paid for on a node, or that it is again. What ends first is told."""
+    """Note that its lease on a node is refused more time, or extended again. The message shows the earliest end."""
     for one in status.get("nodes", ()):
         if one["name"] == node and short is not None:
             one |= {"unpaid": short.code, "paidUntil": _second(short.until)}
@@ -208,7 +194,7 @@ def set_shortfall(status: dict[str, Any], node: str, short: Shortfall | None, at
 
 
 def take_shortfall(status: dict[str, Any]) -> None:
-    """Remove that no more of its time is paid for."""
+    """Remove the notes that its leases are not extended."""
     if not any(one["type"] == OUT_OF_CREDIT for one in status.get("conditions", ())):
         return
     drop_conditions(status, OUT_OF_CREDIT)
@@ -228,7 +214,7 @@ def _forget(some: dict[str, Any], *names: str) -> None:
 
 
 def take_frozen(status: dict[str, Any]) -> None:
-    """Remove that it stands still."""
+    """Remove the notes that it is frozen."""
     if not any(one["type"] == FROZEN for one in status.get("conditions", ())):
         return
     drop_conditions(status, FROZEN)
@@ -240,7 +226,7 @@ def take_frozen(status: dict[str, Any]) -> None:
 
 
 def requeued_status(status: dict[str, Any], why: Mapping[str, Any], at: str) -> dict[str, Any]:
-    """Waiting again: nothing of where it ran is left, but why it does not."""
+    """The status of a requeued allocation: without its placement, but with the reason for its end."""
     for name in OF_A_PLACEMENT:
         status.pop(name, None)
     status["restarts"] = status.get("restarts", 0) + 1
@@ -251,19 +237,15 @@ def requeued_status(status: dict[str, Any], why: Mapping[str, Any], at: str) -> 
     return status
 
 
-def drop_conditions(status: dict[str, Any], *names: str) -> None:
-    status["conditions"] = [one for one in status.get("conditions", ()) if one["type"] not in names]
-
-
 def with_status(
     before: Stored, status: dict[str, Any], *, node: str | None = None, charge: Charge | None = None
 ) -> Stored:
     node = before.fields.get("spec.nodeName", "") if node is None else node
-    # What has ended is bound to no node any more, and still says where it ran.
+    # An ended allocation is bound to no node, but still shows where it ran.
     ran_on = status.get("nodeName", "")
     fields = {**before.fields, "status.phase": status["phase"], "status.nodeName": ran_on, "spec.nodeName": node}
     charge = before.charge if charge is None else charge
-    # Spelled out: replace() would cost more than everything else here.
+    # Not replace(), which would cost more than all else here.
     return Stored(
         before.key, before.uid, before.tenant, before.labels, fields, before.doc, encode(status), charge, before.gang
     )

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from bursar.commands.scheduling.bind import Bind
 from bursar.core.values.refusal import Refusal
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling import bind as bind_ops
 from bursar.ops.scheduling.leader import stand
 from bursar.store.db.database import Connection
 from bursar.store.nodes import node as node_store
@@ -34,10 +34,10 @@ async def until_somebody_waits(runtime: Runtime) -> None:
             await asyncio.sleep(0.005)
 
 
-async def unit(runtime: Runtime, *names: str, fence: int | None = None) -> bind_ops.Bind:
+async def unit(runtime: Runtime, *names: str, fence: int | None = None) -> Bind:
     """To be placed together, as they are now."""
     members = [await member(runtime, "default", name, "n1") for name in names]
-    return bind_ops.Bind.unit([one for one in members if not isinstance(one, Refusal)], TEST, fence)
+    return Bind.unit([one for one in members if not isinstance(one, Refusal)], TEST, fence)
 
 
 async def placed(runtime: Runtime) -> int:

@@ -1,15 +1,15 @@
-"""A job as it is stored, as the rules see it: its progress, and the allocations that are its members."""
+"""Stored jobs, decoded for the rules: their progress, and the allocations that are their members."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
+from bursar.commands.objects.status import set_condition, status_of
 from bursar.core.nodes.eviction import EvictionReason as Stopped
-from bursar.core.objects.allocation import Gang, GangRow, Phase
+from bursar.core.objects.allocation import Phase
 from bursar.core.objects.finalizer import ORPHAN
 from bursar.core.objects.job import (
     Boost,
@@ -22,25 +22,12 @@ from bursar.core.objects.job import (
     turn_name,
 )
 from bursar.core.objects.object import Key, Stored
+from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
-from bursar.ops.objects.object import new_draft
-from bursar.ops.runtime.clock import new_uid, timestamp
-from bursar.ops.workloads.allocation import set_condition, status_of
-from bursar.wire.kinds.allocation import ALLOCATION, JOB_INDEX, Allocation
-from bursar.wire.kinds.job import (
-    JOB_LABEL,
-    Job,
-    JobSpec,
-    allocation_spec,
-    job_gang,
-    status_fields,
-    template_annotations,
-    template_labels,
-    with_min_members,
-)
+from bursar.wire.kinds.allocation import ALLOCATION
+from bursar.wire.kinds.job import Job, JobSpec, status_fields
 from bursar.wire.shared.document import encode, finalizers_of, is_ending
-from bursar.wire.shared.meta import API_VERSION, ObjectMeta, OwnerReference
 
 BLOCKED = "Blocked"
 
@@ -51,7 +38,7 @@ def spec_in(doc: bytes) -> JobSpec:
     return _decode_job(doc).spec
 
 
-# How far a job is.
+# Progress.
 
 
 def progress_in(job: Stored) -> JobProgress:
@@ -82,7 +69,7 @@ def _time(text: str | None) -> datetime | None:
 
 
 def with_progress(job: Stored, progress: JobProgress, at: str, blocked: Refusal | None = None) -> Stored:
-    """The job, so far; `blocked` is why no more allocations could be made."""
+    """The job with this progress; `blocked` is why no more allocations could be created."""
     status = status_of(job)
     status |= {
         "phase": str(progress.phase),
@@ -143,7 +130,7 @@ def is_blocked(status: bytes) -> bool:
     return any(one["type"] == BLOCKED and one["status"] == "True" for one in conditions)
 
 
-# Its allocations.
+# Members.
 
 
 class _Owner(msgspec.Struct):
@@ -162,7 +149,7 @@ _decode_owned = msgspec.json.Decoder(_Owned).decode
 
 
 def is_owned(doc: bytes, uid: str) -> bool:
-    """Whether an allocation is the job's own. Its name alone says nothing: anybody may give it to another."""
+    """Whether an allocation is the job's own. Its name proves nothing, because a user may choose the same name."""
     return any(owner.uid == uid for owner in _decode_owned(doc).metadata.owner_references)
 
 
@@ -186,53 +173,3 @@ def member(name: str, turn: JobAttempt, phase: str, doc: bytes, status: bytes) -
 
 def member_key(job: Key, turn: JobAttempt) -> Key:
     return Key(ALLOCATION.name, job.namespace, turn_name(job.name, turn))
-
-
-def member_drafts(
-    job: Key,
-    uid: str,
-    spec: JobSpec,
-    turns: Sequence[JobAttempt],
-    *,
-    joined: GangRow | None,
-    user: str = "",
-    permitted: str = "",
-) -> tuple[tuple[Stored, ...], Gang | None]:
-    """New allocations, all from one template, and the gang they form.
-
-    Who joins members that are still there says of the gang's size what they say. Where there are none, the gang is as
-    large as they are many: it could never be complete otherwise.
-    """
-    if not turns:
-        return (), None
-    made, gang = allocation_spec(job.name, spec), job_gang(job.name, spec)
-    if gang is not None:
-        size = joined.min_members if joined is not None else min(gang.min_members, len(turns))
-        if size != gang.min_members:
-            made, gang = with_min_members(made, gang, size)
-        gang = gang if gang.min_members > 1 else None
-    metadata = ObjectMeta(
-        name=turn_name(job.name, turns[0]),
-        namespace=job.namespace,
-        labels={**template_labels(spec), JOB_LABEL: job.name},
-        owner_references=[OwnerReference("Job", job.name, uid, API_VERSION, controller=True)],
-    )
-    notes = template_annotations(spec)
-    metadata.annotations = {**notes, JOB_INDEX: str(turns[0].index)}
-    first = new_draft(ALLOCATION, Allocation(metadata=metadata, spec=made), user=user, permitted=permitted)
-    first = replace(first, gang=gang.group_id if gang is not None else "")
-    return (first, *_copies(first, metadata, job, turns[1:], notes)), gang
-
-
-def _copies(
-    first: Stored, metadata: ObjectMeta, job: Key, turns: Sequence[JobAttempt], notes: Mapping[str, str]
-) -> list[Stored]:
-    """The same again under other names: there may be thousands, and only the metadata differs."""
-    head, tail = first.doc.split(encode(metadata), 1)
-    copies = []
-    for turn in turns:
-        metadata.name, metadata.uid = turn_name(job.name, turn), new_uid(ALLOCATION.uid_prefix)
-        metadata.annotations = {**notes, JOB_INDEX: str(turn.index)}
-        doc = b"".join((head, encode(metadata), tail))
-        copies.append(replace(first, key=member_key(job, turn), uid=metadata.uid, doc=doc))
-    return copies

@@ -1,4 +1,4 @@
-"""Commands: what doors ask of a batch, and what it answers."""
+"""The base type of commands, their replies, and the replies that are remembered under a request id."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.allocation import GangKey
 from bursar.core.objects.charge import Charge
 from bursar.core.objects.object import Key, Origin, Stored, Write
+from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Cause, Code, Refusal
-from bursar.store.db.idempotency import IdempotencyKey
 
 
 class Written(Struct, frozen=True):
-    """An object as it stands after the command; for a deletion, as it last stood."""
+    """An object after the command; for a deletion, its last state."""
 
     key: Key
     doc: bytes
@@ -34,16 +34,16 @@ Reply: TypeAlias = Written | tuple[Written, ...] | Refusal | Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One thing to do to one object. `decide` is called under locks, after everything named here was read."""
+    """One operation on one object. `decide` is called under locks, after everything named here was read."""
 
     key: Key
     origin: Origin
     claim: IdempotencyKey | None = None
-    fence: int | None = None  # the leader's, where only the leader may do this
+    fence: int | None = None  # of the leader, if only the leader may do this
 
     @property
     def many(self) -> bool:
-        """Whether it writes so many objects that others should not wait for it in their lane."""
+        """Whether it writes so many objects that it would delay other commands of its lane."""
         return False
 
     def objects(self) -> Iterable[Key]:
@@ -51,24 +51,24 @@ class Command:
         return (self.key,)
 
     def needs(self) -> Iterable[Key]:
-        """Objects to read, without a lock: whether they exist is all that matters."""
+        """Objects to read without a lock, because only their existence matters."""
         return ()
 
     def gangs(self) -> dict[GangKey, int]:
-        """Gangs to lock, and the size they have if they do not exist yet."""
+        """Gangs to lock, with the size of those that do not exist yet."""
         return {}
 
     def nodes(self) -> Iterable[str]:
-        """Nodes to lock and read, beside those that the object is placed on."""
+        """Nodes to lock and read, in addition to those that the object is placed on."""
         return ()
 
     def heartbeats(self) -> Iterable[str]:
-        """Nodes whose last beat is to be locked and read: none of them is heard before this is decided and saved."""
+        """Nodes whose last heartbeat to lock and read: no heartbeat of theirs is stored before the commit."""
         return ()
 
     def claims(self) -> Iterable[str]:
-        """Nodes that it claims: how many are claimed is counted, and what is placed there read. It must lock the
-        settings, so that nobody else claims meanwhile."""
+        """Nodes that it claims: the claimed nodes are counted, and the placements there read. It must lock the
+        settings, which keeps out other claims."""
         return ()
 
     def placed(self, _: UnitOfWork, /) -> Iterable[Key]:
@@ -76,24 +76,24 @@ class Command:
         return self.objects()
 
     def charges(self, batch: UnitOfWork, /) -> Iterable[tuple[str, Charge]]:
-        """Every (namespace, charge) that deciding may take or give back."""
+        """Every (namespace, charge) that deciding may add or remove."""
         before = batch.objects.get(self.key)
         return ((self.key.namespace, before.charge),) if before is not None else ()
 
     def pays(self, _: UnitOfWork, /) -> Iterable[PlacementPayer]:
-        """What deciding may have to pay for beforehand; asked only where somebody pays so."""
+        """Prepaid placements that deciding may make; called only if a tenant is prepaid."""
         return ()
 
     def meters(self, _: UnitOfWork, /) -> Iterable[str]:
-        """Nodes of which deciding may begin to count the use: of which class their devices are is read."""
+        """Nodes whose usage deciding may begin to count: their device classes are read."""
         return ()
 
     def leases(self, _: UnitOfWork, /) -> Iterable[int]:
-        """Leases that deciding may close; asked only where something that is placed has one, or a claimed node."""
+        """Leases that deciding may close; called only if a placement or a claim has one."""
         return ()
 
     def weight(self) -> int:
-        """The bytes that it holds while it waits: those of its drafts."""
+        """The bytes that it holds while queued: those of its drafts."""
         return 0
 
     def decide(self, batch: UnitOfWork, /) -> Result:
@@ -109,7 +109,7 @@ def written(write: Write) -> Written:
     return Written(write.key, shown.doc, shown.status, write.revision, deleted=write.after is None)
 
 
-# What is remembered under a request_id.
+# Replies that are remembered under a request_id.
 
 
 class _Outcome(msgspec.Struct, omit_defaults=True):
@@ -145,7 +145,7 @@ def decode_reply(raw: bytes) -> Reply:
 DEPOSED = Refusal(
     Code.STALE,
     "another controller leads now",
-    "Nothing was changed: the new leader decides anew.",
+    "Nothing was changed: the new leader decides again.",
 )
 
 REUSED = Refusal(

@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.commands.command import Command
+from bursar.commands.workloads.report import Report
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Refusal
-from bursar.ops.lifecycle.dispatch import create_command
+from bursar.ops.lifecycle.create import create_command
 from bursar.ops.nodes.fence import fence
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.command import Command
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.workloads.report import Report
 from bursar.wire.kinds.registry import BY_NAME
 from support.nodes.liveness import silence
 from support.runtime.runtime import TEST, allocation, bind, code, create, delete, end, node

@@ -1,4 +1,4 @@
-"""Stopping placed work: the notice in its status, which its nodes get as a directive, and the deadline that stands."""
+"""Stopping placed work: the stop notice in its status, which its nodes get as a directive, and its deadline."""
 
 from __future__ import annotations
 
@@ -8,22 +8,15 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.command import Result
+from bursar.commands.objects.status import set_condition, status_of, unchanged
+from bursar.commands.workloads.allocation import PLACED, failure_document, phase_of, with_status
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.nodes.eviction import Notice
 from bursar.core.objects.allocation import GangKey, Phase
 from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.instant import timestamp
 from bursar.core.values.replace import replace
-from bursar.ops.runtime.clock import timestamp
-from bursar.ops.runtime.command import Result
-from bursar.ops.workloads.allocation import (
-    PLACED,
-    failure_document,
-    phase_of,
-    set_condition,
-    status_of,
-    unchanged,
-    with_status,
-)
 
 
 def members_of(batch: UnitOfWork, gangs: Iterable[GangKey]) -> list[Key]:
@@ -33,7 +26,7 @@ def members_of(batch: UnitOfWork, gangs: Iterable[GangKey]) -> list[Key]:
 def stop_members(
     batch: UnitOfWork, gang: GangKey, notice: Notice, id_: str, origin: Origin, *, requeue: bool = True
 ) -> None:
-    """Stop what is placed of a gang, also what was placed while it was decided that the gang goes."""
+    """Stop the placed members of a gang, including those placed since the decision."""
     for one in batch.members(*gang):
         if phase_of(one) in PLACED:
             stop(batch, one, notice, id_, origin, requeue=requeue)
@@ -42,13 +35,13 @@ def stop_members(
 def stop(
     batch: UnitOfWork, before: Stored, notice: Notice, id_: str, origin: Origin, *, requeue: bool = True
 ) -> Result:
-    """Tell what is placed to end. Being told twice is harmless: the earlier deadline stands, and the first reason."""
-    after = told_to_stop(batch, before, notice, id_, requeue=requeue)
+    """Stop placed work. A repetition keeps the earlier deadline and the first reason."""
+    after = with_stop_notice(batch, before, notice, id_, requeue=requeue)
     return unchanged(before) if after is before else batch.put(after, origin)
 
 
-def told_to_stop(batch: UnitOfWork, before: Stored, notice: Notice, id_: str, *, requeue: bool = True) -> Stored:
-    """What it becomes when it is told to end; itself, where it was told before and has no longer than that."""
+def with_stop_notice(batch: UnitOfWork, before: Stored, notice: Notice, id_: str, *, requeue: bool = True) -> Stored:
+    """The allocation with a stop notice; unchanged if it has one with the same or an earlier deadline."""
     deadline = timestamp(batch.now + timedelta(seconds=notice.grace_seconds))
     status = status_of(before)
     told: dict[str, Any] | None = status.get("eviction")
@@ -58,7 +51,7 @@ def told_to_stop(batch: UnitOfWork, before: Stored, notice: Notice, id_: str, *,
     if told is not None:
         status["eviction"] = {**told, "deadline": deadline, "gracePeriodSeconds": notice.grace_seconds}
         return with_status(before, status)
-    deleted = bool(standing)  # Who deleted it is waited for by the deletion; it does not come back.
+    deleted = bool(standing)  # It is being deleted, and must not be requeued.
     status["eviction"] = {
         "id": id_,
         "reason": notice.reason,
@@ -90,10 +83,7 @@ _deletion = msgspec.json.Decoder(_Metadata)
 
 
 def standing_deadline(one: Stored) -> str:
-    """By when it was told to end; empty when it was not. Times in UTC, to the second, sort as text."""
+    """The deadline of its stop; empty if it has none. Times in UTC, to the second, sort as text."""
     told = (status_of(one).get("eviction") or {}).get("deadline", "")
     deleted = _deletion.decode(one.doc).metadata.deletion_timestamp
     return min(told, deleted) if told and deleted else told or deleted
-
-
-# Verbs.

@@ -1,6 +1,6 @@
-"""What is said of a node that is not heard: as what it stands, since when, and who fenced it.
+"""Liveness in a node's status: a silent node's state, since when it is silent, and who fenced it.
 
-It stands in the node's status, beside what the node says of itself, and is ours alone: nobody else's change touches it.
+Only the control plane writes these fields; changes by users and reports of the node keep them.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.objects.status import set_condition
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.nodes.liveness import Liveness, SeenHeartbeat, Sighting
 from bursar.core.nodes.node import NodeCapacity
 from bursar.core.objects.object import Stored
+from bursar.core.values.instant import timestamp
 from bursar.core.values.replace import replace
-from bursar.ops.runtime.clock import timestamp
-from bursar.ops.workloads.allocation import set_condition
 from bursar.wire.kinds.node import SILENT, SILENT_SINCE
 from bursar.wire.shared.document import encode, is_ending
 
-# The reasons of the condition Ready that are ours; any other is the node's own word.
+# The reasons of the condition Ready that the control plane sets; the node reports any other.
 SILENT_REASON, LOST_REASON, FENCED_REASON = "NodeSilent", "NodeLost", "NodeFenced"
 HEARD_REASON = "NodeHeard"
 OURS = frozenset({SILENT_REASON, LOST_REASON, FENCED_REASON})
@@ -42,7 +42,7 @@ def standing_of(node: Stored) -> Liveness:
 
 
 def silent_since(node: Stored) -> datetime | None:
-    """When it was last heard before it was said to be silent."""
+    """The time of the last heartbeat before the node was marked silent."""
     since = node.fields.get(SILENT_SINCE)
     return datetime.fromisoformat(since) if since else None
 
@@ -59,7 +59,7 @@ def silenced(
     message: str,
     fence: dict[str, Any] | None = None,
 ) -> Stored:
-    """The node as it is said to be silent; it takes no new work."""
+    """The node, marked silent; it accepts no new work."""
     status, (value, reason) = _status(node), _CONDITIONS[standing]
     status |= {"phase": standing.phase, "silentSince": since.isoformat()}
     if fence is not None:
@@ -71,7 +71,7 @@ def silenced(
 
 
 def heard(batch: UnitOfWork, node: Stored) -> Stored:
-    """The node as it is heard again; one that is cordoned, or to be gone, still takes no new work."""
+    """The node, Ready again; one that is cordoned, or being deleted, still accepts no new work."""
     status = _status(node)
     for name in FINGERPRINTS:
         status.pop(name, None)
@@ -85,7 +85,7 @@ def heard(batch: UnitOfWork, node: Stored) -> Stored:
 
 
 def keep_silence(before: Stored, after: Stored) -> Stored:
-    """The next version of a node, with what is said of its silence as it was."""
+    """The next version of a node, with its liveness fields unchanged."""
     marked = is_silent(before)
     if not marked and not is_silent(after) and not any(f'"{name}"'.encode() in after.status for name in FINGERPRINTS):
         return after

@@ -1,32 +1,36 @@
-"""Commands on nodes: their objects, and the room that schedules."""
+"""Commands on nodes: their objects, and the capacity that the scheduler uses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import structlog
+import msgspec
 
+from bursar.commands.command import Result
+from bursar.commands.nodes.claim import keep_claim
+from bursar.commands.nodes.drain import keep_drain
+from bursar.commands.nodes.node_conditions import is_silent, keep_silence
+from bursar.commands.objects.object import (
+    ChangeObject,
+    CreateObject,
+    DeleteObject,
+    ObjectChange,
+    ObjectDeletion,
+    changed_draft,
+    not_found,
+)
+from bursar.commands.objects.removal import finish, remove
 from bursar.core.batch.unit_of_work import UnitOfWork
-from bursar.core.nodes.node import NodeCapacity, NodeGate, device_list, is_traceless
+from bursar.core.nodes.node import CapacityRise, NodeCapacity, NodeGate, device_list, is_traceless
 from bursar.core.objects.charge import Amounts
 from bursar.core.objects.object import Stored
 from bursar.core.quota.permit import unknown_tenants
-from bursar.core.values.quantity import format_amount
+from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
-from bursar.ops.nodes.claim import keep_claim
-from bursar.ops.nodes.drain import keep_drain
-from bursar.ops.nodes.node_conditions import is_silent, keep_silence
-from bursar.ops.objects.object import ChangeObject, CreateObject, DeleteObject, not_found
-from bursar.ops.objects.removal import finish, remove
-from bursar.ops.runtime import metrics
-from bursar.ops.runtime.clock import timestamp
-from bursar.ops.runtime.command import Result
-from bursar.wire.kinds.node import Node, cap_by_spec
+from bursar.wire.kinds.node import Node, NodeSpec, allocatable_of, cap_by_spec, gate_of, is_schedulable
 from bursar.wire.shared.document import finalizers_of, is_ending
-
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,7 @@ class RegisterNode(CreateObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeNode(ChangeObject):
-    """What the node offers or allows may have changed: plans made for it before are stale."""
+    """Change a node. Its capacity or its rules may change, which makes earlier plans for it stale."""
 
     allocatable: Amounts
     schedulable: bool = True
@@ -62,12 +66,12 @@ class ChangeNode(ChangeObject):
 
     def _save(self, batch: UnitOfWork, before: Stored) -> Result:
         capacity = batch.nodes[self.key.name]
-        # Those that were named before this was asked stay.
+        # Tenants that the gate named before stay, even if they would be refused now.
         added = _tenants(self.gate) - _tenants(capacity.gate)
         if refusal := unknown_tenants(batch.tree, "spec.tenants", added):
             return refusal
         if self.origin.actor == f"node:{self.key.name}" and capacity.allocatable:
-            _tell_rise(capacity, self.allocatable)
+            batch.rises += _rises(capacity, self.allocatable)
         schedulable = self.schedulable and not is_silent(before) and not is_ending(before.doc)
         offers = (dict(capacity.allocatable), capacity.schedulable) != (dict(self.allocatable), schedulable)
         if offers or self.plans_stale or self.gate != capacity.gate:
@@ -79,7 +83,7 @@ class ChangeNode(ChangeObject):
                     allocatable=self.allocatable,
                     devices=device_list(self.allocatable, capacity.devices),
                     gate=self.gate,
-                    # Work that is there now may have been started on the new terms.
+                    # Running work may have been started under the new gate.
                     soiled=capacity.soiled or (any(capacity.allocated.values()) and not is_traceless(self.gate)),
                 )
             )
@@ -98,20 +102,10 @@ def _tenants(gate: NodeGate | None) -> set[str]:
     return set(gate.tenants) if gate is not None else set()
 
 
-def cap(node: Node) -> None:
-    """Hold a node that speaks for itself to the capacity that its spec gives, and warn of what it claimed beyond."""
-    if claimed := cap_by_spec(node):
-        metrics.NODE_RISES.inc(len(claimed))
-        log.warning("a node says to have more than its spec.capacity", node=node.metadata.name, resources=claimed)
-
-
-def _tell_rise(capacity: NodeCapacity, allocatable: Amounts) -> None:
-    """A node that says to have more than before may not be the one that was registered."""
-    risen = {name: value for name, value in allocatable.items() if value > capacity.allocatable.get(name, 0)}
-    for name, value in sorted(risen.items()):
-        metrics.NODE_RISES.inc()
-        before, now = (format_amount(name, amount) for amount in (capacity.allocatable.get(name, 0), value))
-        log.warning("a node offers more than before", node=capacity.name, resource=name, before=before, now=now)
+def _rises(capacity: NodeCapacity, allocatable: Amounts) -> list[CapacityRise]:
+    """The rises in capacity. A node that reports more than before may not be the registered one."""
+    before = ((name, capacity.allocatable.get(name, 0), value) for name, value in sorted(allocatable.items()))
+    return [CapacityRise(capacity.name, name, was, value) for name, was, value in before if value > was]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +123,7 @@ class DeleteNode(DeleteObject):
         if refusal := in_use(capacity, self.key.name):
             return refusal
         if capacity is not None and finalizers_of(before.doc):
-            # Until it is gone it takes nothing new.
+            # It accepts no new work until it is removed.
             if capacity.schedulable:
                 batch.set_node(replace(capacity, generation=capacity.generation + 1, schedulable=False))
         elif capacity is not None:
@@ -137,8 +131,34 @@ class DeleteNode(DeleteObject):
         return remove(batch, before, self.origin)
 
 
+def change_node(change: ObjectChange) -> ChangeNode:
+    """The command that stores the next version and its capacity."""
+    before, node = change.before, change.one
+    assert isinstance(node, Node)
+    if change.spec_changed and _capacity(node) != _capacity(msgspec.json.decode(before.doc, type=Node)):
+        # The capacity reported before is limited by the new spec at once.
+        cap_by_spec(node)
+    allocatable, schedulable, gate = allocatable_of(node), is_schedulable(node), gate_of(node)
+    draft = changed_draft(change.kind, before, node, spec_changed=change.spec_changed, keep_charge=True)
+    return ChangeNode(
+        key=before.key, origin=change.origin, claim=change.claim, draft=draft, expected=before.revision,
+        allocatable=allocatable, schedulable=schedulable,
+        plans_stale=change.spec_changed or draft.labels != before.labels, gate=gate,
+    )  # fmt: skip
+
+
+def delete_node(deletion: ObjectDeletion) -> DeleteNode:
+    return DeleteNode(
+        key=deletion.before.key, origin=deletion.origin, claim=deletion.claim, preconditions=deletion.preconditions
+    )
+
+
+def _capacity(node: Node) -> object:
+    return node.spec.capacity if isinstance(node.spec, NodeSpec) else None
+
+
 def in_use(capacity: NodeCapacity | None, name: str) -> Refusal | None:
-    """Why a node cannot be deleted yet."""
+    """The refusal to delete a node that is in use; None if it may be deleted."""
     if capacity is None:
         return None
     if any(capacity.allocated.values()):
@@ -150,7 +170,7 @@ def in_use(capacity: NodeCapacity | None, name: str) -> Refusal | None:
     if capacity.claim is not None:
         return Refusal(
             Code.IN_USE,
-            f'nodes "{name}" is claimed for sensitive work, or is not wiped since',
+            f'nodes "{name}" is claimed for sensitive work, or not wiped after it',
             f"Release it first, and have it wiped: bursar node release {name}",
         )
     return None

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from bursar.commands.command import Command, Result
+from bursar.commands.objects.object import DeleteObject, ObjectDeletion, not_found
+from bursar.commands.objects.status import set_condition, status_of, unchanged
 from bursar.core.batch.unit_of_work import UnitOfWork
+from bursar.core.values.instant import timestamp
 from bursar.core.values.replace import replace
-from bursar.ops.objects.object import DeleteObject, not_found
-from bursar.ops.runtime.clock import timestamp
-from bursar.ops.runtime.command import Command, Result
-from bursar.ops.workloads.allocation import set_condition, status_of, unchanged
 from bursar.wire.shared.document import encode, is_ending
 
 REMAINING = "NamespaceContentRemaining"
@@ -19,7 +19,7 @@ REMAINING = "NamespaceContentRemaining"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terminate(DeleteObject):
-    """Mark a namespace as ending: nothing new may be created in it, and a loop empties and removes it."""
+    """Mark a namespace as terminating: nothing new may be created in it, and a loop empties and removes it."""
 
     def decide(self, batch: UnitOfWork) -> Result:
         before = batch.objects.get(self.key)
@@ -36,9 +36,15 @@ class Terminate(DeleteObject):
         return batch.put(after, self.origin)
 
 
+def terminate_namespace(deletion: ObjectDeletion) -> Terminate:
+    return Terminate(
+        key=deletion.before.key, origin=deletion.origin, claim=deletion.claim, preconditions=deletion.preconditions
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TellWaiting(Command):
-    """Say in a namespace that should be gone what it waits for."""
+class NoteRemaining(Command):
+    """Note in a terminating namespace's status which objects remain."""
 
     message: str
 
