@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.commands.usage.budget_alert import tenant_key
 from bursar.core.objects.object import Stored
 from bursar.loops.budget import review
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.usage.budget_alert import tenant_key
 from support.runtime.runtime import change, code, namespace, node, tenant
 from support.scheduling.schedulers import acting, edit, history, is_in, scheduling, settled, submit, term, until
 from support.usage.spent_hours import spend

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.commands.credit.credit import PutAccount
 from bursar.core.credit.lease_expiry import ExpiryWatch
 from bursar.core.nodes.node_claim import ClaimState
 from bursar.core.objects.allocation import Phase
@@ -17,7 +18,6 @@ from bursar.loops import claims as loop
 from bursar.loops.claims import keep_claims, run_claims
 from bursar.loops.lease_expiry import end_lapsed
 from bursar.ops.credit import agentless_billing, credit
-from bursar.ops.credit.credit import PutAccount
 from bursar.ops.nodes.claim import end_wipe
 from bursar.ops.nodes.drain import placed_there
 from bursar.ops.runtime.runtime import Runtime
@@ -174,7 +174,7 @@ async def test_one_that_lapsed_when_its_tenant_is_billed_afterwards_is_so_too(la
     found = await claim_of(lab, "n1")
     assert found is not None
     assert (found.state, found.lease, found.unpaid) == (ClaimState.HELD, 0, "")
-    assert await audit(lab) == [("claim", "system:credit", "it is billed afterwards")]
+    assert await audit(lab) == [("claim", "system:credit", "it is postpaid")]
 
 
 async def test_without_credit_it_is_emptied_given_back_and_wiped(lab: Runtime) -> None:
@@ -195,7 +195,7 @@ async def test_without_credit_it_is_emptied_given_back_and_wiped(lab: Runtime) -
     assert await keep_claims(lab) == []
     stopped = await status(lab, "train")
     assert (stopped["phase"], stopped["reason"]) == ("Terminating", "CreditExhausted")
-    assert stopped["message"] == "the claim of node n1 is not paid for any more: insufficient_credit"
+    assert stopped["message"] == "the claim of node n1 is no longer paid for: insufficient_credit"
     await assert_paid_once(lab)
     # Nothing else comes there meanwhile, and credit that comes now is too late.
     await funded(lab, "500")
@@ -248,7 +248,7 @@ async def test_its_node_ends_work_there_without_any_controller_when_no_more_is_p
     await assert_paid_once(lab)
 
 
-async def test_beats_of_what_runs_there_pay_for_it_too(lab: Runtime) -> None:
+async def test_heartbeats_of_what_runs_there_pay_for_it_too(lab: Runtime) -> None:
     await funded(lab, "200")
     await claimed(lab)
     await placed(lab, "train", "n1")
@@ -312,7 +312,7 @@ async def test_the_scheduler_keeps_off_what_is_not_paid_for_any_more(lab: Runtim
         await keep_claims(lab)
         await submitted_by(lab, ANN, "secret", sensitive=True)
         await until(lab, "secret", waits_for("no_claimed_nodes"))
-        assert "is not paid for any more" in refusal(await claim(lab, "n1", ANN)).message
+        assert "no longer paid for" in refusal(await claim(lab, "n1", ANN)).message
         await ends(lab, "n1", "train", Phase.FAILED)
         assert await keep_claims(lab) == ["n1"]
     await assert_paid_once(lab)

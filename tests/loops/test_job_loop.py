@@ -110,7 +110,7 @@ async def is_waiting(runtime: Runtime, name: str) -> bool:
     return name in await pending(runtime)
 
 
-async def test_a_job_without_room_goes_on_as_soon_as_its_tenant_frees_something(lab: Runtime) -> None:
+async def test_a_job_without_capacity_goes_on_as_soon_as_its_tenant_frees_something(lab: Runtime) -> None:
     await job(lab, completions=2)
     await allocation(lab, "lab", "other", gpu=3)
     await work_off(lab)
@@ -186,7 +186,7 @@ async def test_looking_again_and_again_before_a_deadline_leaves_one_entry() -> N
     assert agenda.take(NOW + timedelta(days=1), AT_ONCE) == [key("long")]
 
 
-async def test_a_job_without_room_waits_for_its_tenant_or_for_half_a_minute() -> None:
+async def test_a_job_without_capacity_waits_for_its_tenant_or_for_half_a_minute() -> None:
     agenda = Agenda()
     agenda.note(key("a"), Stepped("lab", blocked=True), NOW)
     agenda.freed("other")

@@ -26,7 +26,7 @@ async def standing_when(runtime: Runtime, seen: str) -> SealProgress:
             await asyncio.sleep(0.02)
 
 
-async def test_it_seals_verifies_and_makes_room(runtime: Runtime) -> None:
+async def test_it_seals_verifies_and_makes_partitions(runtime: Runtime) -> None:
     await history(runtime)
     running = asyncio.ensure_future(loop.run_ledger(runtime))
     try:
@@ -78,7 +78,7 @@ async def test_what_is_too_slow_is_named_and_not_taken_for_a_database_that_is_aw
             with suppress(asyncio.CancelledError):
                 await running
     (line,) = logs
-    assert (line["log_level"], line["event"], line["duty"]) == ("error", "keeping the ledger is too slow", "verify")
+    assert (line["log_level"], line["event"], line["duty"]) == ("error", "ledger_duty_slow", "verify")
     assert line["error"].startswith("load_head took too long")
 
 

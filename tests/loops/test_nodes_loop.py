@@ -10,9 +10,9 @@ import pytest
 from bursar.core.nodes.liveness import LivenessVerdict
 from bursar.loops.node_liveness import GAP_SECONDS_MAX, LivenessWatch, look_after, run_nodes
 from bursar.ops.runtime.runtime import Runtime
-from bursar.sim.local import LocalNodes
 from support.api.site import eventually
 from support.nodes.liveness import LONG_AGO, hear, node_status, patience, regrant, silence, watch
+from support.nodes.local_nodes import LocalNodes
 from support.runtime.runtime import node, opened
 from support.scheduling.evictions import running, status
 
@@ -137,7 +137,7 @@ async def test_after_a_jump_of_the_clock_leased_work_is_left_for_as_long_as_it_m
     assert (await status(runtime, "a"))["phase"] == "Pending"
 
 
-async def test_simulated_nodes_beat_and_stay_ready(runtime: Runtime) -> None:
+async def test_simulated_nodes_send_heartbeats_and_stay_ready(runtime: Runtime) -> None:
     await node(runtime, "n1", gpu=4)
     simulated = asyncio.create_task(LocalNodes(runtime).run())
     try:

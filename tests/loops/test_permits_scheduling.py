@@ -53,6 +53,7 @@ async def test_nodes_that_are_kept_for_a_tenant_take_no_other_work(runtime: Runt
         await submit(runtime, "own", where="acme-lab")
         await until(runtime, "own", RUNNING, where="acme-lab")
         waiting = await until(runtime, "stranger", waits_for("no_matching_nodes"), where="rival-lab")
+        assert waiting["message"].endswith("no node is open to its tenant: 1 node dedicated to other tenants")
         assert "acme" not in waiting["message"]
         await change(runtime, "Node", "", "n1", tenants=[])
         await until(runtime, "stranger", RUNNING, where="rival-lab")
@@ -97,6 +98,27 @@ async def test_reserved_taints_keep_off_what_tolerates_everything(runtime: Runti
         await until(runtime, "stranger", waits_for("no_matching_nodes"), where="rival-lab")
 
 
+async def test_parts_of_devices_go_where_the_node_says_so_once_the_system_refuses_them(runtime: Runtime) -> None:
+    """A node's own word counts before the setting; a change of it moves what is pending at once."""
+    await labs(runtime)
+    await change(runtime, "Settings", "", "system", scheduling={"gpuFractions": "Refused"})
+    await node(runtime, "n1", gpu=2)
+    part: dict[str, Any] = {"resources": {"requests": {"nvidia.com/gpu": "0.5"}}}
+    async with acting(runtime), scheduling(runtime):
+        await submit(runtime, "first", where="acme-lab", spec=part)
+        waiting = await until(runtime, "first", waits_for("no_matching_nodes"), where="acme-lab")
+        assert "accepting whole devices only (1)" in waiting["message"]
+        await submit(runtime, "whole", where="rival-lab")
+        await until(runtime, "whole", RUNNING, where="rival-lab")
+        await change(runtime, "Settings", "", "system", scheduling={"gpuFractions": "Trusted"})
+        await until(runtime, "first", RUNNING, where="acme-lab")
+        await change(runtime, "Settings", "", "system", scheduling={"gpuFractions": "Refused"})
+        await submit(runtime, "second", where="acme-lab", spec=part)
+        await until(runtime, "second", waits_for("no_matching_nodes"), where="acme-lab")
+        await change(runtime, "Node", "", "n1", gpuFractions="Enforced")
+        await until(runtime, "second", RUNNING, where="acme-lab")
+
+
 async def test_whoever_is_preempted_by_a_stranger_is_not_told_who_it_was(runtime: Runtime) -> None:
     await labs(runtime)
     await node(runtime, "n1", gpu=1)
@@ -135,7 +157,7 @@ async def test_what_is_pending_follows_what_its_tenant_may_ask_for(runtime: Runt
     assert in_force() == 900
 
 
-async def test_a_change_of_what_is_pending_reaches_the_world_and_keeps_its_place(runtime: Runtime) -> None:
+async def test_a_change_of_what_is_pending_reaches_the_cluster_state_and_keeps_its_place(runtime: Runtime) -> None:
     informer = await loaded(runtime)
     await submit(runtime, "a", spec={"priority": 1})
     informer = await followed(runtime, informer)

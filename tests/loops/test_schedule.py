@@ -9,10 +9,11 @@ import msgspec
 import pytest
 import structlog.testing
 
+from bursar.commands.nodes.drain import Drain
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.loops.schedule import Scheduler
-from bursar.ops.nodes.drain import Drain, continue_drain, drain
+from bursar.ops.nodes.drain import continue_drain, drain
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads import job as job_ops
@@ -68,7 +69,7 @@ async def test_what_was_submitted_before_is_bound_as_well(runtime: Runtime) -> N
     assert await node_of(runtime, "early") == "n1"
 
 
-async def test_room_that_comes_back_is_given_to_the_next(runtime: Runtime) -> None:
+async def test_capacity_that_comes_back_is_given_to_the_next(runtime: Runtime) -> None:
     await node(runtime, "n1", gpu=2)
     names = [f"job-{number}" for number in range(12)]
     async with acting(runtime, default_seconds=0.02), scheduling(runtime) as scheduler:
@@ -80,7 +81,7 @@ async def test_room_that_comes_back_is_given_to_the_next(runtime: Runtime) -> No
     await assert_books_balance(runtime)
 
 
-async def test_after_all_that_the_world_is_what_would_be_loaded(runtime: Runtime) -> None:
+async def test_after_all_that_the_cluster_state_is_what_would_be_loaded(runtime: Runtime) -> None:
     """Binds of our own, ends, evictions and refusals, with a limit that is counted."""
     await change(runtime, "Tenant", "", "default", limits={GPU: 6}, enforcement="Queue")
     for name in ("n1", "n2"):
@@ -119,7 +120,7 @@ async def test_a_reason_is_stored_once_with_its_message_and_is_gone_when_it_runs
         await settled(scheduler)
         await submit(runtime, "second", gpu=2)
         told = await until(runtime, "second", waits_for(f"no_capacity_{GPU}"))
-        assert told["message"].startswith(f"no node has 2 {GPU} free")
+        assert told["message"].startswith(f"needs 2 {GPU} on one node")
         # Many cycles later, in which its numbers were looked at again, it has been written no second time.
         for number in range(2):
             await label(runtime, "Node", "", "n1", round=str(number))
@@ -216,7 +217,7 @@ async def test_a_gang_waits_for_its_members_and_is_bound_as_one(runtime: Runtime
         for name in ("a", "b"):
             await submit(runtime, name, spec=gang("g", 3))
         told = await until(runtime, "b", waits_for("gang_incomplete"))
-        assert told["message"] == "waiting for gang members: 2 of 3 are there"
+        assert told["message"] == "waiting for gang members: 2 of 3 submitted"
         await submit(runtime, "c", spec=gang("g", 3))
         for name in ("a", "b", "c"):
             await until(runtime, name, RUNNING)
@@ -237,7 +238,7 @@ async def test_a_gang_that_is_not_complete_in_time_fails(runtime: Runtime) -> No
             await submit(runtime, name, spec=gang("g", 3, "1s"))
         for name in ("a", "b"):
             told = await until(runtime, name, is_in("Failed"))
-            assert (told["reason"], told["message"]) == ("GangTimeout", "waiting for gang members: 2 of 3 are there")
+            assert (told["reason"], told["message"]) == ("GangTimeout", "waiting for gang members: 2 of 3 submitted")
     await assert_books_balance(runtime)
 
 
@@ -295,7 +296,7 @@ async def test_a_victim_is_stopped_the_urgent_runs_in_its_place_and_the_victim_r
     await assert_books_balance(runtime)
 
 
-async def test_the_nominee_gets_the_room_that_was_made_for_it(runtime: Runtime) -> None:
+async def test_the_nominee_gets_the_capacity_that_was_made_for_it(runtime: Runtime) -> None:
     """Others that would fit into what the first victims leave do not get it."""
     await node(runtime, "n1", gpu=4)
     async with acting(runtime) as nodes, scheduling(runtime, HASTY, grace_seconds=600.0):
@@ -437,8 +438,8 @@ async def test_a_node_that_changed_between_plan_and_commit_is_planned_for_anew(r
             await until(runtime, "picky", is_in("Scheduled"))
             await settled(scheduler)
     assert {await node_of(runtime, "picky"), planned} == {"n1", "n2"}
-    came_back = [one for one in logs if one["event"] == "a placement came back"]
-    assert [(one["code"], one["message"]) for one in came_back] == [
+    came_back = [one for one in logs if one["event"] == "bind_rejected"]
+    assert [(one["code"], one["error"]) for one in came_back] == [
         ("stale", f"node {planned} has changed since the plan was made")
     ]
     await assert_books_balance(runtime)
@@ -496,5 +497,5 @@ async def test_a_scheduler_that_lost_its_place_begins_anew(runtime: Runtime, dat
             await until(runtime, "two", is_in("Scheduled"))
             assert scheduler.informer is not informer
     await db.close()
-    assert [one["event"] for one in logs if one["log_level"] == "warning"] == ["the scheduler loads its world anew"]
+    assert [one["event"] for one in logs if one["log_level"] == "warning"] == ["cluster_state_reloaded"]
     await assert_books_balance(runtime)

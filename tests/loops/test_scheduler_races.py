@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from bursar.commands.scheduling.bind import Bind
 from bursar.core.objects.allocation import Phase
 from bursar.core.scheduling.cycle.cycle import decide
 from bursar.core.scheduling.cycle.plan import SchedulingPolicy
@@ -16,7 +17,7 @@ from bursar.core.values.refusal import Refusal
 from bursar.loops.plan_commands import bind_commands
 from bursar.loops.schedule import Scheduler
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import Bind, bind
+from bursar.ops.scheduling.bind import bind
 from bursar.store.db.database import Connection
 from support.runtime.runtime import change, end, node
 from support.scheduling.evictions import assert_books_balance
@@ -90,7 +91,7 @@ async def test_a_leader_is_deposed_in_the_middle_of_a_backlog(runtime: Runtime, 
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
-async def test_a_clerk_that_is_killed_again_and_again_binds_everything_once(
+async def test_a_commit_worker_that_is_killed_again_and_again_binds_everything_once(
     runtime: Runtime, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it had committed by then: the leader looks, and goes on from there."""

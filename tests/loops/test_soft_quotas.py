@@ -81,7 +81,7 @@ async def test_when_both_budgets_are_set_the_worse_utilization_drives_the_penalt
         await eventually_so(lambda: math.isclose(penalty(scheduler), 0.525, rel_tol=1e-6))
 
 
-async def test_new_allocations_of_an_exhausted_tenant_starve_and_run_when_nobody_else_wants_the_room(
+async def test_new_allocations_of_an_exhausted_tenant_starve_and_run_when_nobody_else_wants_the_capacity(
     teams: Runtime,
 ) -> None:
     await set_soft(teams, "physics", gpuHoursBudget=0)

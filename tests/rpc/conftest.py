@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from support.nodes.agent_streams import Door, opened_app
+from support.nodes.agent_streams import Served, opened_app
 
 
 @pytest.fixture
-async def app(database_url: str) -> AsyncIterator[Door]:
+async def app(database_url: str) -> AsyncIterator[Served]:
     async with opened_app(database_url) as one:
         yield one

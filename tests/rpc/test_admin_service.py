@@ -31,7 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @dataclass(frozen=True, slots=True)
-class Office:
+class AdminServer:
     """A served house, and its AdminService."""
 
     site: Site
@@ -60,23 +60,23 @@ def told(error: grpc.aio.AioRpcError) -> pb.Refusal:
 
 
 @asynccontextmanager
-async def opened(site: Site) -> AsyncIterator[Office]:
+async def opened(site: Site) -> AsyncIterator[AdminServer]:
     async with (
         opened_admin(site.context.database, app_of(site.context), "127.0.0.1:0") as port,
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
-        yield Office(site, pb_grpc.AdminServiceStub(channel))
+        yield AdminServer(site, pb_grpc.AdminServiceStub(channel))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def admin(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[Office]:
+async def admin(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[AdminServer]:
     name = await clone_database(embedded_postgres, database_template)
     async with opened_site(_url(embedded_postgres, name)) as site, opened(site) as one:
         yield one
     await drop_database(embedded_postgres, name)
 
 
-async def test_a_tenants_named_fields_are_changed_and_the_others_left(admin: Office) -> None:
+async def test_a_tenants_named_fields_are_changed_and_the_others_left(admin: AdminServer) -> None:
     name = await admin.site.namespace()
     await admin.site.put(f"tenants/{name}", {"weight": 3, "max_volumes": 7})
     changes = pb.UpdateTenantRequest(
@@ -92,7 +92,7 @@ async def test_a_tenants_named_fields_are_changed_and_the_others_left(admin: Off
     assert shown["metadata"]["resourceVersion"] == tenant.resource_version
 
 
-async def test_a_limit_is_taken_away_and_a_field_unset(admin: Office) -> None:
+async def test_a_limit_is_taken_away_and_a_field_unset(admin: AdminServer) -> None:
     name = await admin.site.namespace()
     await admin.site.put(f"tenants/{name}", {"max_nodes": 4, "max_volumes": 7, "gpu_hours_budget": 10})
     changes = pb.UpdateTenantRequest(name=name, limits={"volumes": ""}, clear=["gpu_hours_budget"])
@@ -101,7 +101,7 @@ async def test_a_limit_is_taken_away_and_a_field_unset(admin: Office) -> None:
     assert not tenant.HasField("gpu_hours_budget")
 
 
-async def test_repeated_with_its_request_id_a_change_is_made_once(admin: Office) -> None:
+async def test_repeated_with_its_request_id_a_change_is_made_once(admin: AdminServer) -> None:
     name = await admin.site.namespace()
     first = pb.UpdateTenantRequest(name=name, max_nodes=5, request_id="once")
     one = (await admin.ask("UpdateTenant", first)).tenant
@@ -115,7 +115,7 @@ async def test_repeated_with_its_request_id_a_change_is_made_once(admin: Office)
     assert (code, refusal.code) == (grpc.StatusCode.FAILED_PRECONDITION, Code.REQUEST_REUSED)
 
 
-async def test_a_dry_run_answers_and_changes_nothing(admin: Office) -> None:
+async def test_a_dry_run_answers_and_changes_nothing(admin: AdminServer) -> None:
     name = await admin.site.namespace()
     before = await admin.site.state()
     tenant = (await admin.ask("UpdateTenant", pb.UpdateTenantRequest(name=name, max_nodes=5, dry_run=True))).tenant
@@ -123,7 +123,7 @@ async def test_a_dry_run_answers_and_changes_nothing(admin: Office) -> None:
     assert await admin.site.state() == before
 
 
-async def test_who_it_was_is_in_the_audit(admin: Office) -> None:
+async def test_who_it_was_is_in_the_audit(admin: AdminServer) -> None:
     name = await admin.site.namespace()
     token = await admin.site.token("service", user="waldur")
     tenant = (await admin.ask("UpdateTenant", pb.UpdateTenantRequest(name=name, max_nodes=5), token)).tenant
@@ -146,7 +146,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-async def test_what_is_refused_says_so_and_leaves_nothing(admin: Office, what: str) -> None:
+async def test_what_is_refused_says_so_and_leaves_nothing(admin: AdminServer, what: str) -> None:
     request, role, code = REFUSED[what]
     token = await admin.site.token(role, tenant="default", user="ann") if role == "user" else None
     before = await admin.site.state()
@@ -156,13 +156,13 @@ async def test_what_is_refused_says_so_and_leaves_nothing(admin: Office, what: s
     assert await admin.site.state() == before
 
 
-async def test_a_fault_is_named_by_its_field(admin: Office) -> None:
+async def test_a_fault_is_named_by_its_field(admin: AdminServer) -> None:
     _, refusal = await admin.refusal("UpdateTenant", pb.UpdateTenantRequest(name="default", fair_share_target=2))
     assert [one.field for one in refusal.causes] == ["spec.fairShareTarget"]
     assert "at most 1" in refusal.causes[0].message
 
 
-async def test_a_field_that_is_named_twice_is_refused(admin: Office) -> None:
+async def test_a_field_that_is_named_twice_is_refused(admin: AdminServer) -> None:
     for twice in (
         pb.UpdateTenantRequest(name="default", max_nodes=5, limits={"nodes": "6"}),
         pb.UpdateTenantRequest(name="default", weight=2, clear=["weight"]),
@@ -172,7 +172,7 @@ async def test_a_field_that_is_named_twice_is_refused(admin: Office) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-async def test_what_is_no_number_unsets_nothing(admin: Office, value: float) -> None:
+async def test_what_is_no_number_unsets_nothing(admin: AdminServer, value: float) -> None:
     name = await admin.site.namespace()
     await admin.site.put(f"tenants/{name}", {"gpu_hours_budget": 100})
     code, refusal = await admin.refusal("UpdateTenant", pb.UpdateTenantRequest(name=name, gpu_hours_budget=value))
@@ -181,7 +181,7 @@ async def test_what_is_no_number_unsets_nothing(admin: Office, value: float) -> 
 
 
 @pytest.mark.parametrize("name", ["😀" * 5000, "é" * 9000, "x" * 15_000])
-async def test_a_refusal_fits_into_metadata_whatever_it_is_about(admin: Office, name: str) -> None:
+async def test_a_refusal_fits_into_metadata_whatever_it_is_about(admin: AdminServer, name: str) -> None:
     code, refusal = await admin.refusal("GetTenantUsage", pb.GetTenantUsageRequest(tenant=name))
     assert (code, refusal.code) == (grpc.StatusCode.NOT_FOUND, Code.NOT_FOUND)
     assert refusal.message.startswith(f'tenants "{name[:100]}')
@@ -191,13 +191,13 @@ async def test_a_refusal_fits_into_metadata_whatever_it_is_about(admin: Office, 
     assert sum(map(len, sent)) < 8192 - 128
 
 
-async def test_a_hint_is_said_once(admin: Office) -> None:
+async def test_a_hint_is_said_once(admin: AdminServer) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await admin.ask("GetUserUsage", pb.GetUserUsageRequest(), "no-token")
     assert (caught.value.details() or "").count("bursar login") == 1
 
 
-async def test_usage_is_told_as_over_rest(admin: Office) -> None:
+async def test_usage_is_told_as_over_rest(admin: AdminServer) -> None:
     site, database = admin.site, admin.site.context.database
     name = await site.namespace()
     await site.put(f"tenants/{name}", {"gpu_hours_budget": 100})
@@ -223,7 +223,7 @@ async def test_usage_is_told_as_over_rest(admin: Office) -> None:
         assert [one.tenant for one in own.tenants] == [name]
 
 
-async def test_others_usage_does_not_exist(admin: Office) -> None:
+async def test_others_usage_does_not_exist(admin: AdminServer) -> None:
     mine, theirs = await admin.site.namespace(), await admin.site.namespace()
     token = await admin.site.token("tenant-admin", tenant=mine, user="ann")
     for call, request in (
@@ -236,13 +236,13 @@ async def test_others_usage_does_not_exist(admin: Office) -> None:
     assert (code, [one.field for one in refusal.causes]) == (grpc.StatusCode.INVALID_ARGUMENT, ["days"])
 
 
-async def test_over_tls_the_certificate_is_that_of_https(admin: Office, tmp_path: Path) -> None:
+async def test_over_tls_the_certificate_is_that_of_https(admin: AdminServer, tmp_path: Path) -> None:
     certificate, key, authority = ensure_server_certificate(tmp_path, ["127.0.0.1", "localhost"])
     database, app = admin.site.context.database, app_of(admin.site.context)
     async with opened_admin(database, app, "127.0.0.1:0", tls=(certificate, key)) as port:
         trusting = grpc.ssl_channel_credentials(authority.read_bytes())
         async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusting) as channel:
-            runtime = Office(admin.site, pb_grpc.AdminServiceStub(channel))
+            runtime = AdminServer(admin.site, pb_grpc.AdminServiceStub(channel))
             request = pb.UpdateTenantRequest(name="default", weight=1)
             assert (await runtime.ask("UpdateTenant", request)).tenant.name == "default"
         async with grpc.aio.secure_channel(f"127.0.0.1:{port}", grpc.ssl_channel_credentials()) as channel:

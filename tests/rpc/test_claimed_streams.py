@@ -10,14 +10,14 @@ from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from support.credit.ledgers import funded
 from support.credit.paying import account, submitted_by
 from support.credit.paying import ended as ended_leases
-from support.nodes.agent_streams import Agent, Door, acknowledged, ended, joined, running
+from support.nodes.agent_streams import Agent, Served, acknowledged, ended, joined, running
 from support.nodes.claims import claim_of, release
 from support.nodes.paid_claims import ANN, RATE, WINDOW, assert_paid_once, claimed, clinic, passed
 from support.runtime.runtime import bind, code, document
 
 
 @pytest.fixture
-async def lab(app: Door) -> Door:
+async def lab(app: Served) -> Served:
     await clinic(app.runtime)
     return app
 
@@ -26,7 +26,7 @@ def grants(answer: pb.HeartbeatResponse) -> list[tuple[str, int, bool, str]]:
     return [(one.allocation_id, one.seconds, one.final, one.reason) for one in answer.leases]
 
 
-async def begun(lab: Door, agent: Agent, name: str = "train") -> str:
+async def begun(lab: Served, agent: Agent, name: str = "train") -> str:
     """One GPU of somebody that runs; its uid."""
     await submitted_by(lab.runtime, ANN, name)
     uid = str(document(await bind(lab.runtime, "default", name, "n1"))["metadata"]["uid"])
@@ -35,7 +35,7 @@ async def begun(lab: Door, agent: Agent, name: str = "train") -> str:
     return uid
 
 
-async def test_what_runs_when_its_node_is_claimed_goes_on_and_is_granted_the_claims_time(lab: Door) -> None:
+async def test_what_runs_when_its_node_is_claimed_goes_on_and_is_granted_the_claims_time(lab: Served) -> None:
     await funded(lab.runtime, "100")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -54,7 +54,7 @@ async def test_what_runs_when_its_node_is_claimed_goes_on_and_is_granted_the_cla
     await assert_paid_once(lab.runtime)
 
 
-async def test_beats_and_the_controller_pay_the_same_lease_for_a_long_time(lab: Door) -> None:
+async def test_heartbeats_and_the_controller_pay_the_same_lease_for_a_long_time(lab: Served) -> None:
     await funded(lab.runtime, "1000")
     await claimed(lab.runtime)
     agent = await joined(lab)
@@ -71,7 +71,7 @@ async def test_beats_and_the_controller_pay_the_same_lease_for_a_long_time(lab: 
     assert [row["uid"] for row in await ended_leases(lab.runtime)] == []
 
 
-async def test_the_last_time_of_a_claim_is_the_last_of_what_runs_there(lab: Door) -> None:
+async def test_the_last_time_of_a_claim_is_the_last_of_what_runs_there(lab: Served) -> None:
     await funded(lab.runtime, "48")
     await claimed(lab.runtime)
     agent = await joined(lab)

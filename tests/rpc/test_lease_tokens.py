@@ -11,14 +11,14 @@ from bursar.ops.nodes.signing import Ring, rotate
 from bursar.ops.runtime.runtime import Runtime
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from support.credit.ledgers import funded, priced
-from support.nodes.agent_streams import Agent, Door, opened_app, placed, running
+from support.nodes.agent_streams import Agent, Served, opened_app, placed, running
 from support.runtime.runtime import change, node
 
 
 class Node:
     """A node's agent that believes only what is signed."""
 
-    def __init__(self, app: Door, name: str = "n1") -> None:
+    def __init__(self, app: Served, name: str = "n1") -> None:
         self.agent: Agent = app.agent(name)
         self.trust = Trust(name)
         self.answers: list[pb.HeartbeatResponse] = []
@@ -45,7 +45,7 @@ async def paying(runtime: Runtime, *, seconds: int = 120, credits: str = "1000")
     assert not isinstance(reply, Refusal), reply
 
 
-async def test_every_grant_is_in_the_token_and_every_beat_has_its_own(app: Door) -> None:
+async def test_every_grant_is_in_the_token_and_every_heartbeat_has_its_own(app: Served) -> None:
     await paying(app.runtime)
     await node(app.runtime, "n1", gpu=8)
     uids = {await placed(app.runtime, name, "n1", gpu=2) for name in ("a", "b")}
@@ -61,7 +61,7 @@ async def test_every_grant_is_in_the_token_and_every_beat_has_its_own(app: Door)
     assert len({*seen}) == 3
 
 
-async def test_who_pays_for_nothing_is_told_neither_tokens_nor_keys(app: Door) -> None:
+async def test_who_pays_for_nothing_is_told_neither_tokens_nor_keys(app: Served) -> None:
     await node(app.runtime, "n1", cpu=8)
     uid = await placed(app.runtime, "a", "n1")
     one = Node(app)
@@ -69,7 +69,7 @@ async def test_who_pays_for_nothing_is_told_neither_tokens_nor_keys(app: Door) -
     assert (one.answers[-1].lease_token, one.keys) == ("", [])
 
 
-async def test_keys_are_told_with_the_first_token_of_a_stream_and_when_they_change(app: Door) -> None:
+async def test_keys_are_told_with_the_first_token_of_a_stream_and_when_they_change(app: Served) -> None:
     runtime = app.runtime
     await paying(runtime)
     await node(runtime, "n1", gpu=8)
@@ -91,7 +91,7 @@ async def test_keys_are_told_with_the_first_token_of_a_stream_and_when_they_chan
     assert one.keys == [stolen.ids[-1]]
     outcome = one.trust.verify(ring.sign("n1", "word", one.agent.seq + 1, []), one.agent.seq + 1)
     assert isinstance(outcome, Distrusted)
-    assert outcome.why.startswith("the token is signed with a key that is not believed")
+    assert outcome.why.startswith("the token is signed with a key that is not trusted")
 
 
 async def test_a_stream_that_moves_to_another_process_is_told_the_keys_of_that_one(database_url: str) -> None:
@@ -107,7 +107,7 @@ async def test_a_stream_that_moves_to_another_process_is_told_the_keys_of_that_o
         assert moved.keys[-1] == ring.ids[-1]
 
 
-async def test_a_token_that_was_heard_on_another_stream_or_by_another_node_is_worth_nothing(app: Door) -> None:
+async def test_a_token_that_was_heard_on_another_stream_or_by_another_node_is_worth_nothing(app: Served) -> None:
     runtime = app.runtime
     await paying(runtime)
     for name in ("n1", "n2"):
@@ -124,7 +124,7 @@ async def test_a_token_that_was_heard_on_another_stream_or_by_another_node_is_wo
     assert not (await again.heartbeat(running(first))).why
 
 
-async def test_the_last_of_paid_time_is_signed_to_be_that(app: Door) -> None:
+async def test_the_last_of_paid_time_is_signed_to_be_that(app: Served) -> None:
     runtime = app.runtime
     await paying(runtime, seconds=60, credits="1.2")  # for one minute of two GPUs, and no more
     await node(runtime, "n1", gpu=8)
@@ -140,7 +140,7 @@ async def test_the_last_of_paid_time_is_signed_to_be_that(app: Door) -> None:
     assert lease.seconds <= 60
 
 
-async def test_an_agent_that_names_no_word_for_its_stream_is_answered_all_the_same(app: Door) -> None:
+async def test_an_agent_that_names_no_word_for_its_stream_is_answered_all_the_same(app: Served) -> None:
     """One of the version before."""
     await paying(app.runtime)
     await node(app.runtime, "n1", gpu=8)
@@ -150,7 +150,7 @@ async def test_an_agent_that_names_no_word_for_its_stream_is_answered_all_the_sa
     assert [one.allocation_id for one in answer.leases] == [uid]
 
 
-async def test_a_word_that_is_too_long_is_refused(app: Door) -> None:
+async def test_a_word_that_is_too_long_is_refused(app: Served) -> None:
     await node(app.runtime, "n1", cpu=8)
     _, why = await app.agent("n1").refusal_of(nonce="x" * 65)
     assert "nonce" in why

@@ -160,7 +160,7 @@ async def test_the_control_plane_is_not_taken_for_a_node(runtime: Runtime) -> No
     (refusal,) = asked.nodes
     assert isinstance(refusal, Refusal)
     assert refusal.code is Code.FORBIDDEN
-    assert "not a node's" in refusal.message
+    assert "not that of a node" in refusal.message
 
 
 async def test_a_revoked_certificate_passes_tls_and_is_refused(runtime: Runtime) -> None:
@@ -175,7 +175,7 @@ async def test_a_revoked_certificate_passes_tls_and_is_refused(runtime: Runtime)
     assert refusal.code is Code.UNAUTHENTICATED
 
 
-async def test_an_insecure_door_believes_the_beat(runtime: Runtime) -> None:
+async def test_an_insecure_server_believes_the_heartbeat(runtime: Runtime) -> None:
     for insecure in (True, False):
         asked = Asked(insecure=insecure)
         async with serving(asked, None) as port, grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

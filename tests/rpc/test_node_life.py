@@ -8,7 +8,7 @@ from support.api.site import eventually
 from support.nodes.agent_streams import (
     RUN,
     STOP,
-    Door,
+    Served,
     acknowledged,
     ended,
     joined,
@@ -26,7 +26,7 @@ from support.scheduling.evictions import assert_books_balance
 REQUEUE = {"onNodeLost": "requeue"}
 
 
-async def test_a_beat_grants_a_lease_that_keeps_work_from_being_given_up(app: Door) -> None:
+async def test_a_heartbeat_grants_a_lease_that_keeps_work_from_being_given_up(app: Served) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "a", "n1", spec=REQUEUE)
     answer = await agent.heartbeat(running(uid))
@@ -48,7 +48,7 @@ async def test_a_beat_grants_a_lease_that_keeps_work_from_being_given_up(app: Do
     await eventually(is_clear)
 
 
-async def test_work_that_stopped_for_want_of_a_lease_waits_again(app: Door) -> None:
+async def test_work_that_stopped_for_want_of_a_lease_waits_again(app: Served) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "a", "n1", spec=REQUEUE)
     await agent.heartbeat(running(uid))
@@ -61,7 +61,7 @@ async def test_work_that_stopped_for_want_of_a_lease_waits_again(app: Door) -> N
 
 
 @pytest.mark.parametrize("reason", [NODE_RESTARTED, SHIM_LOST])
-async def test_work_that_went_with_its_node_waits_again_where_it_asked_to(app: Door, reason: str) -> None:
+async def test_work_that_went_with_its_node_waits_again_where_it_asked_to(app: Served, reason: str) -> None:
     agent = await joined(app)
     specs = {"requeue": REQUEUE, "fail": {"onNodeLost": "fail"}, "keep": {}}
     uids = {name: await placed(app.runtime, name, "n1", spec=spec) for name, spec in specs.items()}
@@ -83,7 +83,7 @@ async def test_work_that_went_with_its_node_waits_again_where_it_asked_to(app: D
     await assert_books_balance(app.runtime)
 
 
-async def test_a_restarted_node_takes_the_parts_on_other_nodes_with_it(app: Door) -> None:
+async def test_a_restarted_node_takes_the_parts_on_other_nodes_with_it(app: Served) -> None:
     one, two = await joined(app, "n1"), await joined(app, "n2")
     uid = await placed(app.runtime, "both", "n1", "n2", spec={"nodes": 2, **REQUEUE})
     await one.heartbeat(running(uid))
@@ -95,7 +95,7 @@ async def test_a_restarted_node_takes_the_parts_on_other_nodes_with_it(app: Door
     await assert_books_balance(app.runtime)
 
 
-async def test_who_comes_back_after_its_work_was_given_up_is_told_to_stop_it(app: Door) -> None:
+async def test_who_comes_back_after_its_work_was_given_up_is_told_to_stop_it(app: Served) -> None:
     agent = await joined(app)
     await node(app.runtime, "n2", cpu=64)
     uid = await placed(app.runtime, "a", "n1", spec=REQUEUE)

@@ -15,7 +15,7 @@ from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.log_source import LogReading
 from bursar.rpc.agent_client import Agents
 from bursar.rpc.tls import ServerCredentials, calling
-from support.nodes.agent_streams import Door, opened_app
+from support.nodes.agent_streams import Served, opened_app
 from support.nodes.certificates import new_key, pem_of, read, request_for
 from support.nodes.log_nodes import kept
 from support.runtime.runtime import document, node
@@ -29,7 +29,7 @@ async def enrolled(runtime: Runtime, name: str) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(issued.authority, pem_of(key), issued.certificate)
 
 
-async def shown(app: Door) -> x509.Certificate:
+async def shown(app: Served) -> x509.Certificate:
     """The certificate that whoever connects now is shown."""
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE

@@ -8,28 +8,28 @@ from typing import Any
 
 import pytest
 
+from bursar.commands.credit.credit import PutAccount
 from bursar.core.credit.lease import FROZEN
 from bursar.core.credit.lease_expiry import ExpiryWatch
 from bursar.core.credit.shortfall import OUT_OF_CREDIT
+from bursar.core.values.instant import timestamp
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.loops.lease_expiry import end_lapsed
 from bursar.ops.credit import credit, lease_expiry
-from bursar.ops.credit.credit import PutAccount
-from bursar.ops.runtime.clock import timestamp
 from bursar.ops.runtime.runtime import Runtime
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from support.api.site import eventually
 from support.credit.ledgers import LAB, assert_books_balance, funded, pass_time, priced, receipt, stop_clock
 from support.credit.paying import WINDOW, account, assert_all_is_paid, leases, machine, prepaid
 from support.credit.paying import ended as ended_leases
-from support.nodes.agent_streams import Agent, Door, acknowledged, ended, joined, placed, running, shown, stopped
+from support.nodes.agent_streams import Agent, Served, acknowledged, ended, joined, placed, running, shown, stopped
 from support.runtime.runtime import change
 
 SECOND = nanocredits("0.01")  # what a GPU costs
 
 
 @pytest.fixture
-async def lab(app: Door) -> Door:
+async def lab(app: Served) -> Served:
     """A prepaid tenant with a node of H100s at 0.01 credits a second, and a clock that stands still."""
     await stop_clock(app.runtime)
     await prepaid(app.runtime)
@@ -42,7 +42,7 @@ def grants(answer: pb.HeartbeatResponse) -> list[tuple[str, int, bool, str, int]
     return [(one.allocation_id, one.seconds, one.final, one.reason, one.freeze_seconds) for one in answer.leases]
 
 
-async def begun(lab: Door, agent: Agent, name: str = "train") -> str:
+async def begun(lab: Served, agent: Agent, name: str = "train") -> str:
     """One GPU that runs; its uid."""
     uid = await placed(lab.runtime, name, "n1", gpu=1)
     await agent.directive()
@@ -58,7 +58,9 @@ async def amend(runtime: Runtime, **changes: object) -> None:
     receipt(await credit.put_account(runtime, PutAccount(actor="user:test", whose=LAB, changes=changes)))
 
 
-async def test_what_is_paid_for_is_told_so_granted_its_window_and_extended_beat_by_beat(lab: Door) -> None:
+async def test_what_is_paid_for_is_told_so_granted_its_window_and_extended_heartbeat_by_heartbeat(
+    lab: Served,
+) -> None:
     await funded(lab.runtime, "1")
     agent = await joined(lab)
     uid = await placed(lab.runtime, "train", "n1", gpu=1)
@@ -78,7 +80,7 @@ async def test_what_is_paid_for_is_told_so_granted_its_window_and_extended_beat_
     await assert_books_balance(lab.runtime)
 
 
-async def test_work_that_nobody_pays_for_asks_for_nothing(app: Door) -> None:
+async def test_work_that_nobody_pays_for_asks_for_nothing(app: Served) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "free", "n1")
     assert not (await agent.directive()).paid
@@ -88,7 +90,7 @@ async def test_work_that_nobody_pays_for_asks_for_nothing(app: Door) -> None:
         assert await db.fetchval("SELECT count(*) FROM entry") == 0
 
 
-async def test_an_end_is_settled_by_what_the_node_measured(lab: Door) -> None:
+async def test_an_end_is_settled_by_what_the_node_measured(lab: Served) -> None:
     await funded(lab.runtime, "1")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -101,7 +103,7 @@ async def test_an_end_is_settled_by_what_the_node_measured(lab: Door) -> None:
     await assert_books_balance(lab.runtime)
 
 
-async def test_without_credit_the_rest_of_the_window_is_the_last_unless_somebody_tops_up(lab: Door) -> None:
+async def test_without_credit_the_rest_of_the_window_is_the_last_unless_somebody_tops_up(lab: Served) -> None:
     await funded(lab.runtime, "0.2")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -117,7 +119,7 @@ async def test_without_credit_the_rest_of_the_window_is_the_last_unless_somebody
     await assert_books_balance(lab.runtime)
 
 
-async def test_what_ended_for_want_of_credit_has_failed_and_says_so(lab: Door) -> None:
+async def test_what_ended_for_want_of_credit_has_failed_and_says_so(lab: Served) -> None:
     await funded(lab.runtime, "0.15")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -133,7 +135,7 @@ async def test_what_ended_for_want_of_credit_has_failed_and_says_so(lab: Door) -
     await assert_books_balance(lab.runtime)
 
 
-async def test_what_spends_too_fast_is_to_be_frozen_and_goes_on_when_there_is_more(lab: Door) -> None:
+async def test_what_spends_too_fast_is_to_be_frozen_and_goes_on_when_there_is_more(lab: Served) -> None:
     await change(lab.runtime, "Settings", "", "system", credits={"throttleSecondsMax": 77})
     await funded(lab.runtime, "10")
     await amend(lab.runtime, spend_rate_max=SECOND // 10, spend_burst=WINDOW * SECOND)
@@ -155,7 +157,7 @@ async def status_of(runtime: Runtime, name: str = "train") -> dict[str, Any]:
     return dict((await shown(runtime, name))["status"])
 
 
-async def test_work_that_is_paid_no_further_says_when_it_ends_until_somebody_tops_up(lab: Door) -> None:
+async def test_work_that_is_paid_no_further_says_when_it_ends_until_somebody_tops_up(lab: Served) -> None:
     await funded(lab.runtime, "0.2")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -194,7 +196,7 @@ async def test_work_that_is_paid_no_further_says_when_it_ends_until_somebody_top
     await eventually(as_before)
 
 
-async def test_a_top_up_while_nobody_listened_is_noted_by_the_next_stream(lab: Door) -> None:
+async def test_a_top_up_while_nobody_listened_is_noted_by_the_next_stream(lab: Served) -> None:
     await funded(lab.runtime, "0.15")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -212,7 +214,7 @@ async def test_a_top_up_while_nobody_listened_is_noted_by_the_next_stream(lab: D
     await eventually(lambda: is_paid(lab.runtime))
 
 
-async def test_of_several_nodes_the_one_that_ends_first_is_told(lab: Door) -> None:
+async def test_of_several_nodes_the_one_that_ends_first_is_told(lab: Served) -> None:
     await machine(lab.runtime, "n2")
     await funded(lab.runtime, "0.3")
     first, second = await joined(lab), await joined(lab, "n2")
@@ -253,7 +255,7 @@ async def is_paid(runtime: Runtime) -> bool:
     return "reason" not in await status_of(runtime)
 
 
-async def test_work_that_ends_before_its_paid_time_does_says_nothing_of_credit(lab: Door) -> None:
+async def test_work_that_ends_before_its_paid_time_does_says_nothing_of_credit(lab: Served) -> None:
     await funded(lab.runtime, "0.15")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -268,7 +270,7 @@ async def test_work_that_ends_before_its_paid_time_does_says_nothing_of_credit(l
     assert not {"unpaid", "paidUntil"} & told["nodes"][0].keys()
 
 
-async def test_work_that_spends_too_fast_is_not_out_of_credit(lab: Door) -> None:
+async def test_work_that_spends_too_fast_is_not_out_of_credit(lab: Served) -> None:
     await funded(lab.runtime, "10")
     await amend(lab.runtime, spend_rate_max=SECOND // 10, spend_burst=WINDOW * SECOND)
     agent = await joined(lab)
@@ -281,7 +283,7 @@ async def test_work_that_spends_too_fast_is_not_out_of_credit(lab: Door) -> None
     assert await status_of(lab.runtime) == before
 
 
-async def test_what_stands_still_says_so_until_it_goes_on(lab: Door) -> None:
+async def test_what_stands_still_says_so_until_it_goes_on(lab: Served) -> None:
     await funded(lab.runtime, "10")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -289,7 +291,9 @@ async def test_what_stands_still_says_so_until_it_goes_on(lab: Door) -> None:
     await agent.heartbeat(running(uid, reason=FROZEN, message="its account spends too fast"))
     told = (await shown(lab.runtime, "train"))["status"]
     assert (told["phase"], told["reason"], told["nodes"][0]["frozen"]) == ("Running", FROZEN, True)
-    assert told["message"] == ("its account spends too fast: it stands still on n1, and goes on once more may be spent")
+    assert told["message"] == (
+        "its account spends too fast: it is frozen on n1, and resumes once the account may spend more"
+    )
     (condition,) = [one for one in told["conditions"] if one["type"] == FROZEN]
     assert (condition["status"], condition["reason"]) == ("True", FROZEN)
     async with lab.runtime.database.reader() as db:
@@ -301,7 +305,7 @@ async def test_what_stands_still_says_so_until_it_goes_on(lab: Door) -> None:
     assert (await shown(lab.runtime, "train"))["status"] == before
 
 
-async def test_what_went_on_while_nobody_listened_is_told_so_by_the_next_stream(lab: Door) -> None:
+async def test_what_went_on_while_nobody_listened_is_told_so_by_the_next_stream(lab: Served) -> None:
     await funded(lab.runtime, "10")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -314,7 +318,7 @@ async def test_what_went_on_while_nobody_listened_is_told_so_by_the_next_stream(
     assert "reason" not in (await shown(lab.runtime, "train"))["status"]
 
 
-async def test_what_ends_while_it_stands_still_stands_still_no_more(lab: Door) -> None:
+async def test_what_ends_while_it_stands_still_stands_still_no_more(lab: Served) -> None:
     await funded(lab.runtime, "10")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -326,7 +330,7 @@ async def test_what_ends_while_it_stands_still_stands_still_no_more(lab: Door) -
     assert "frozen" not in told["nodes"][0]
 
 
-async def test_what_stands_still_on_one_of_its_nodes_says_where(lab: Door) -> None:
+async def test_what_stands_still_on_one_of_its_nodes_says_where(lab: Served) -> None:
     await machine(lab.runtime, "n2")
     await funded(lab.runtime, "10")
     first, second = await joined(lab), await joined(lab, "n2")
@@ -336,14 +340,14 @@ async def test_what_stands_still_on_one_of_its_nodes_says_where(lab: Door) -> No
         await agent.heartbeat(running(uid))
     for agent in (first, second):
         await agent.heartbeat(running(uid, reason=FROZEN))
-    assert "stands still on 2 of its nodes" in (await shown(lab.runtime, "wide"))["status"]["message"]
+    assert "is frozen on 2 of its nodes" in (await shown(lab.runtime, "wide"))["status"]["message"]
     await first.heartbeat(running(uid))
-    assert "stands still on n2" in (await shown(lab.runtime, "wide"))["status"]["message"]
+    assert "is frozen on n2" in (await shown(lab.runtime, "wide"))["status"]["message"]
     await second.heartbeat(ended(uid))
     assert "reason" not in (await shown(lab.runtime, "wide"))["status"]
 
 
-async def test_a_closed_lease_stops_what_it_paid_for_at_once(lab: Door) -> None:
+async def test_a_closed_lease_stops_what_it_paid_for_at_once(lab: Served) -> None:
     await funded(lab.runtime, "1")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -352,7 +356,7 @@ async def test_a_closed_lease_stops_what_it_paid_for_at_once(lab: Door) -> None:
     assert grants(await agent.heartbeat()) == [(uid, 0, True, "fenced", 0)]
 
 
-async def test_another_stream_goes_on_where_the_first_was_and_is_never_behind_it(lab: Door) -> None:
+async def test_another_stream_goes_on_where_the_first_was_and_is_never_behind_it(lab: Served) -> None:
     await funded(lab.runtime, "1")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -369,7 +373,7 @@ async def test_another_stream_goes_on_where_the_first_was_and_is_never_behind_it
     await assert_books_balance(lab.runtime)
 
 
-async def test_numbers_catch_up_when_the_databases_clock_went_back(lab: Door) -> None:
+async def test_numbers_catch_up_when_the_databases_clock_went_back(lab: Served) -> None:
     await funded(lab.runtime, "1")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -384,7 +388,7 @@ async def test_numbers_catch_up_when_the_databases_clock_went_back(lab: Door) ->
     await assert_books_balance(lab.runtime)
 
 
-async def test_all_leases_of_a_node_are_paid_in_one_answer(lab: Door) -> None:
+async def test_all_leases_of_a_node_are_paid_in_one_answer(lab: Served) -> None:
     await funded(lab.runtime, "10")
     agent = await joined(lab)
     uids = [await begun(lab, agent, f"train-{index}") for index in range(4)]
@@ -394,7 +398,7 @@ async def test_all_leases_of_a_node_are_paid_in_one_answer(lab: Door) -> None:
 
 
 async def test_where_not_all_can_be_extended_at_once_those_that_are_are_told(
-    lab: Door, monkeypatch: pytest.MonkeyPatch
+    lab: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await funded(lab.runtime, "10")
     agent = await joined(lab)
@@ -412,7 +416,7 @@ async def test_where_not_all_can_be_extended_at_once_those_that_are_are_told(
     await assert_books_balance(lab.runtime)
 
 
-async def test_work_that_needs_both_leases_is_told_both(lab: Door) -> None:
+async def test_work_that_needs_both_leases_is_told_both(lab: Served) -> None:
     await funded(lab.runtime, "10")
     agent = await joined(lab)
     await placed(lab.runtime, "moves", "n1", spec={"onNodeLost": "requeue"}, gpu=1)
@@ -420,7 +424,7 @@ async def test_work_that_needs_both_leases_is_told_both(lab: Door) -> None:
     assert (order.paid, order.leased) == (True, True)
 
 
-async def test_what_lost_its_lease_because_we_were_away_waits_again_and_pays_for_what_it_ran(lab: Door) -> None:
+async def test_what_lost_its_lease_because_we_were_away_waits_again_and_pays_for_what_it_ran(lab: Served) -> None:
     await funded(lab.runtime, "10")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -436,7 +440,7 @@ async def test_what_lost_its_lease_because_we_were_away_waits_again_and_pays_for
 # Leases that nobody extends.
 
 
-async def test_a_lease_that_nobody_extends_is_ended_when_its_work_must_be_dead(lab: Door) -> None:
+async def test_a_lease_that_nobody_extends_is_ended_when_its_work_must_be_dead(lab: Served) -> None:
     await funded(lab.runtime, "10")
     agent = await joined(lab)
     await begun(lab, agent)
@@ -454,7 +458,7 @@ async def test_a_lease_that_nobody_extends_is_ended_when_its_work_must_be_dead(l
     await assert_books_balance(lab.runtime)
 
 
-async def test_who_beats_after_a_jump_of_the_clock_loses_nothing(lab: Door) -> None:
+async def test_a_heartbeat_after_a_jump_of_the_clock_loses_nothing(lab: Served) -> None:
     await funded(lab.runtime, "10")
     agent = await joined(lab)
     uid = await begun(lab, agent)
@@ -469,7 +473,7 @@ async def test_who_beats_after_a_jump_of_the_clock_loses_nothing(lab: Door) -> N
     assert await lease_expiry.lapse(lab.runtime, {number: paid_until}) == {number: False}, "it was extended meanwhile"
 
 
-async def test_what_is_frozen_is_not_overdue_until_it_may_be_no_longer(lab: Door) -> None:
+async def test_what_is_frozen_is_not_overdue_until_it_may_be_no_longer(lab: Served) -> None:
     await funded(lab.runtime, "10")
     await amend(lab.runtime, spend_rate_max=1, spend_burst=WINDOW * SECOND)
     agent = await joined(lab)
@@ -485,7 +489,7 @@ async def test_what_is_frozen_is_not_overdue_until_it_may_be_no_longer(lab: Door
     assert len(watch.since) == 1
 
 
-async def test_a_lease_that_never_began_ends_with_its_placement(lab: Door) -> None:
+async def test_a_lease_that_never_began_ends_with_its_placement(lab: Served) -> None:
     await funded(lab.runtime, "10")
     await joined(lab)
     await placed(lab.runtime, "train", "n1", gpu=1)
@@ -503,7 +507,7 @@ async def test_a_lease_that_never_began_ends_with_its_placement(lab: Door) -> No
     await assert_books_balance(lab.runtime)
 
 
-async def test_a_lease_that_was_paid_by_a_clock_that_ran_ahead_ends_when_nobody_beats_for_it(lab: Door) -> None:
+async def test_a_lease_that_was_paid_by_a_clock_that_ran_ahead_ends_without_heartbeats(lab: Served) -> None:
     await funded(lab.runtime, "1")
     agent = await joined(lab)
     await begun(lab, agent)
@@ -519,7 +523,9 @@ async def test_a_lease_that_was_paid_by_a_clock_that_ran_ahead_ends_when_nobody_
     await assert_books_balance(lab.runtime)
 
 
-async def test_a_lease_that_was_paid_by_a_clock_that_ran_ahead_is_put_right_by_its_next_beat(lab: Door) -> None:
+async def test_a_lease_that_was_paid_by_a_clock_that_ran_ahead_is_put_right_by_its_next_heartbeat(
+    lab: Served,
+) -> None:
     await funded(lab.runtime, "1")
     agent = await joined(lab)
     uid = await begun(lab, agent)

@@ -7,13 +7,13 @@ from bursar.ops.runtime.runtime import Runtime
 from bursar.store.objects import stdin as stdin_store
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
-from support.nodes.agent_streams import Door
+from support.nodes.agent_streams import Served
 from support.runtime.runtime import allocation, bind, bind_unit, code, get, node
 
 GANG = {"gangScheduling": {"groupId": "ring", "minMembers": 2}, "command": ["true"]}
 
 
-async def ask(app: Door, at: str, uid: str, epoch: int = 1) -> pb.PrepareResponse:
+async def ask(app: Served, at: str, uid: str, epoch: int = 1) -> pb.PrepareResponse:
     stub: pb_grpc.NodeAgentAsyncStub = app.agent(at).stub
     return await stub.PrepareAllocation(pb.PrepareRequest(node_id=at, allocation_id=uid, epoch=epoch))
 
@@ -22,7 +22,7 @@ async def uid_of(runtime: Runtime, name: str) -> str:
     return (await get(runtime, "Allocation", "default", name)).uid
 
 
-async def test_members_of_a_gang_are_told_of_each_other(app: Door) -> None:
+async def test_members_of_a_gang_are_told_of_each_other(app: Served) -> None:
     for name, address in (("n1", "10.0.0.1:50051"), ("n2", "10.0.0.2:50051")):
         await node(app.runtime, name, cpu=8)
         await app.agent(name).heartbeat(inventory=True, address=address)
@@ -43,7 +43,7 @@ async def test_members_of_a_gang_are_told_of_each_other(app: Door) -> None:
     assert not (await ask(app, "n1", await uid_of(app.runtime, "other"))).peers
 
 
-async def test_the_nodes_of_one_allocation_are_told_of_each_other(app: Door) -> None:
+async def test_the_nodes_of_one_allocation_are_told_of_each_other(app: Served) -> None:
     for name in ("n1", "n2"):
         await node(app.runtime, name, cpu=8)
     await allocation(app.runtime, "default", "wide", spec={"nodes": 2, "command": ["true"]}, cpu=1)
@@ -53,7 +53,7 @@ async def test_the_nodes_of_one_allocation_are_told_of_each_other(app: Door) -> 
     assert answer.rank == 1
 
 
-async def test_a_node_is_told_nothing_of_what_is_not_placed_there(app: Door) -> None:
+async def test_a_node_is_told_nothing_of_what_is_not_placed_there(app: Served) -> None:
     for name in ("n1", "n2"):
         await node(app.runtime, name, cpu=8)
     await allocation(app.runtime, "default", "one", spec={"command": ["true"]}, cpu=1)
@@ -64,7 +64,7 @@ async def test_a_node_is_told_nothing_of_what_is_not_placed_there(app: Door) -> 
             await ask(app, at, uid, epoch)
 
 
-async def test_directives_say_whose_work_it_is_and_whether_more_is_to_be_asked(app: Door) -> None:
+async def test_directives_say_whose_work_it_is_and_whether_more_is_to_be_asked(app: Served) -> None:
     await node(app.runtime, "n1", cpu=8)
     agent = app.agent("n1")
     await agent.heartbeat(inventory=True)
@@ -78,7 +78,7 @@ async def test_directives_say_whose_work_it_is_and_whether_more_is_to_be_asked(a
     assert [(await agent.directive()).prepare for _ in range(2)] == [True, True]
 
 
-async def test_work_that_reads_is_placed_where_agents_can_and_waits_for_its_input(app: Door) -> None:
+async def test_work_that_reads_is_placed_where_agents_can_and_waits_for_its_input(app: Served) -> None:
     await node(app.runtime, "n1", cpu=8)
     agent = app.agent("n1")
     await agent.heartbeat(inventory=True, capacity={"cpu": "8"}, features=["stdin"])

@@ -11,7 +11,7 @@ from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from support.nodes.agent_streams import (
     RUN,
     STOP,
-    Door,
+    Served,
     acknowledged,
     ended,
     evict,
@@ -32,7 +32,7 @@ async def usage_of(runtime: Runtime) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in rows]
 
 
-async def test_the_life_of_an_allocation_as_its_node_tells_it(app: Door) -> None:
+async def test_the_life_of_an_allocation_as_its_node_tells_it(app: Served) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "a", "n1")
     await agent.directive()
@@ -49,7 +49,7 @@ async def test_the_life_of_an_allocation_as_its_node_tells_it(app: Door) -> None
     await assert_counters_equal_charges(app.runtime)
 
 
-async def test_a_beat_carries_hundreds_of_reports(app: Door) -> None:
+async def test_a_heartbeat_carries_hundreds_of_reports(app: Served) -> None:
     agent = await joined(app)
     uids = [await placed(app.runtime, f"a{index}", "n1", cpu="100m") for index in range(60)]
     await agent.heartbeat(*map(running, uids))
@@ -58,7 +58,7 @@ async def test_a_beat_carries_hundreds_of_reports(app: Door) -> None:
     await assert_counters_equal_charges(app.runtime)
 
 
-async def test_what_was_deleted_and_stopped_is_gone(app: Door) -> None:
+async def test_what_was_deleted_and_stopped_is_gone(app: Served) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "a", "n1")
     await agent.heartbeat(running(uid))
@@ -71,7 +71,7 @@ async def test_what_was_deleted_and_stopped_is_gone(app: Door) -> None:
     assert last == "Cancelled"
 
 
-async def test_what_was_evicted_and_stopped_waits_again_and_then_has_a_higher_epoch(app: Door) -> None:
+async def test_what_was_evicted_and_stopped_waits_again_and_then_has_a_higher_epoch(app: Served) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "a", "n1")
     await agent.heartbeat(running(uid))
@@ -90,7 +90,7 @@ async def test_what_was_evicted_and_stopped_waits_again_and_then_has_a_higher_ep
     assert (told["phase"], told["epoch"]) == ("Running", 2)
 
 
-async def test_an_end_of_an_older_epoch_is_acknowledged_and_changes_nothing(app: Door) -> None:
+async def test_an_end_of_an_older_epoch_is_acknowledged_and_changes_nothing(app: Served) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "a", "n1")
     await evict(app.runtime, "a")
@@ -102,7 +102,7 @@ async def test_an_end_of_an_older_epoch_is_acknowledged_and_changes_nothing(app:
     assert await shown(app.runtime, "a") == before
 
 
-async def test_what_runs_though_it_is_not_placed_here_is_stopped_at_once(app: Door) -> None:
+async def test_what_runs_though_it_is_not_placed_here_is_stopped_at_once(app: Served) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "a", "n1")
     await agent.heartbeat(running(uid))
@@ -112,7 +112,7 @@ async def test_what_runs_though_it_is_not_placed_here_is_stopped_at_once(app: Do
     assert (await shown(app.runtime, "a"))["status"]["phase"] == "Running"
 
 
-async def test_a_node_learns_and_changes_nothing_of_what_is_others(app: Door) -> None:
+async def test_a_node_learns_and_changes_nothing_of_what_is_others(app: Served) -> None:
     await tenant(app.runtime, "physics")
     await namespace(app.runtime, "secret", "physics")
     mine, theirs = await joined(app, "n1"), await joined(app, "n2")
@@ -133,7 +133,7 @@ async def test_a_node_learns_and_changes_nothing_of_what_is_others(app: Door) ->
     assert await usage_of(app.runtime) == []
 
 
-async def test_what_a_new_stream_says_has_ended_is_not_started_again_in_the_same_breath(app: Door) -> None:
+async def test_what_a_new_stream_says_has_ended_is_not_started_again_in_the_same_breath(app: Served) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "a", "n1")
     other = await placed(app.runtime, "b", "n1")
@@ -146,7 +146,7 @@ async def test_what_a_new_stream_says_has_ended_is_not_started_again_in_the_same
     assert (await shown(app.runtime, "a"))["status"]["phase"] == "Succeeded"
 
 
-async def test_use_is_saved_at_the_end_and_now_and_then(app: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_use_is_saved_at_the_end_and_now_and_then(app: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "a", "n1")
     await agent.heartbeat(running(uid))
@@ -166,7 +166,7 @@ async def test_use_is_saved_at_the_end_and_now_and_then(app: Door, monkeypatch: 
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1.0, 1e300])
-async def test_a_measure_that_cannot_be_is_passed_over(app: Door, bad: float) -> None:
+async def test_a_measure_that_cannot_be_is_passed_over(app: Served, bad: float) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "a", "n1")
     await agent.heartbeat(ended(uid, usage=pb.AllocationUsage(seconds=bad, memory_bytes=1)))
@@ -174,7 +174,7 @@ async def test_a_measure_that_cannot_be_is_passed_over(app: Door, bad: float) ->
     assert (await shown(app.runtime, "a"))["status"]["phase"] == "Succeeded"
 
 
-async def test_deleting_while_a_beat_is_in_flight_ends_in_one_way(app: Door) -> None:
+async def test_deleting_while_a_heartbeat_is_in_flight_ends_in_one_way(app: Served) -> None:
     agent = await joined(app)
     for index in range(12):
         name = f"a{index}"
@@ -193,7 +193,7 @@ async def test_deleting_while_a_beat_is_in_flight_ends_in_one_way(app: Door) -> 
     await assert_counters_equal_charges(app.runtime)
 
 
-async def test_the_last_of_several_nodes_ends_the_whole(app: Door) -> None:
+async def test_the_last_of_several_nodes_ends_the_whole(app: Served) -> None:
     one, two = await joined(app, "n1"), await joined(app, "n2")
     uid = await placed(app.runtime, "both", "n1", "n2", spec={"nodes": 2})
     await asyncio.gather(one.heartbeat(running(uid)), two.heartbeat(running(uid)))

@@ -9,12 +9,12 @@ import pytest
 import structlog.testing
 
 from bursar.api.serve import opened_context
+from bursar.commands.nodes.liveness import SetReadiness
 from bursar.core.nodes.liveness import Liveness
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.certificate import NodeIdentity
 from bursar.core.values.refusal import Refusal
 from bursar.ops.lifecycle.bootstrap import bootstrap
-from bursar.ops.nodes.liveness import SetReadiness
 from bursar.ops.nodes.node_ca import enrol, ensure_authority
 from bursar.ops.nodes.x509 import Issued
 from bursar.ops.runtime.runtime import Runtime
@@ -29,8 +29,8 @@ from support.api.site import eventually
 from support.nodes.agent_streams import (
     RUN,
     Agent,
-    Door,
     Outage,
+    Served,
     acknowledged,
     ended,
     joined,
@@ -50,18 +50,18 @@ CODE = grpc.StatusCode
 # Which stream counts.
 
 
-async def test_a_younger_stream_ends_the_older_one(app: Door) -> None:
+async def test_a_younger_stream_ends_the_older_one(app: Served) -> None:
     older = await joined(app)
     younger = await joined(app)
     code, why = await older.refused()
     assert code is CODE.ABORTED
-    assert "younger stream" in why
+    assert "newer stream" in why
     uid = await placed(app.runtime, "a", "n1")
     assert orders([await younger.directive()]) == [(RUN, uid, 1)]
     assert not (await younger.heartbeat()).complete
 
 
-async def test_also_when_another_process_has_it(app: Door, database_url: str) -> None:
+async def test_also_when_another_process_has_it(app: Served, database_url: str) -> None:
     older = await joined(app)
     async with opened_app(database_url) as other:
         younger = other.agent("n1")
@@ -69,7 +69,7 @@ async def test_also_when_another_process_has_it(app: Door, database_url: str) ->
         granted = await _granted(app.runtime)
         code, why = await older.refusal_of()
         assert code is CODE.ABORTED
-        assert "younger stream" in why
+        assert "newer stream" in why
         assert await _granted(app.runtime) == granted, "nothing was granted to the older one"
         await younger.heartbeat()
 
@@ -79,7 +79,7 @@ async def _granted(runtime: Runtime) -> Any:
         return await db.fetchval("SELECT granted_until FROM node_seen")
 
 
-async def test_of_many_streams_that_come_at_once_one_stays(app: Door, database_url: str) -> None:
+async def test_of_many_streams_that_come_at_once_one_stays(app: Served, database_url: str) -> None:
     await node(app.runtime, "n1", cpu=8)
     async with opened_app(database_url) as other:
         agents = [each.agent("n1") for each in (app, other) for _ in range(8)]
@@ -115,12 +115,12 @@ async def test_of_many_streams_that_come_at_once_one_stays(app: Door, database_u
     [
         ({"protocol_version": 0}, CODE.FAILED_PRECONDITION, "Update the agent"),
         ({"protocol_version": 9}, CODE.FAILED_PRECONDITION, "Update the server"),
-        ({"node_id": "ghost"}, CODE.PERMISSION_DENIED, "no node 'ghost'"),
+        ({"node_id": "ghost"}, CODE.PERMISSION_DENIED, "node 'ghost' does not exist"),
         ({"node_id": ""}, CODE.INVALID_ARGUMENT, "node_id"),
         ({"node_id": "UPPER CASE"}, CODE.INVALID_ARGUMENT, "node_id"),
         ({"node_id": "x" * 10_000}, CODE.INVALID_ARGUMENT, "node_id"),
-        ({"seq": 0}, CODE.INVALID_ARGUMENT, "numbered from 1"),
-        ({"seq": -4}, CODE.INVALID_ARGUMENT, "numbered from 1"),
+        ({"seq": 0}, CODE.INVALID_ARGUMENT, "seq must be at least 1"),
+        ({"seq": -4}, CODE.INVALID_ARGUMENT, "seq must be at least 1"),
         ({"address": "nowhere"}, CODE.INVALID_ARGUMENT, "HOST:PORT"),
         ({"address": "unix:123"}, CODE.INVALID_ARGUMENT, "HOST:PORT"),
         ({"address": "h\0st:1"}, CODE.INVALID_ARGUMENT, "HOST:PORT"),
@@ -136,8 +136,8 @@ async def test_of_many_streams_that_come_at_once_one_stays(app: Door, database_u
         ({"agent_version": "x" * (5 << 20)}, CODE.RESOURCE_EXHAUSTED, ""),
     ],
 )
-async def test_a_beat_that_makes_no_sense_is_refused_in_a_sentence(
-    app: Door, said: dict[str, Any], code: grpc.StatusCode, why: str
+async def test_a_heartbeat_that_makes_no_sense_is_refused_in_a_sentence(
+    app: Served, said: dict[str, Any], code: grpc.StatusCode, why: str
 ) -> None:
     await node(app.runtime, "n1", cpu=8)
     agent = app.agent("n1")
@@ -156,7 +156,7 @@ async def test_a_beat_that_makes_no_sense_is_refused_in_a_sentence(
         assert await db.fetchval("SELECT count(*) FROM node_seen") == 0
 
 
-async def test_epochs_and_exit_codes_of_any_size_are_taken_for_what_they_are(app: Door) -> None:
+async def test_epochs_and_exit_codes_of_any_size_are_taken_for_what_they_are(app: Served) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "a", "n1")
     answer = await agent.heartbeat(running(uid, epoch=2**63 - 1), ended(uid, exit_code=-(2**31)))
@@ -164,7 +164,7 @@ async def test_epochs_and_exit_codes_of_any_size_are_taken_for_what_they_are(app
     assert (await shown(app.runtime, "a"))["status"]["exitCode"] == -(2**31)
 
 
-async def test_a_stream_speaks_for_one_node_in_rising_numbers(app: Door) -> None:
+async def test_a_stream_speaks_for_one_node_in_rising_numbers(app: Served) -> None:
     agent = await joined(app)
     code, why = await agent.refusal_of(node_id="n2")
     assert code is CODE.PERMISSION_DENIED
@@ -173,24 +173,24 @@ async def test_a_stream_speaks_for_one_node_in_rising_numbers(app: Door) -> None
     assert (await agent.refusal_of(seq=1))[0] is CODE.INVALID_ARGUMENT
 
 
-async def test_a_stream_without_a_beat_is_ended(app: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_without_a_heartbeat_is_ended(app: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_module, "FIRST_SECONDS_MAX", 0.05)
     agent = app.agent("n1")
     await agent.call.wait_for_connection()
     assert (await agent.refused())[0] is CODE.DEADLINE_EXCEEDED
 
 
-async def test_a_deleted_node_is_shown_out(app: Door) -> None:
+async def test_a_deleted_node_is_shown_out(app: Served) -> None:
     agent = await joined(app)
     await delete(app.runtime, "Node", "", "n1")
     code, why = await agent.refused()
     assert code is CODE.PERMISSION_DENIED
-    assert "no node 'n1'" in why
+    assert "node 'n1' does not exist" in why
     code, _ = await app.agent("n1").refusal_of()
     assert code is CODE.PERMISSION_DENIED
 
 
-async def test_the_calls_that_agents_serve_are_not_served_here(app: Door) -> None:
+async def test_the_calls_that_agents_serve_are_not_served_here(app: Served) -> None:
     stub = app.agent("n1").stub
     calls = (
         stub.BindAllocation(pb.BindRequest()),
@@ -206,7 +206,7 @@ async def test_the_calls_that_agents_serve_are_not_served_here(app: Door) -> Non
 # What comes and goes.
 
 
-async def test_an_outage_of_the_database_is_waited_out(app: Door, database_url: str, postgres_admin: str) -> None:
+async def test_an_outage_of_the_database_is_waited_out(app: Served, database_url: str, postgres_admin: str) -> None:
     agent = await joined(app)
     idle = await joined(app, "n2")
     uid = await placed(app.runtime, "a", "n1")
@@ -229,7 +229,7 @@ async def test_an_outage_of_the_database_is_waited_out(app: Door, database_url: 
 
 
 async def test_who_comes_during_an_outage_is_answered_after_it(
-    app: Door, database_url: str, postgres_admin: str
+    app: Served, database_url: str, postgres_admin: str
 ) -> None:
     await node(app.runtime, "n1", cpu=8)
     uid = await placed(app.runtime, "a", "n1")
@@ -252,7 +252,7 @@ async def test_a_server_that_stops_sends_its_nodes_elsewhere(database_url: str) 
         await channel.close()
 
 
-async def test_a_node_that_was_given_up_is_ready_at_once_and_told_everything(app: Door) -> None:
+async def test_a_node_that_was_given_up_is_ready_at_once_and_told_everything(app: Served) -> None:
     agent = await joined(app)
     uid = await placed(app.runtime, "a", "n1")
     await agent.directive()
@@ -313,7 +313,7 @@ async def test_what_changes_while_everything_is_told_comes_with_it_and_not_befor
 # What a node has.
 
 
-async def test_what_a_node_has_is_what_schedules(app: Door) -> None:
+async def test_what_a_node_has_is_what_schedules(app: Served) -> None:
     await node(app.runtime, "n1", cpu=16, gpu=8, memory="64Gi")
     agent = app.agent("n1")
     await agent.heartbeat(capacity={"cpu": "12", "nvidia.com/gpu": "7"})
@@ -329,7 +329,7 @@ async def test_what_a_node_has_is_what_schedules(app: Door) -> None:
     assert "7 nvidia.com/gpu" in reply.message
 
 
-async def test_a_node_does_not_raise_what_an_administrator_allows(app: Door) -> None:
+async def test_a_node_does_not_raise_what_an_administrator_allows(app: Served) -> None:
     await node(app.runtime, "n1", cpu=8)
     await change(app.runtime, "Node", "", "n1", allocatable={"cpu": "6"})
     agent = app.agent("n1")
@@ -337,7 +337,7 @@ async def test_a_node_does_not_raise_what_an_administrator_allows(app: Door) -> 
         await agent.heartbeat(capacity={"cpu": "32", "nvidia.com/gpu": "999"})
     told = (await node_shown(app.runtime))["status"]
     assert (told["capacity"], told["allocatable"]) == ({"cpu": "8"}, {"cpu": "6"}), "nor adds what it does not name"
-    warned = [one["resources"] for one in logs if one["event"] == "a node says to have more than its spec.capacity"]
+    warned = [one["resources"] for one in logs if one["event"] == "capacity_exceeds_spec"]
     assert warned == [["cpu", "nvidia.com/gpu"]]
     await agent.heartbeat(capacity={"cpu": "4"})
     assert (await node_shown(app.runtime))["status"]["allocatable"]["cpu"] == "4"
@@ -345,15 +345,15 @@ async def test_a_node_does_not_raise_what_an_administrator_allows(app: Door) -> 
     assert spec == {"capacity": {"cpu": "8"}, "allocatable": {"cpu": "6"}}
 
 
-async def test_where_nobody_says_otherwise_the_nodes_word_counts_and_a_rise_is_told_of(app: Door) -> None:
+async def test_where_nobody_says_otherwise_the_nodes_word_counts_and_a_rise_is_told_of(app: Served) -> None:
     await node(app.runtime, "n1")
     agent = app.agent("n1")
     with structlog.testing.capture_logs() as logs:
         await agent.heartbeat(capacity={"nvidia.com/gpu": "2"})
-        assert not [one for one in logs if one["event"] == "a node offers more than before"], "it is its first word"
+        assert not [one for one in logs if one["event"] == "capacity_rose"], "it is its first word"
         await agent.heartbeat(capacity={"nvidia.com/gpu": "4"})
     assert (await node_shown(app.runtime))["status"]["allocatable"] == {"nvidia.com/gpu": "4"}
-    warned = [one for one in logs if one["event"] == "a node offers more than before"]
+    warned = [one for one in logs if one["event"] == "capacity_rose"]
     assert [(one["before"], one["now"]) for one in warned] == [("2", "4")]
     await change(app.runtime, "Node", "", "n1", capacity={"nvidia.com/gpu": "3"})
     assert (await node_shown(app.runtime))["status"]["allocatable"] == {"nvidia.com/gpu": "3"}
@@ -381,7 +381,7 @@ async def test_who_speaks_from_another_machine_does_not_have_the_server_call_its
                     agent.call.cancel()
             assert isinstance(answer, Refusal)
             assert ("does not answer" in answer.message) is taken, "nobody listens there, and it was tried"
-            assert ("has no agent that can be asked" in answer.message) is not taken
+            assert ("runs no agent" in answer.message) is not taken
         await calls.close()
 
 

@@ -7,7 +7,7 @@ import pytest
 from bursar.ops.nodes import claim as ops
 from bursar.ops.runtime.runtime import Runtime
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
-from support.nodes.agent_streams import Door, Outage, acknowledged, ended, joined, orders, running, status
+from support.nodes.agent_streams import Outage, Served, acknowledged, ended, joined, orders, running, status
 from support.nodes.claims import allow, claim, claim_of, origin, release
 from support.runtime.runtime import node
 
@@ -16,7 +16,7 @@ ANN = "default/ann"
 
 
 @pytest.fixture
-async def door_with_a_pool(app: Door) -> Door:
+async def app_with_a_pool(app: Served) -> Served:
     await allow(app.runtime, 10)
     return app
 
@@ -34,8 +34,8 @@ def failed(uid: str, epoch: int = 1, code: int = 3) -> pb.PodStatus:
     return status(uid, pb.POD_PHASE_FAILED, epoch, exit_code=code)
 
 
-async def test_who_comes_is_told_that_its_node_is_to_be_wiped(door_with_a_pool: Door) -> None:
-    app = door_with_a_pool
+async def test_who_comes_is_told_that_its_node_is_to_be_wiped(app_with_a_pool: Served) -> None:
+    app = app_with_a_pool
     await node(app.runtime, "n1", cpu=4)
     wanted = await released(app.runtime)
     answer = await app.agent("n1").heartbeat(inventory=True)
@@ -43,8 +43,8 @@ async def test_who_comes_is_told_that_its_node_is_to_be_wiped(door_with_a_pool: 
     assert orders(answer.directives) == [(WIPE, wanted, 1)]
 
 
-async def test_who_is_there_is_told_at_once_and_nobody_else(door_with_a_pool: Door) -> None:
-    app = door_with_a_pool
+async def test_who_is_there_is_told_at_once_and_nobody_else(app_with_a_pool: Served) -> None:
+    app = app_with_a_pool
     agent, other = await joined(app, "n1"), await joined(app, "n2")
     wanted = await released(app.runtime)
     assert orders([await agent.directive()]) == [(WIPE, wanted, 1)]
@@ -52,8 +52,8 @@ async def test_who_is_there_is_told_at_once_and_nobody_else(door_with_a_pool: Do
     assert other.pushed == []
 
 
-async def test_while_it_goes_on_it_is_no_stranger(door_with_a_pool: Door) -> None:
-    app = door_with_a_pool
+async def test_while_it_goes_on_it_is_no_stranger(app_with_a_pool: Served) -> None:
+    app = app_with_a_pool
     agent = await joined(app)
     wanted = await released(app.runtime)
     await agent.directive()
@@ -61,8 +61,8 @@ async def test_while_it_goes_on_it_is_no_stranger(door_with_a_pool: Door) -> Non
     assert (orders(answer.directives), acknowledged(answer)) == ([], [])
 
 
-async def test_that_it_is_done_counts_once_and_is_always_acknowledged(door_with_a_pool: Door) -> None:
-    app = door_with_a_pool
+async def test_that_it_is_done_counts_once_and_is_always_acknowledged(app_with_a_pool: Served) -> None:
+    app = app_with_a_pool
     agent = await joined(app)
     wanted = await released(app.runtime)
     for _ in range(2):
@@ -77,8 +77,8 @@ async def test_that_it_is_done_counts_once_and_is_always_acknowledged(door_with_
     assert (now.id, now.state) == (again, "Wiping")
 
 
-async def test_a_failure_is_told_and_the_next_attempt_pushed(door_with_a_pool: Door) -> None:
-    app = door_with_a_pool
+async def test_a_failure_is_told_and_the_next_attempt_pushed(app_with_a_pool: Served) -> None:
+    app = app_with_a_pool
     agent = await joined(app)
     wanted = await released(app.runtime)
     await agent.directive()
@@ -98,10 +98,10 @@ async def test_a_failure_is_told_and_the_next_attempt_pushed(door_with_a_pool: D
 
 
 async def test_a_hook_that_runs_on_when_somebody_said_that_it_is_wiped_is_not_wanted_any_more(
-    door_with_a_pool: Door,
+    app_with_a_pool: Served,
 ) -> None:
     """However it was told of the wipe: others' work may be placed there from now on."""
-    app = door_with_a_pool
+    app = app_with_a_pool
     agent = await joined(app)
     for comes_later in (False, True):
         wanted = await released(app.runtime)
@@ -117,8 +117,8 @@ async def test_a_hook_that_runs_on_when_somebody_said_that_it_is_wiped_is_not_wa
         assert orders(answer.directives) == []
 
 
-async def test_a_node_speaks_for_itself_alone(door_with_a_pool: Door) -> None:
-    app = door_with_a_pool
+async def test_a_node_speaks_for_itself_alone(app_with_a_pool: Served) -> None:
+    app = app_with_a_pool
     await node(app.runtime, "n1", cpu=4)
     wanted = await released(app.runtime)
     other = await joined(app, "n2")
@@ -127,9 +127,9 @@ async def test_a_node_speaks_for_itself_alone(door_with_a_pool: Door) -> None:
 
 
 async def test_what_is_said_while_the_database_is_away_is_not_lost(
-    door_with_a_pool: Door, database_url: str, postgres_admin: str
+    app_with_a_pool: Served, database_url: str, postgres_admin: str
 ) -> None:
-    app = door_with_a_pool
+    app = app_with_a_pool
     agent = await joined(app)
     wanted = await released(app.runtime)
     await agent.directive()

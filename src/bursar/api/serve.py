@@ -1,4 +1,4 @@
-"""An API process: the house is opened, the door is served, and both are closed in order."""
+"""An API process: opens the runtime, serves the application, and closes both in order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 import uvicorn
@@ -18,13 +19,16 @@ from bursar.api.http.app import App
 from bursar.api.http.connection import Bounds, ConnectionGate
 from bursar.api.http.context import LISTS_MAX, STATES_MAX, ApiContext
 from bursar.api.http.identity import Authenticator
-from bursar.api.http.oidc import Oidc, OidcSettings
-from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, MemoryRateLimit, RateLimit, RedisRateLimit
+from bursar.api.http.oidc_settings import OidcSettings
+from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, MemoryRateLimit, RateLimit
 from bursar.api.site.metrics_app import MetricsApp
 from bursar.api.site.routes import build_routes
 from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.feed import Feed
 from bursar.store.db.database import Database
+
+if TYPE_CHECKING:
+    from bursar.api.http.oidc import Oidc
 
 log = structlog.get_logger()
 
@@ -46,8 +50,8 @@ async def opened_context(
     runtime = await open_runtime(database)
     feed = Feed(database)
     runtime.on_commit.append(feed.nudge)
-    limits: RateLimit = RedisRateLimit.open(redis_url) if redis_url else MemoryRateLimit()
-    authenticator = Authenticator(database, oidc=Oidc(oidc) if oidc else None, trees=runtime.trees)
+    limits = _open_rate_limits(redis_url)
+    authenticator = Authenticator(database, oidc=_open_oidc(oidc), trees=runtime.trees)
     context = ApiContext(
         database, runtime, feed, authenticator, limits, requests_per_minute, bursar.__version__, grpc_address
     )
@@ -59,9 +63,24 @@ async def opened_context(
         await feed.close()
         await authenticator.close()
         await runtime.close()
-        if isinstance(limits, RedisRateLimit):
-            await limits.close()
+        await limits.close()
         await database.close()
+
+
+def _open_rate_limits(redis_url: str) -> RateLimit:
+    if not redis_url:
+        return MemoryRateLimit()
+    from bursar.api.http.redis_ratelimit import RedisRateLimit
+
+    return RedisRateLimit.open(redis_url)
+
+
+def _open_oidc(settings: OidcSettings | None) -> Oidc | None:
+    if settings is None:
+        return None
+    from bursar.api.http.oidc import Oidc
+
+    return Oidc(settings)
 
 
 def app_of(context: ApiContext) -> App:
@@ -77,7 +96,7 @@ async def serve_http(
     bounds: Bounds | None = None,
     metrics: tuple[MetricsApp, socket.socket] | None = None,
 ) -> None:
-    """Serve until told to stop by a signal; answer what was begun, and let watchers go."""
+    """Serve until a signal; finish open requests, and disconnect watchers."""
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     served: list[tuple[App | MetricsApp, socket.socket, ConnectionGate]] = [(app, listener, ConnectionGate(bounds))]
     if metrics is not None:
@@ -121,7 +140,7 @@ def _server(
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """What breaks off does so on purpose, and the door has said why."""
+    """Filter uvicorn's message about incomplete responses: streams break off on purpose, and are logged."""
     return "without completing response" not in record.getMessage()
 
 
@@ -152,7 +171,7 @@ class HttpServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are ours: uvicorn would raise them again when it has stopped, before the house is closed."""
+        """Leave signals to the caller: uvicorn would raise them again before the runtime is closed."""
         yield
 
 

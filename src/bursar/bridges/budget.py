@@ -1,7 +1,8 @@
-"""Reads what is left of tenants' budgets from whoever keeps them, and keeps it where the scheduler finds it.
+"""Reads the remaining budgets of tenants from an external source, and stores them for the scheduler.
 
-The scheduler never waits for this. It reads what is stored, which counts for a few readings; a source that does not
-answer is withdrawn at once, and hours are counted here again. Any number of processes may do it: one reads at a time.
+The scheduler never waits for the source: it reads the stored figures, which are valid for a few polls. If the source
+does not answer, its figures are withdrawn at once and Bursar counts the hours itself. Any number of processes may run
+this; one reads at a time.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ FAULT_CHARS_MAX = 300
 
 
 class SourceAway(Exception):
-    """The source cannot say now; the message says why, without secrets."""
+    """The source is unavailable; the message has the reason, without secrets."""
 
 
 class BudgetSource(Protocol):
-    """Whoever keeps budgets."""
+    """An external system that keeps budgets."""
 
     @property
     def name(self) -> str: ...
 
     async def remaining_budgets(self) -> Mapping[str, Remaining]:
-        """What is left, by tenant, of all tenants that it keeps budgets of. Raises SourceAway."""
+        """The remaining budgets by tenant, for all tenants that it knows. Raises SourceAway."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPace:
-    """How often a source is read, and how long what it said counts when nobody reads it any more."""
+    """The poll interval of a source, and how long its figures stay valid without a new reading."""
 
     poll_seconds: float = POLL_SECONDS_DEFAULT
-    again_seconds: float = 1.0  # before a failed try is repeated
+    again_seconds: float = 1.0  # before the retry of a failed reading
     fresh_polls: float = 3.0
 
     @property
@@ -51,7 +52,7 @@ class ReadPace:
 
 
 async def read_once(database: Database, source: BudgetSource, pace: ReadPace) -> bool:
-    """Whether the source was read now, by us, and answered. A reading is over before the next one is due."""
+    """Read the source if a reading is due and no other process does it. Returns whether it answered."""
     async with database.reader() as db:
         at = await store.claim(db, source.name, pace.poll_seconds)
     if at is None:
@@ -61,7 +62,7 @@ async def read_once(database: Database, source: BudgetSource, pace: ReadPace) ->
             figures = await _ask(source, pace)
     except (SourceAway, TimeoutError) as error:
         fault = str(error)[:FAULT_CHARS_MAX] or f"no answer within {pace.poll_seconds:g} s"
-        log.warning("budgets are counted here: their source does not answer", source=source.name, fault=fault)
+        log.warning("budget_source_away", message="the source does not answer", source=source.name, fault=fault)
         async with database.reader() as db:
             await store.withdraw(db, source.name, at, fault)
         return False
@@ -71,7 +72,7 @@ async def read_once(database: Database, source: BudgetSource, pace: ReadPace) ->
 
 
 async def _ask(source: BudgetSource, pace: ReadPace) -> Mapping[str, Remaining]:
-    """One lost packet is no reason to count otherwise: a failed try is repeated, once."""
+    """Ask the source, with one retry, so that a lost packet does not change who counts the hours."""
     try:
         return await source.remaining_budgets()
     except SourceAway:
@@ -80,13 +81,13 @@ async def _ask(source: BudgetSource, pace: ReadPace) -> Mapping[str, Remaining]:
 
 
 async def run_budget_source(database: Database, source: BudgetSource, pace: ReadPace) -> None:
-    """For ever. A database that is away is waited for."""
+    """Read the source for ever; wait while the database is away."""
     while True:
         try:
             await read_once(database, source, pace)
         except AWAY as error:
-            log.info("budgets wait for the database", source=source.name, error=repr(error))
+            log.info("budget_source_waits", message="no database", source=source.name, error=repr(error))
         except Exception:
-            log.exception("reading budgets failed", source=source.name)
-        # Somebody else may have the reading that is due: look again before the next one is.
+            log.exception("budget_source_failed", message="reading budgets failed", source=source.name)
+        # Another process may hold the due reading, so look more often than readings are due.
         await asyncio.sleep(pace.poll_seconds / 4)

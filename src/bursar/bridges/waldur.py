@@ -1,11 +1,11 @@
-"""What is left of budgets in Waldur: a resource of an offering is a tenant, and its components are the budgets.
+"""Remaining budgets in Waldur: a resource of an offering is a tenant, and its components are the budgets.
 
-Waldur says for each resource what was agreed (`limits`) and what was reported as used of it in its period
-(`limit_usage`, or `current_usages` for components that are billed by use). What is left is the difference. A component
-of which nothing was reported yet says nothing: hours are then counted here.
+Waldur has for each resource the agreed `limits` and the usage reported in its period (`limit_usage`, or
+`current_usages` for components that are billed by use). The remaining budget is the difference. For a component
+without reported usage Bursar counts the hours itself.
 
-Waldur's own client takes seconds and a hundred megabytes to import. So this runs in a process of its own
-(`bursar waldur`), and is imported nowhere else.
+Waldur's client takes seconds and a hundred megabytes to import. Therefore this module runs in a process of its own
+(`bursar waldur`), and no other module imports it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bursar.core.usage.external_budget import Remaining
 from bursar.core.values.names import dns_subdomain
 
 REQUEST_SECONDS_MAX = 10.0
-READING_BYTES_MAX = 32 << 20  # of all pages together; a resource takes some hundred bytes
+READING_BYTES_MAX = 32 << 20  # for all pages together; a resource takes some hundred bytes
 ALIVE = (ResourceState.OK, ResourceState.UPDATING, ResourceState.ERRED)
 FIELDS = (
     ResourceFieldEnum.UUID,
@@ -44,7 +44,7 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A component of an offering that is a budget of hours; one unit of it is so many hours."""
+    """A component of an offering that is a budget of hours, and the hours of one unit."""
 
     type: str
     hours: float = 1.0
@@ -52,7 +52,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Waldur:
-    """Speaks with one Waldur about some of its offerings. The token is read each time: it may be replaced."""
+    """A budget source: some offerings of one Waldur server. The token file is read each time, so it may be replaced."""
 
     url: str
     token_file: Path
@@ -77,7 +77,7 @@ class Waldur:
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise SourceAway(f"{type(error).__name__}: {error}") from error
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise SourceAway(f"it answered with something else: {type(error).__name__}: {error}") from error
+            raise SourceAway(f"unexpected answer: {type(error).__name__}: {error}") from error
 
     def _client(self) -> AuthenticatedClient:
         return AuthenticatedClient(
@@ -93,19 +93,19 @@ class Waldur:
         )
 
     def _token(self) -> str:
-        """What cannot be sent is refused here: whoever sends it would quote it in the error."""
+        """The token. An invalid one is refused here, because the HTTP library would quote it in its error."""
         token = self.token_file.read_bytes().strip()
         if not token or not all(33 <= byte <= 126 for byte in token):
-            raise SourceAway(f"{self.token_file} has no token in it: one word of plain letters, digits and signs")
+            raise SourceAway(f"{self.token_file} has no valid token: one word of ASCII letters, digits and signs")
         return token.decode("ascii")
 
     def _budgets(self, resources: Iterable[Resource]) -> dict[str, Remaining]:
-        """Several resources of one tenant are one budget."""
+        """The budgets by tenant; several resources of one tenant are one budget."""
         found: dict[str, Remaining] = {}
         for resource in resources:
             tenant = resource.backend_id
             if not isinstance(tenant, str) or dns_subdomain(tenant):
-                continue  # It is not provisioned yet, or is nothing that a tenant can be named.
+                continue  # It is not provisioned yet, or its name is not a tenant's.
             before = found.get(tenant, Remaining())
             found[tenant] = Remaining(
                 _sum(before.gpu_hours, left_of(resource, self.gpu_hours)),
@@ -116,7 +116,7 @@ class Waldur:
 
 
 class BoundedTransport(httpx.AsyncHTTPTransport):
-    """Reads so much and no more: an answer that never ends is an error, and is not kept until there is no memory."""
+    """An HTTP transport that limits the bytes of all answers, so that an endless one cannot exhaust memory."""
 
     def __init__(self, *, verify: ssl.SSLContext | bool) -> None:
         super().__init__(verify=verify)
@@ -126,7 +126,7 @@ class BoundedTransport(httpx.AsyncHTTPTransport):
         response = await super().handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            raise httpx.DecodingError("the answer is compressed, which was not asked for", request=request)
+            raise httpx.DecodingError("the answer is compressed, although identity was requested", request=request)
         assert isinstance(response.stream, httpx.AsyncByteStream)
         response.stream = _Bounded(self, response.stream)
         return response
@@ -152,7 +152,7 @@ class _Bounded(httpx.AsyncByteStream):
 
 
 def left_of(resource: Resource, component: Component) -> float | None:
-    """Hours left of a component; None where none were agreed, or nothing was reported yet."""
+    """The remaining hours of a component; None without a limit or without reported usage."""
     limit = _number(resource.limits, component.type)
     used = _number(resource.limit_usage, component.type)
     if used is None:
@@ -163,7 +163,7 @@ def left_of(resource: Resource, component: Component) -> float | None:
 
 
 def _number(amounts: Any, component: str) -> float | None:
-    """Amounts come as numbers, as strings, or not at all."""
+    """An amount, which Waldur sends as a number, as a string, or not at all."""
     if not amounts or component not in amounts.additional_properties:
         return None
     value = amounts[component]
@@ -176,6 +176,6 @@ def _sum(one: float | None, other: float | None) -> float | None:
 
 
 def _said(error: UnexpectedStatus) -> str:
-    """The status, without what else it says: an error page is long, and may quote the request."""
+    """The HTTP status without the body: an error page is long, and may quote the request."""
     hint = {401: ": the token is not accepted", 403: ": the token may not read these offerings' resources"}
     return f"HTTP {error.status_code}{hint.get(error.status_code, '')}"

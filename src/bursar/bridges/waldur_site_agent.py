@@ -1,9 +1,9 @@
-"""Bursar as a backend of waldur-site-agent, the process that Waldur's own people write for those who serve resources.
+"""Bursar as a backend of waldur-site-agent, Waldur's own process for providers of resources.
 
-The agent fetches orders, reports use and keeps states in step; this says what that means here. An order for a resource
-makes a tenant with its namespace, an update sets its limits and budgets, its end closes it; what tenants used is
-reported by the calendar month, in UTC. It runs in the agent's process, speaks only the public API, and shares nothing
-with the server. The agent finds it by its entry point, `bursar`.
+The agent fetches orders, reports usage and synchronizes states; this backend maps them to Bursar. An order for a
+resource creates a tenant with its namespace, an update sets its limits and budgets, a termination closes it. Usage is
+reported by calendar month, in UTC. The backend runs in the agent's process and uses only the public API. The agent
+finds it by its entry point, `bursar`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from bursar.bridges.waldur_tenant import ALL, BUDGETS, Hours, NotTheirs, NotYet,
 from bursar.client import ApiError, BursarError, Client, ConnectionFailed, NotFound
 from bursar.core.quota.quota_messages import dimension_of
 
-TOTAL = "TOTAL_ACCOUNT_USAGE"  # the agent's word for what all users used together
-USED = "usage"  # of a component that is billed by use
+TOTAL = "TOTAL_ACCOUNT_USAGE"  # the agent's key for the usage of all users
+USED = "usage"  # the accounting type of components billed by use
 
 
 class NotThere(BackendError):  # type: ignore[misc]
-    """No tenant of that name is Waldur's."""
+    """Waldur has no tenant of that name."""
 
 
 @contextmanager
-def spoken() -> Iterator[None]:
-    """What the server refuses ends an order; what passes by itself lets it wait for the next round."""
+def translated() -> Iterator[None]:
+    """Translate errors: a refusal fails an order, a transient error postpones it to the next round."""
     try:
         yield
     except NotYet as error:
@@ -51,7 +51,7 @@ def spoken() -> Iterator[None]:
     except NotFound as error:
         raise NotThere(error.message) from error
     except NotTheirs as error:
-        raise BackendError(f"{error}. Nothing was changed: see the resource's backend_id") from error
+        raise BackendError(f"{error}. Nothing was changed: check the resource's backend_id") from error
     except ValueError as error:
         raise BackendError(str(error)) from error
     except (ApiError, ConnectionFailed) as error:
@@ -62,17 +62,17 @@ def spoken() -> Iterator[None]:
 
 
 class TenantClient(UnknownClient):  # type: ignore[misc]
-    """What the agent asks of any backend's client. Users are not kept here: they come with their tokens."""
+    """The client interface that the agent expects of a backend. Bursar stores no users: they come with tokens."""
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
 
     def list_resources(self) -> list[ClientResource]:
-        with spoken():
+        with translated():
             return [_resource(one) for one in self._tenants.all()]
 
     def get_resource(self, resource_id: str) -> ClientResource | None:
-        with spoken():
+        with translated():
             found = self._tenants.find(resource_id)
             return None if found is None else _resource(found)
 
@@ -98,13 +98,13 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
             downscaled=_dimensions(backend_settings.get("downscaled_limits", {"max_concurrent_allocations": 1})),
         )
         self.client = TenantClient(self._tenants)
-        self._pulled: dict[str, str] = {}  # of which resource a tenant is, by its name, as far as that was looked at
+        self._pulled: dict[str, str] = {}  # the resource of each tenant name that was pulled
 
-    # Whether it is there.
+    # Availability.
 
     def ping(self, raise_exception: bool = False) -> bool:
         try:
-            with spoken():
+            with translated():
                 self._server.whoami()
         except (BackendError, BackendNotReadyError) as error:
             logger.warning("Bursar cannot be used: %s", error)
@@ -116,7 +116,7 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
     def diagnostics(self) -> bool:
         if not self.ping():
             return False
-        with spoken():
+        with translated():
             logger.info("Bursar at %s, as %s", self._server.context.url, self._server.whoami())
             logger.info("Tenants of Waldur: %s", ", ".join(one["metadata"]["name"] for one in self._tenants.all()))
         return True
@@ -129,10 +129,10 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
     def create_resource_with_id(
         self, waldur_resource: Resource, resource_backend_id: str, user_context: dict[str, Any] | None = None
     ) -> BackendResourceInfo:
-        """One request makes the tenant with all its limits: it is never there without them."""
+        """Create the tenant with all its limits in one request, so that it never exists without them."""
         del user_context
         limits, _ = self._collect_resource_limits(waldur_resource)
-        with spoken():
+        with translated():
             made = self._tenants.put(
                 resource_backend_id,
                 _owner(waldur_resource),
@@ -146,39 +146,39 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
         )
 
     def has_prepaid_components(self) -> bool:
-        """So the agent says of an update which resource it is of. Otherwise it names a tenant, and anybody's."""
+        """True, so that the agent passes an update's resource. Otherwise it passes only a tenant's name."""
         return True
 
     def _setup_resource_limits(self, resource_backend_id: str, waldur_resource: Resource) -> dict[str, int]:
-        """An update: all that is agreed of the resource."""
+        """Apply an update: set all agreed limits of the resource."""
         limits, agreed = self._collect_resource_limits(waldur_resource)
-        with spoken():
+        with translated():
             self._tenants.set_limits(resource_backend_id, _owner(waldur_resource), self._targets(limits))
         return agreed
 
     def set_resource_limits(self, resource_backend_id: str, limits: dict[str, int]) -> None:
-        """An update that does not say of which resource it is."""
+        """Refuse an update without its resource."""
         del limits
-        raise BackendError(f"an update of {resource_backend_id!r} does not say of which resource: nothing is changed")
+        raise BackendError(f"an update of {resource_backend_id!r} does not name its resource: nothing was changed")
 
     def delete_resource(self, waldur_resource: Resource, **kwargs: str) -> None:
-        """With `soft_delete` the tenant is closed and stays; else it goes, with all that runs in it."""
+        """Delete the tenant with all its work; with `soft_delete` only close it."""
         del kwargs
         name = str(waldur_resource.backend_id or "").strip()
         if not name:
             logger.warning("Resource %s never had a tenant", waldur_resource.uuid)
             return
         try:
-            with spoken():
+            with translated():
                 if self.backend_settings.get("soft_delete", False):
                     self._tenants.set_state(name, _owner(waldur_resource), ResourceState.TERMINATED)
                 else:
                     self._tenants.delete(name, _owner(waldur_resource))
         except NotThere:
-            logger.warning("There is no tenant %s of resource %s", name, waldur_resource.uuid)
+            logger.warning("Tenant %s of resource %s not found", name, waldur_resource.uuid)
 
     def pull_resource(self, waldur_resource: Resource) -> BackendResourceInfo | None:
-        """What is another resource's is not there, whatever this one calls its own: nothing of it is reported."""
+        """Report a tenant only to its own resource, whatever backend_id another resource has."""
         name = str(waldur_resource.backend_id or "").strip()
         if not self._is_its_own(name, waldur_resource):
             return None
@@ -186,14 +186,14 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
         return super().pull_resource(waldur_resource)
 
     def _is_its_own(self, name: str, waldur_resource: Resource) -> bool:
-        with spoken():
+        with translated():
             return bool(name) and self._tenants.find(name, _owner(waldur_resource)) is not None
 
     def _pre_create_resource(self, waldur_resource: Resource, user_context: dict[str, Any] | None = None) -> None:
         del waldur_resource, user_context
 
     def _collect_resource_limits(self, waldur_resource: Resource) -> tuple[dict[str, int], dict[str, int]]:
-        """What was ordered, else what the agent's configuration says; Waldur knows what it ordered."""
+        """The ordered limits, else those of the agent's configuration. Waldur already knows what it ordered."""
         ordered = waldur_resource.limits.to_dict() if waldur_resource.limits else {}
         limits = {name: one["limit"] for name, one in self.backend_components.items() if one.get("limit") is not None}
         return self._converted({**limits, **{name: value for name, value in ordered.items() if value is not None}}), {}
@@ -210,28 +210,28 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
         return self._put_state(resource_backend_id, ResourceState.OPEN)
 
     def get_resource_metadata(self, resource_backend_id: str) -> dict[str, str]:
-        with spoken():
+        with translated():
             found = self._tenants.find(resource_backend_id)
         return {} if found is None else {"tenant": resource_backend_id, "state": str(state_of(found)) or "ok"}
 
     def sync_resource_limits(self, waldur_resource: Resource, waldur_rest_client: AuthenticatedClient) -> None:
-        """Limits are agreed in Waldur and come here by orders; what an admin changed here is not sent there."""
+        """Do nothing: limits come from Waldur by orders, and changes by administrators are not sent back."""
         del waldur_resource, waldur_rest_client
 
     def add_user(self, waldur_resource: Resource, username: str, **kwargs: str) -> bool:
-        """Nothing is to be done: who has a token for the tenant, or a claim of the issuer's, may use it."""
+        """Do nothing: users with a token of the tenant, or an OIDC claim, may use it."""
         del waldur_resource, kwargs
         return bool(username)
 
     def _put_state(self, name: str, state: ResourceState) -> bool:
-        """Of the resource that was pulled under that name: the agent pulls before it asks for this."""
+        """Set the state of the tenant's pulled resource: the agent pulls before it changes states."""
         if name not in self._pulled:
-            raise BackendError(f"it is not known of which resource {name!r} is: nothing is changed")
-        with spoken():
+            raise BackendError(f"the resource of {name!r} is unknown: nothing was changed")
+        with translated():
             self._tenants.set_state(name, self._pulled[name], state)
         return True
 
-    # What was used.
+    # Usage.
 
     def _get_usage_report(self, resource_backend_ids: list[str]) -> dict[str, Any]:
         today = get_current_time_in_timezone(self.timezone)
@@ -240,8 +240,8 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
     def get_usage_report_for_period(
         self, resource_backend_ids: list[str], year: int, month: int, waldur_resource: Resource | None = None
     ) -> dict[str, Any]:
-        """By calendar month, in UTC: hours of budgets, and of components that are billed by use. A month that has begun
-        where the agent is, and not yet in UTC, has none."""
+        """The usage of a calendar month in UTC: hours of budgets, and of components billed by use. A month that has
+        begun in the agent's time zone but not yet in UTC is empty."""
         begin, end = date(year, month, 1), date(year + month // 12, month % 12 + 1, 1)
         report: dict[str, Any] = {}
         for name in resource_backend_ids:
@@ -249,7 +249,7 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
                 continue
             used: Hours = {ALL: {}}
             if begin <= datetime.now(UTC).date():
-                with spoken():
+                with translated():
                     used = self._tenants.hours(name, begin.isoformat(), end.isoformat())
             report[name] = {user or TOTAL: self._reported(hours) for user, hours in used.items()}
         return report
@@ -266,7 +266,7 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
     # Components.
 
     def _target(self, component: str) -> str:
-        """The budget or the dimension that a component stands for: its own name, unless the settings name another."""
+        """The budget or dimension of a component: its own name, unless the settings map it to another."""
         named = (self.backend_settings.get("dimensions") or {}).get(component, component)
         return named if named in BUDGETS else dimension_of(str(named))
 
@@ -274,21 +274,21 @@ class BursarBackend(BaseBackend):  # type: ignore[misc]
         return {self._target(component): value for component, value in limits.items()}
 
     def _converted(self, limits: Mapping[str, float]) -> dict[str, int]:
-        """From Waldur's units into ours. What the agent does not know as a component is none of ours."""
+        """Limits in Bursar's units, without components that the agent's configuration does not have."""
         known = {name: value for name, value in limits.items() if name in self.backend_components}
         factors = {name: one.get("unit_factor", 1) for name, one in self.backend_components.items()}
         return {name: whole(value, factors[name]) for name, value in known.items()}
 
 
 def _owner(resource: Resource) -> str:
-    """Which resource it is, as the label of its tenant says it."""
+    """The resource's UUID, as in the label of its tenant."""
     assert isinstance(resource.uuid, UUID), "Waldur names what it orders"
     return resource.uuid.hex
 
 
 def _url(settings: Mapping[str, Any]) -> str:
     if not settings.get("url"):
-        raise ConfigurationError("backend_settings needs url: where Bursar is, as in https://bursar.example.com")
+        raise ConfigurationError("backend_settings needs url: Bursar's URL, such as https://bursar.example.com")
     return str(settings["url"])
 
 
@@ -296,7 +296,7 @@ def _token(settings: Mapping[str, Any]) -> str:
     if settings.get("token"):
         return str(settings["token"])
     if not settings.get("token_file"):
-        raise ConfigurationError("backend_settings needs token or token_file: a token of Bursar's, of role service")
+        raise ConfigurationError("backend_settings needs token or token_file: a Bursar token with the role service")
     try:
         return Path(settings["token_file"]).read_text().strip()
     except OSError as error:

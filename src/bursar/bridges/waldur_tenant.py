@@ -1,9 +1,8 @@
-"""Tenants as resources of an offering: made, limited, restricted and closed over the public API.
+"""Tenants as resources of a Waldur offering: created, limited, restricted and closed over the public API.
 
-A tenant that belongs to Waldur has the label `bursar.io/waldur-resource` with the resource's UUID. Whatever is changed
-or ended, it is said for which resource, and only the tenant of that one is touched: two resources never share one.
-While a resource is paused, downscaled or terminated, some of its limits are held down; what they would be without that
-is kept in an annotation, and comes back with it.
+A tenant of Waldur has the label `bursar.io/waldur-resource` with the resource's UUID. Every change names its resource
+and affects only that resource's tenant, so two resources never share one. While a resource is paused, downscaled or
+terminated, some of its limits are lowered; the original limits are stored in an annotation and restored afterwards.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ BUDGETS: Final = {GPU_HOURS: "gpuHoursBudget", NODE_HOURS: "nodeHoursBudget"}
 NODES: Final = "nodes"
 
 LOOK_SECONDS = 0.5
-CHANGES_MAX = 10  # tries to change what others change at the same time
+CHANGES_MAX = 10  # attempts under concurrent changes
 
-ALL: Final = ""  # in place of a user: all together, also what no user submitted
+ALL: Final = ""  # in place of a user: the total, with work that no user submitted
 
 Document = Mapping[str, Any]
 TenantLimits = Mapping[str, int]
@@ -49,20 +48,20 @@ class ResourceState(StrEnum):
     TERMINATED = "terminated"
 
 
-# What is held down meanwhile: nothing new begins. What runs is never stopped for it.
+# Limits of a paused or terminated resource: no new work begins, running work continues.
 SHUT: Final[TenantLimits] = {"allocations": 0}
 
 
 class NotYet(Exception):
-    """It is under way and takes longer than we wait: ask again later."""
+    """The operation takes longer than the wait; the agent retries later."""
 
 
 class NotTheirs(Exception):
-    """A tenant of that name is there, and is not this resource's."""
+    """The tenant of that name belongs to another owner."""
 
 
 def whole(value: float, factor: float) -> int:
-    """Parts of a unit are not given. But 0.29 x 100 is 29, whatever binary fractions make of it."""
+    """The amount in whole units, without errors of binary fractions: 0.29 x 100 is 29."""
     return int(round(value * factor, 6))
 
 
@@ -74,9 +73,9 @@ def state_of(document: Document) -> ResourceState:
 def change(
     document: Document, *, state: ResourceState, held: TenantLimits, wanted: TenantLimits | None = None
 ) -> dict[str, Any]:
-    """The merge patch that gives a tenant these limits and this state, in which some limits are held down.
+    """The merge patch that gives a tenant a state, its lowered limits (`held`) and the wanted limits.
 
-    A limit that was held down before comes back as it was, unless it is among the wanted ones or held down again.
+    A limit that was lowered before is restored, unless it is among the wanted ones or lowered again.
     """
     metadata, spec = document["metadata"], document.get("spec") or {}
     kept = _kept(metadata.get("annotations") or {})
@@ -93,7 +92,7 @@ def change(
 
 
 def _kept(annotations: Mapping[str, str]) -> dict[str, Any]:
-    """What somebody else has written there is not guessed at: limits would be lost."""
+    """The stored original limits. An unreadable annotation is an error, because guessing would lose limits."""
     try:
         kept = json.loads(annotations.get(KEPT) or "{}")
     except ValueError:
@@ -109,7 +108,7 @@ def _quantity(value: Any) -> str | None:
 
 @dataclass(slots=True)
 class Tenants:
-    """The tenants of Waldur's on one server. Raises what the client raises."""
+    """Waldur's tenants on one server. Raises the client's errors."""
 
     client: Client
     parent: str = ""
@@ -117,7 +116,7 @@ class Tenants:
     downscaled: TenantLimits = field(default_factory=lambda: {"allocations": 1})
 
     def find(self, name: str, owner: str = "") -> Document | None:
-        """A tenant of Waldur's, or of this one of its resources, that is not terminated."""
+        """The tenant, unless it is not Waldur's, belongs to another resource, or is terminated."""
         found = self._load(name, owner)
         return found if found is not None and state_of(found) is not ResourceState.TERMINATED else None
 
@@ -127,9 +126,9 @@ class Tenants:
                 yield one
 
     def put(self, name: str, owner: str, display_name: str, limits: TenantLimits) -> bool:
-        """Make a tenant with its namespace, or open it again; False where the name is somebody else's.
+        """Create a tenant with its namespace, or open it again; False if the name belongs to another owner.
 
-        Whatever of this was done before is found done: an order that broke off halfway is just carried out again.
+        It is idempotent: an order that was interrupted can be repeated.
         """
         document = {
             "metadata": {"name": name, "labels": {OWNER: owner}},
@@ -165,7 +164,7 @@ class Tenants:
         self._change(name, owner, wanted)
 
     def delete(self, name: str, owner: str) -> None:
-        """The tenant, its namespaces, and what runs in them, which is given its grace. Raises NotYet."""
+        """Delete the tenant, its namespaces and their work, which has its grace period. Raises NotYet."""
         self.set_state(name, owner, ResourceState.TERMINATED)
         for namespace in self._namespaces(name):
             with suppress(NotFound):
@@ -173,15 +172,15 @@ class Tenants:
         until = time.monotonic() + self.wait_seconds
         while self._namespaces(name):
             if time.monotonic() > until:
-                raise NotYet(f"what runs in tenant {name!r} is still ending")
+                raise NotYet(f"work in tenant {name!r} is still stopping")
             time.sleep(LOOK_SECONDS)
-        # Meanwhile it may have become another's.
+        # The tenant may have another owner by now.
         self._wanted(name, owner)
         self.client.tenants.delete(name)
 
     def hours(self, name: str, begin: str, end: str) -> Hours:
-        """Hours used from a day to before another one: of all together, and of each user, by resource; and those of all
-        GPUs and of nodes. Users of the tenant are called by their names, others as `tenant/name`."""
+        """Hours used from `begin` to before `end`, in total and by user and resource, with the sums of all GPUs and of
+        nodes. Users of the tenant have plain names, others are `tenant/name`."""
         used: Hours = defaultdict(lambda: defaultdict(float))
         table = csv.DictReader(io.StringIO(self.client.export_usage(name, begin=begin, end=end, by="user")))
         for row in table:
@@ -211,12 +210,12 @@ class Tenants:
         found = self.client.tenants.get(name)
         label = (found["metadata"].get("labels") or {}).get(OWNER)
         if label != owner:
-            whose = "that of another resource" if label else f"none of Waldur's: it has no label {OWNER}"
-            raise NotTheirs(f"tenant {name!r} is not that of Waldur's resource {owner}, but {whose}")
+            fault = "belongs to another resource" if label else f"has no label {OWNER}"
+            raise NotTheirs(f"tenant {name!r} is not of Waldur's resource {owner}: it {fault}")
         return found
 
     def _change(self, name: str, owner: str, wanted: Callable[[Document], dict[str, Any] | None]) -> None:
-        """Change a tenant as it is. If it was changed meanwhile it is looked at again."""
+        """Patch a tenant, with a new attempt after a conflict (optimistic concurrency)."""
         why = ""
         for _ in range(CHANGES_MAX):
             patch = wanted(self._wanted(name, owner))
@@ -231,7 +230,7 @@ class Tenants:
         raise NotYet(why)
 
     def _is_taken(self, name: str) -> bool:
-        """Whether the namespace of that name is another tenant's: then the tenant would have none."""
+        """Whether the namespace of that name belongs to another tenant."""
         try:
             found = self.client.namespaces.get(name)
         except NotFound:
@@ -244,7 +243,7 @@ class Tenants:
         try:
             self.client.namespaces.create({"metadata": {"name": name, "labels": {TENANT: name}}})
         except Conflict:
-            # The same order, carried out twice at a time.
+            # The same order may run twice concurrently.
             if not self._namespaces(name):
                 raise
 
@@ -254,7 +253,7 @@ class Tenants:
 
 
 def _user(whole: str, tenant: str) -> str:
-    """Who has no tenant is nobody in Waldur: an administrator, or a service."""
+    """The user's name for Waldur; users without a tenant, such as administrators, count only in the total."""
     owner, slash, name = whole.partition("/")
     if not slash:
         return ALL

@@ -1,9 +1,9 @@
-"""Sends notices to those who asked for them, as signed CloudEvents, until they were taken.
+"""Delivers events to webhooks as signed CloudEvents, with retries.
 
-Each is sent at least once: what came of it is recorded after it was sent, and who dies in between has it sent again
-under the same id. Any number of controllers may do this: what one has claimed the others pass over. A receiver that
-hangs or refuses holds up nobody but itself. Redirects are not followed. The name of the receiver is looked up once, the
-address is looked at, and that address is called: a name cannot point elsewhere in between.
+Delivery is at least once: the result is recorded after sending, and a crash in between sends the event again under the
+same id. Any number of controllers may deliver; a claimed delivery is skipped by the others. A receiver that hangs or
+refuses delays only itself. Redirects are not followed. The receiver's name is resolved once, the address is checked,
+and that address is called, so DNS rebinding cannot change it in between.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ log = structlog.get_logger()
 
 PAUSE_SECONDS = 1.0
 SEND_SECONDS_MAX = 10.0
-CLAIM_SECONDS = 60.0  # much longer than sending can take, recording included
-AT_ONCE = 4  # to one receiver
+CLAIM_SECONDS = 60.0  # much longer than sending and recording can take
+CONCURRENT_MAX = 4  # deliveries to one receiver
 FORGET_SECONDS = 3600.0
 SAID_CHARS_MAX = 200
 GONE = 410
 
 
 class DeliveryRefused(Exception):
-    """It was not sent: the message says why."""
+    """The event was not sent; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reception:
-    """What a receiver answered; 0 where it did not."""
+    """A receiver's response; status 0 without one."""
 
     status: int
     words: str = ""
     retry_after_seconds: float = 0
 
     @property
-    def taken(self) -> bool:
+    def accepted(self) -> bool:
         return 200 <= self.status < 300
 
 
 @dataclass(slots=True)
 class Courier:
-    """Sends what is due. `chance` spreads tries, and `wall` is the time that is signed."""
+    """Sends due deliveries. `chance` is the jitter of retries, `wall` the clock of signatures."""
 
     runtime: Runtime
     http: httpx2.AsyncClient
@@ -73,32 +73,34 @@ class Courier:
     wall: Callable[[], float] = time.time
     claim_seconds: float = CLAIM_SECONDS
     send_seconds_max: float = SEND_SECONDS_MAX
-    _under_way: Counter[str] = field(default_factory=Counter)
+    _running: Counter[str] = field(default_factory=Counter)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start_due(self) -> int:
-        """Begin to send what is due, to each receiver no more than it is given at once; how many were begun."""
+        """Start due deliveries, at most CONCURRENT_MAX per receiver; return how many were started."""
         async with self.runtime.database.reader() as db:
             await store.spread(db)
             receivers = await store.load_receivers(db)
-            capacity = {one: AT_ONCE - self._under_way[one] for one in receivers if self._under_way[one] < AT_ONCE}
+            capacity = {
+                one: CONCURRENT_MAX - self._running[one] for one in receivers if self._running[one] < CONCURRENT_MAX
+            }
             due = await store.claim(db, capacity, self.claim_seconds) if capacity else []
         for one in due:
-            self._under_way[one.webhook] += 1
+            self._running[one.webhook] += 1
             task = asyncio.create_task(self._deliver(one), name=f"webhook-{one.webhook}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return len(due)
 
     async def pause(self, seconds: float) -> None:
-        """Until something that was sent has come to an end, or so long."""
+        """Wait until a delivery ends, or so long."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         else:
             await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        """What is under way is broken off, and sent again when its claim is over."""
+        """Cancel running deliveries; they are sent again when their claims expire."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -109,21 +111,27 @@ class Courier:
             said = await self._send(one)
             await self._record(one, said)
         except AWAY as error:
-            log.info("what was sent could not be recorded", webhook=one.webhook, notice=one.id, error=repr(error))
+            log.info(
+                "delivery_not_recorded",
+                message="it will be sent again",
+                webhook=one.webhook,
+                notice=one.id,
+                error=repr(error),
+            )
         except Exception:
-            log.exception("a notice could not be sent", webhook=one.webhook, notice=one.id)
+            log.exception("delivery_failed", message="an event could not be sent", webhook=one.webhook, notice=one.id)
         finally:
-            self._under_way[one.webhook] -= 1
-            if not self._under_way[one.webhook]:
-                del self._under_way[one.webhook]
+            self._running[one.webhook] -= 1
+            if not self._running[one.webhook]:
+                del self._running[one.webhook]
 
     async def _send(self, one: Delivery) -> Reception:
-        """Every way in which a receiver can fail is an answer."""
+        """Send the event. Every failure of a receiver is a Reception."""
         try:
             async with asyncio.timeout(self.send_seconds_max):
                 request = self._request(one, await find_address(one.url, allow_local=one.allow_local))
                 answer = await self.http.send(request, stream=True)
-                # What else it says is not of interest, however long it is.
+                # The body is ignored, however long it is.
                 await answer.aclose()
         except DeliveryRefused as error:
             return Reception(0, str(error))
@@ -145,7 +153,7 @@ class Courier:
             "webhook-timestamp": str(timestamp),
             "webhook-signature": sign(one.secret, id_, timestamp, body),
         }
-        # The address that was looked at is called; certificates are still checked for the name.
+        # The checked address is called; certificates are still verified for the name.
         return self.http.build_request(
             "POST", url.copy_with(host=address), content=body, headers=headers, extensions={"sni_hostname": url.host}
         )
@@ -153,18 +161,20 @@ class Courier:
     async def _record(self, one: Delivery, said: Reception) -> None:
         if said.status == GONE:
             await stop_webhook(self.runtime, one.webhook, "the receiver answered 410 Gone")
-            log.warning("a webhook is stopped: its receiver is gone", webhook=one.webhook)
+            log.warning("webhook_stopped", message="its receiver answered 410 Gone", webhook=one.webhook)
             return
         async with self.runtime.database.reader() as db:
-            if said.taken:
+            if said.accepted:
                 await store.save_delivered(db, one)
                 return
             seconds: float | None = max(backoff_seconds(one.tries, self.chance()), said.retry_after_seconds)
             if one.age_seconds > GIVE_UP_SECONDS:
                 seconds = None
             await store.save_failed(db, one, seconds, said.words)
-        log.info("a notice was not taken", webhook=one.webhook, notice=one.id, said=said.words, tries=one.tries,
-                 again_in=seconds and round(seconds, 1))  # fmt: skip
+        log.info(
+            "delivery_refused", message="the receiver did not accept the event", webhook=one.webhook, notice=one.id,
+            said=said.words, tries=one.tries, again_in=seconds and round(seconds, 1),
+        )  # fmt: skip
 
 
 def _retry_after(headers: httpx2.Headers) -> float:
@@ -173,10 +183,10 @@ def _retry_after(headers: httpx2.Headers) -> float:
 
 
 async def find_address(url: str, *, allow_local: bool) -> str:
-    """An address of the receiver that may be called."""
+    """Resolve the receiver's name to an address that may be called."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    # Not in the pool that everybody shares: a name server that hangs would hold up all other receivers, and more.
+    # In a thread of its own: a hanging name server must not fill the shared pool.
     found = await apart(lambda: socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM))
     addresses = [str(one[4][0]) for one in found]
     if allow_local and addresses:
@@ -187,11 +197,11 @@ async def find_address(url: str, *, allow_local: bool) -> str:
         if not fault:
             return address
         why = why or f"{address} is {fault}"
-    raise DeliveryRefused(f"{why}: it is not called unless the webhook says allowLocal" if why else "it has no address")
+    raise DeliveryRefused(f"{why}: not called without allowLocal" if why else "the name has no address")
 
 
 def opened_client() -> httpx2.AsyncClient:
-    """Connections are not kept: one address may serve several names, and each is checked for itself."""
+    """An HTTP client without kept connections, because one address may serve several names, each checked itself."""
     return httpx2.AsyncClient(
         timeout=SEND_SECONDS_MAX, follow_redirects=False, trust_env=False,
         limits=httpx2.Limits(max_keepalive_connections=0),
@@ -199,7 +209,7 @@ def opened_client() -> httpx2.AsyncClient:
 
 
 async def run_webhooks(runtime: Runtime) -> None:
-    """For ever. A database that is away is waited for."""
+    """Deliver events for ever; wait while the database is away."""
     async with opened_client() as http:
         courier = Courier(runtime, http)
         forgotten_at = -FORGET_SECONDS
@@ -212,9 +222,9 @@ async def run_webhooks(runtime: Runtime) -> None:
                         forgotten_at = now
                         await forget_notices(runtime)
                 except AWAY as error:
-                    log.info("webhooks wait for the database", error=repr(error))
+                    log.info("webhooks_wait", message="the database is away", error=repr(error))
                 except Exception:
-                    log.exception("webhooks failed")
+                    log.exception("webhooks_failed", message="deliveries failed, and are tried again")
                 await courier.pause(PAUSE_SECONDS if not begun else 0.05)
         finally:
             await courier.close()

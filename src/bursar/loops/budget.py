@@ -1,6 +1,6 @@
 """Budget alerts: the leader compares tenants' used hours with their budgets now and then, and alerts their admins.
 
-The alert itself is decided under the tenant's lock (`ops/usage/budget_alert.py`), so looking too often, or in two
+The alert itself is decided under the tenant's lock (`commands/usage/budget_alert.py`), so looking too often, or in two
 processes at once, does no harm.
 """
 
@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import structlog
 
+from bursar.commands.command import DEPOSED
+from bursar.commands.usage.budget_alert import BUDGETS, Warn, state_of, tenant_key
 from bursar.core.objects.object import Origin, Stored
 from bursar.core.usage.budget import BudgetState, next_state
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.selector import Op, Selector, SelectorTerm
-from bursar.ops.runtime.command import DEPOSED
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.usage.budget_alert import BUDGETS, Warn, state_of, tenant_key, warn
+from bursar.ops.usage.budget_alert import warn
 from bursar.ops.usage.usage_rollup import BudgetUse, load_budget_days, load_budgets
 from bursar.store.db.database import AWAY, RACES
 from bursar.store.objects import listing
@@ -30,27 +31,27 @@ from bursar.wire.to_scheduler.ask import tenant_share_of
 log = structlog.get_logger()
 
 REVIEW_SECONDS = 10.0
-AT_ONCE = 200  # a changed window may be news to everybody; others use the same lane
+AT_ONCE = 200  # a changed window may alert every tenant at once; other commands use the same lane
 
 REVIEWING = Origin(BUDGETS, "review")
-# Those of whom something was told: it is taken back, also when they have no budget any more.
+# Tenants with an alert: it is cleared when they are below the marks, or have no budget any more.
 _TOLD = Selector((SelectorTerm(BUDGET_FIELD, Op.IN, tuple(sorted((BudgetState.WARNING, BudgetState.EXHAUSTED)))),))
 
 
 async def run_budgets(runtime: Runtime, fence: int) -> None:
-    """For as long as we lead. A database that is away is waited for."""
+    """Review budgets while this process leads; wait while the database is away."""
     while True:
         try:
             await review(runtime, fence)
         except (*AWAY, *RACES) as error:
-            log.info("budgets wait for the database", error=repr(error))
+            log.info("budgets_wait", message="the review of budgets waits for the database", error=repr(error))
         except Exception:
-            log.exception("budgets could not be reviewed")
+            log.exception("budgets_failed", message="the review of budgets failed and is tried again")
         await asyncio.sleep(REVIEW_SECONDS)
 
 
 async def review(runtime: Runtime, fence: int | None = None) -> int:
-    """Have everybody told whose budget passed a mark since they were last told; how many that were."""
+    """Alert the tenants whose budget passed a mark since the last alert; return their number."""
     found = await _load(runtime)
     commands = [
         command
@@ -62,7 +63,7 @@ async def review(runtime: Runtime, fence: int | None = None) -> int:
     for at in range(0, len(commands), AT_ONCE):
         replies = await asyncio.gather(*(warn(runtime, command) for command in commands[at : at + AT_ONCE]))
         if DEPOSED in replies:
-            log.info("another leads, and tells of budgets")
+            log.info("budgets_deposed", message="another controller leads and reports on budgets")
             break
         changed += sum(not isinstance(reply, Refusal) for reply in replies)
     return changed
@@ -92,11 +93,11 @@ def _command(tenant: Stored, use: BudgetUse, days: int, fence: int | None) -> Wa
 
 
 def _is_news(command: Warn, tenant: Stored) -> bool:
-    """As far as can be told without a lock: most of the time nothing has changed, and nobody is asked."""
+    """Whether the budget state changes, checked without a lock, because it rarely does."""
     before = state_of(tenant)
     return next_state(command.hours(tenant).fraction, before) is not before
 
 
 def _is_known(tenant: Stored, used: Mapping[str, BudgetUse]) -> bool:
-    """Whether its hours were read. One without a budget has none to be read."""
+    """Whether its used hours are known; a tenant without a budget needs none."""
     return tenant.key.name in used or not tenant_share_of(tenant.doc).has_budget

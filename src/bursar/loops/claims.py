@@ -1,7 +1,7 @@
-"""Claimed nodes that are paid for beforehand: their leases are extended, and those that nobody pays for are given back.
+"""Leases of claimed nodes: extend prepaid leases, and release nodes that are no longer paid for.
 
-Any number of processes may do this, and any of them may be killed meanwhile: whatever is to be done is found in the
-database each time, and doing it twice is harmless.
+Any number of processes may run this, and any may be killed meanwhile: the work is read from the database each time, and
+is idempotent.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ PASSING: tuple[type[Exception], ...] = (*AWAY, Overloaded)
 
 
 async def run_claims(runtime: Runtime) -> None:
-    """For ever. A database that is away is waited for."""
+    """Run forever; wait while the database is away."""
     while True:
         try:
             await keep_claims(runtime)
         except PASSING as error:
-            log.info("the leases of claimed nodes wait", error=repr(error))
+            log.info("claims_wait", message="the leases of claimed nodes wait for the database", error=repr(error))
         except Exception:
-            log.exception("keeping claimed nodes paid for failed")
+            log.exception("claims_failed", message="extending the leases of claimed nodes failed and is tried again")
         await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def keep_claims(runtime: Runtime) -> list[str]:
-    """One look at all that are paid for; the nodes that were given back."""
+    """Review all prepaid claims once; return the released nodes."""
     claims, now = await load_paid_claims(runtime)
     if not claims:
         return []
     await renew(runtime, claims, now)
     policy = await load_credit_policy(runtime)
-    # What was just paid, or refused, is read again: others may have done it.
+    # Read again what was just paid or refused: another process may have done it.
     claims, now = await load_paid_claims(runtime)
     await see_to(runtime, claims, now, policy.throttle_seconds_max * MICROS)
     return await _end_unpaid(runtime)
@@ -57,8 +57,13 @@ async def _end_unpaid(runtime: Runtime) -> list[str]:
             continue
         reply = await give_back(runtime, one)
         if isinstance(reply, Refusal) and reply.code not in (Code.IN_USE, Code.STALE, Code.CONFLICT):
-            log.warning("a node that is not paid for could not be given back", node=one.node, why=reply.message)
+            log.warning(
+                "claim_not_released",
+                message="a claimed node that is no longer paid for could not be released",
+                node=one.node,
+                error=reply.message,
+            )
         elif reply is not None and not isinstance(reply, Refusal):
             given_back.append(one.node)
-            log.info("a claimed node is not paid for any more, and was given back", node=one.node)
+            log.info("claim_released", message="a claimed node is no longer paid for and was released", node=one.node)
     return given_back

@@ -1,6 +1,6 @@
-"""What could not be paid for waits until its account changes, and the scheduler is told when one does.
+"""Credit backoff: work that its account could not pay for waits until the account changes.
 
-Some things pass without a word, like a day with a cap: so it is tried again after a while in any case.
+Some obstacles end without a notification, such as a daily cap: so it is tried again after a while in any case.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 from bursar.core.objects.ask import Ask
 from bursar.core.objects.pending_reason import UNPAID, PendingReason
 from bursar.core.scheduling.cycle.plan import UnitKey
-from bursar.core.scheduling.state.cluster_state import Blocked, ClusterState
+from bursar.core.scheduling.state.cluster_state import ClusterState
+from bursar.core.scheduling.state.scheduler_memory import Blocked
 from bursar.store.credit import ledger as store
 from bursar.store.db.database import Connection
 
 TOLD_MAX = 10_000
 KNOWN_MAX = 200_000
-TIDIED_MAX = 200  # of those who wait, looked at in passing each time
+TIDIED_MAX = 200  # pending entries that each review checks
 
 
 @dataclass(frozen=True, slots=True)
 class _Waits:
-    """`since` is what was last heard before it was tried: what was told of accounts after that may help."""
+    """A unit that waits for credit. Notifications with a number above `since` arrived after its last attempt."""
 
     tenant: str
     since: int
@@ -31,19 +32,19 @@ class _Waits:
 
 @dataclass(slots=True)
 class Unpaid:
-    heard: int = 0  # how often was told of accounts
+    heard: int = 0  # the number of account notifications so far
     _told: list[tuple[int, str]] = field(default_factory=list)
-    _last: dict[str, int] = field(default_factory=dict)  # when was last told of an account of a tenant
+    _last: dict[str, int] = field(default_factory=dict)  # by tenant, the number of its last notification
     _last_of_all: int = 0
-    _known: dict[int, str] = field(default_factory=dict)  # whose an account is, which never changes
+    _known: dict[int, str] = field(default_factory=dict)  # by account, its tenant, which never changes
     _waiting: dict[UnitKey, _Waits] = field(default_factory=dict)
     _of: dict[str, dict[UnitKey, None]] = field(default_factory=dict)  # by tenant, the same
-    _heard_of: set[str] = field(default_factory=set)  # tenants whose waiting is to be looked at
-    # By tenant and uid, those for whom others were to go: they are kept when the world is loaded anew.
+    _heard_of: set[str] = field(default_factory=set)  # tenants whose pending work is to be reviewed
+    # By tenant and uid, unpaid preemptors: they are kept when the cluster state is loaded again.
     _kept: dict[str, dict[str, _Waits]] = field(default_factory=dict)
 
     def tell(self, payload: str) -> bool:
-        """Credit came to accounts, or is no longer held; whether somebody waits for that."""
+        """Note that accounts got or freed credit; true if any work waits for credit."""
         self.heard += 1
         if len(self._told) >= TOLD_MAX:
             self._told = [(self.heard, store.ALL)]
@@ -51,7 +52,7 @@ class Unpaid:
         return bool(self._waiting)
 
     async def review(self, db: Connection, cluster: ClusterState) -> None:
-        """Who waits for an account of a tenant of whom was told is tried again; nobody else is looked at."""
+        """Unblock the pending work of tenants with notifications since its last attempt."""
         if self._told:
             told, self._told = self._told, []
             await self._note(db, told)
@@ -63,17 +64,17 @@ class Unpaid:
     def _try_again(self, cluster: ClusterState, tenant: str) -> None:
         for key in [key for key in self._of.get(tenant, ()) if self._was_told(self._waiting[key])]:
             self._leave(key)
-            if (known := cluster.blocked.get(key)) is not None and known.reason.why in UNPAID:
-                del cluster.blocked[key]
+            if (known := cluster.memory.blocked.get(key)) is not None and known.reason.why in UNPAID:
+                del cluster.memory.blocked[key]
         if kept := {uid: one for uid, one in self._kept.pop(tenant, {}).items() if not self._was_told(one)}:
             self._kept[tenant] = kept
 
     def _tidy(self, cluster: ClusterState) -> None:
-        """Of the others a few each time, all of them in turn: what was tried again, or waits no more, is left."""
+        """Check a few entries each time, round robin: drop those that were tried again or are no longer pending."""
         for _ in range(min(TIDIED_MAX, len(self._waiting))):
             key = next(iter(self._waiting))
             one = self._leave(key)
-            if key in cluster.blocked:
+            if key in cluster.memory.blocked:
                 self._enter(key, one)
 
     def _enter(self, key: UnitKey, one: _Waits) -> None:
@@ -117,12 +118,12 @@ class Unpaid:
         *,
         keep: bool = False,
     ) -> None:
-        """These are not tried before then, unless an account of theirs changes, or did since."""
+        """Block these until then, unless one of their accounts changes, or did so since the attempt."""
         blocked = Blocked(reason, 0, 0, until, firm=True)
         for ask in asks:
             one = _Waits(ask.tenant, since, blocked)
             if self._was_told(one):
-                self._heard_of.add(one.tenant)  # It was told while this was being tried.
+                self._heard_of.add(one.tenant)  # The notification arrived during the attempt.
             if keep:
                 self._kept.setdefault(one.tenant, {})[ask.uid] = one
             if ask.uid in cluster.waiting:
@@ -130,16 +131,16 @@ class Unpaid:
 
     def _block(self, cluster: ClusterState, ask: Ask, one: _Waits) -> None:
         key = cluster.unit_key(ask.uid)
-        cluster.blocked[key] = one.blocked
-        cluster.probes.refused(ask)
+        cluster.memory.blocked[key] = one.blocked
+        cluster.memory.probes.refused(ask)
         if key in self._waiting:
             self._leave(key)
         self._enter(key, one)
-        if cluster.reserved_for == key:
-            cluster.reserved_for = cluster.reservation = None
+        if cluster.memory.reserved_for == key:
+            cluster.memory.reserved_for = cluster.memory.reservation = None
 
     def restore(self, cluster: ClusterState, now: float) -> None:
-        """The world was loaded anew, and knows nothing of what was refused in the one before."""
+        """Block unpaid preemptors again after the cluster state was loaded again."""
         self._waiting.clear()
         self._of.clear()
         kept, self._kept = self._kept, {}

@@ -1,7 +1,7 @@
-"""Draining nodes: what is still placed on them is evicted, and they are told drained when nothing is left.
+"""Drains: evict the work that is still placed on draining nodes, and mark them drained when none is left.
 
-Whoever starts a drain makes the first evictions; this loop makes those that remain after a crash or a race, and notices
-the end. Any number of processes may run it: evicting twice is harmless.
+The command that starts a drain makes the first evictions; this loop makes those that remain after a crash or a race,
+and detects the end. Any number of processes may run it: evicting twice is harmless.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import asyncio
 import msgspec
 import structlog
 
+from bursar.commands.nodes.drain import DRAINING
 from bursar.core.values.selector import parse_fields
-from bursar.ops.nodes.drain import DRAINING, continue_drain
+from bursar.ops.nodes.drain import continue_drain
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import AWAY
 from bursar.store.objects import listing
@@ -36,19 +37,19 @@ _decode = msgspec.json.Decoder(_Status).decode
 
 
 async def run_drains(runtime: Runtime) -> None:
-    """For ever. A database that is away is waited for."""
+    """Run forever; wait while the database is away."""
     while True:
         try:
             await continue_drains(runtime)
         except AWAY as error:
-            log.info("drains wait for the database", error=repr(error))
+            log.info("drains_wait", message="drains wait for the database", error=repr(error))
         except Exception:
-            log.exception("drains failed")
+            log.exception("drains_failed", message="drains failed and are tried again")
         await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def continue_drains(runtime: Runtime) -> list[str]:
-    """Go on with every drain there is; the nodes that are being drained."""
+    """Continue every drain; return the draining nodes."""
     async with runtime.database.reader() as db:
         page = await listing.load_page(db, Query("Node", fields=_CORDONED))
     draining = [one.name for one in page.items if _decode(one.status).drain.state == DRAINING]

@@ -1,7 +1,7 @@
-"""Upkeep: what must be done now and then, and may be done by anybody: all of it is idempotent.
+"""Housekeeping: periodic, idempotent duties that any controller may run.
 
-Namespaces that end are emptied, usage is sampled, room is made in the feed; old requests, changes and measures are
-dropped; the key that signs what is granted to nodes is changed.
+Empty ending namespaces, sample usage, create partitions of the feed, drop old requests, changes and measurements, and
+rotate the key that signs grants to nodes.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from datetime import datetime, timedelta
 
 import structlog
 
+from bursar.commands.command import Written
+from bursar.commands.lifecycle.dispatch import delete_command
+from bursar.commands.objects.namespace import NoteRemaining
+from bursar.commands.objects.object import DeleteObject, DeletePreconditions
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.selector import parse_fields
 from bursar.ops.credit.billing import load_credit_policy
-from bursar.ops.lifecycle.dispatch import delete_command
-from bursar.ops.lifecycle.namespace import TellWaiting
 from bursar.ops.nodes.signing import rotate_old
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.object import DeleteObject, DeletePreconditions
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.command import Written
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.usage.usage_rollup import load_record_days
 from bursar.store.db import idempotency
@@ -41,8 +41,8 @@ log = structlog.get_logger()
 
 UPKEEP = Origin("system:upkeep", "delete", "its namespace is being deleted")
 BATCH = 200
-PATIENCE = timedelta(minutes=10)  # before a namespace that was deleted says what it waits for
-REST_PER_LOOK = 20.0  # so long is a namespace that is not empty left alone for each second that looking took
+PATIENCE = timedelta(minutes=10)  # before a deleted namespace reports the remaining obstacle
+REST_PER_LOOK = 20.0  # seconds of rest for a namespace that is not empty, per second spent on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,19 @@ class Retention:
     answers: timedelta = timedelta(days=7)
     watch: int = 1_000_000  # revisions that can still be watched from
     audit: int = 10_000_000  # revisions whose changes are kept
-    samples: timedelta = timedelta(days=400)  # also of what allocations have used
-    hours: timedelta = timedelta(days=100)  # what tenants used, by the hour; by the day it is kept for good
-    records: timedelta | None = None  # of what ran; None: as long as the settings say
+    samples: timedelta = timedelta(days=400)  # also of the usage of allocations
+    hours: timedelta = timedelta(days=100)  # hourly usage of tenants; daily usage is kept forever
+    records: timedelta | None = None  # usage records; None: as the settings say
 
 
 async def run_upkeep(runtime: Runtime, retention: Retention | None = None) -> None:
-    """For ever: each duty at its own pace. A database that is away is waited for."""
+    """Run each duty forever at its own interval; wait while the database is away."""
     retention = retention or Retention()
     rests: dict[str, float] = {}
     await asyncio.gather(
         _every(1.0, "namespaces", lambda: finish_namespaces(runtime, rests=rests)),
         _every(60.0, "usage", lambda: sample_usage(runtime)),
-        _every(10.0, "partitions", lambda: free_capacity(runtime)),
+        _every(10.0, "partitions", lambda: _ensure_partitions(runtime)),
         _every(60.0, "requests", lambda: forget_requests(runtime, retention)),
         _every(600.0, "changes", lambda: drop_changes(runtime, retention)),
         _every(3600.0, "counters", lambda: prune_counters(runtime)),
@@ -79,17 +79,17 @@ async def _every(seconds: float, duty: str, do: Callable[[], Awaitable[object]])
         try:
             await do()
         except AWAY as error:
-            log.info("upkeep waits for the database", duty=duty, error=repr(error))
+            log.info("housekeeping_waits", message="housekeeping waits for the database", duty=duty, error=repr(error))
         except Exception:
-            log.exception("upkeep failed", duty=duty)
+            log.exception("housekeeping_failed", message="housekeeping failed and is tried again", duty=duty)
         await asyncio.sleep(seconds)
 
 
 async def finish_namespaces(
     runtime: Runtime, patience: timedelta = PATIENCE, rests: dict[str, float] | None = None
 ) -> int:
-    """Empty the namespaces that are ending, and remove those that are empty; how many were removed. `rests` remembers
-    until when those are left alone in which there is much."""
+    """Empty the ending namespaces, and remove the empty ones; return the number removed. `rests` holds the time until
+    which large namespaces are skipped."""
     rests = {} if rests is None else rests
     clock = asyncio.get_running_loop().time
     ending = parse_fields("status.phase=Terminating", ("status.phase",))
@@ -114,7 +114,7 @@ async def finish_namespaces(
 
 @dataclass(slots=True)
 class Left:
-    """What is in a namespace that should be empty; the first that has finalizers, and which."""
+    """The number of objects left in an ending namespace, and the finalizers of the first that has any."""
 
     count: int = 0
     held: str = ""
@@ -127,13 +127,18 @@ def _waited(doc: bytes) -> timedelta:
 async def _tell_waiting(runtime: Runtime, key: Key, left: Left, own: Sequence[str]) -> None:
     what = f"finalizers of the namespace itself: {', '.join(own)}" if not left.count else left.held
     message = f"waits for {what or 'work that has not stopped'}"
-    reply = await object_ops.submit(runtime, TellWaiting(key=key, origin=UPKEEP, message=message), tenant="")
+    reply = await object_ops.submit(runtime, NoteRemaining(key=key, origin=UPKEEP, message=message), tenant="")
     if isinstance(reply, Written):
-        log.warning("a namespace that was deleted is not gone", namespace=key.name, why=message)
+        log.warning(
+            "namespace_not_empty",
+            message="a deleted namespace could not be removed yet",
+            namespace=key.name,
+            error=message,
+        )
 
 
 async def _empty(runtime: Runtime, namespace: str) -> Left:
-    """Delete what lives in a namespace; what is left of it."""
+    """Delete the objects of a namespace; return those that are left."""
     left = Left()
     for kind in (one for one in KINDS if one.namespaced):
         query: Query | None = Query(kind.name, namespace, limit=BATCH)
@@ -150,7 +155,7 @@ async def _empty(runtime: Runtime, namespace: str) -> Left:
 
 
 async def _delete(runtime: Runtime, kind: Kind, key: Key) -> bool:
-    """Whether an object is gone; what runs is told to stop, once, and waited for."""
+    """Delete an object; true if it is gone. Running work is asked to stop once, and is then awaited."""
     found = await object_ops.get(runtime, key)
     if isinstance(found, Refusal) or is_ending(found.doc):
         return isinstance(found, Refusal)
@@ -173,7 +178,7 @@ async def forget_samples(runtime: Runtime, retention: Retention) -> int:
 
 
 async def forget_measures(runtime: Runtime, retention: Retention) -> int:
-    """What allocations used long ago, when nodes were heard that are no more, and input that nobody reads any more."""
+    """Drop old usage of allocations, heartbeats of removed nodes, and stdin that no process reads any more."""
     async with runtime.database.reader() as db:
         forgotten = await heartbeat.forget_gone(db) + await stdin.forget(db)
         while count := await heartbeat.forget_usage(db, now() - retention.samples):
@@ -182,7 +187,7 @@ async def forget_measures(runtime: Runtime, retention: Retention) -> int:
 
 
 async def keep_hours(runtime: Runtime, retention: Retention) -> list[str]:
-    """Room for the records of coming months; hours and records of long ago are dropped. Which months those were."""
+    """Create partitions for the records of coming months, and drop old ones; return the dropped months."""
     async with runtime.database.reader() as db:
         await usage_records.ensure_partitions(db, now())
         await usage_levels.forget_hours(db, now() - retention.hours)
@@ -191,12 +196,12 @@ async def keep_hours(runtime: Runtime, retention: Retention) -> list[str]:
 
 
 async def change_keys(runtime: Runtime) -> bool:
-    """Whether there is a new key. Those that nobody believes any more are removed."""
+    """Rotate the signing key if it is old, and remove expired keys; true if there is a new key."""
     policy = await load_credit_policy(runtime)
     return await rotate_old(runtime.database, policy.key_days, by="system:upkeep")
 
 
-async def free_capacity(runtime: Runtime) -> None:
+async def _ensure_partitions(runtime: Runtime) -> None:
     async with runtime.database.reader() as db:
         await change.ensure_partitions(db)
 
@@ -212,7 +217,7 @@ async def forget_requests(runtime: Runtime, retention: Retention) -> int:
 
 
 async def prune_counters(runtime: Runtime) -> int:
-    """Tenants may name any dimension; those that are gone leave no rows behind."""
+    """Remove counters of dimensions that no limit or charge names any more."""
     async with runtime.database.reader() as db, db.transaction():
         await tenant_tree.lock_exclusive(db)
         pruned = await quota.prune(db)

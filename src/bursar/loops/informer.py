@@ -1,7 +1,7 @@
-"""Keeping the scheduler's world true: loaded once, and from then on told every change, in order.
+"""The informer: loads the cluster state once, and then applies every change of the feed in order.
 
-What the leader binds enters the world when it is decided; the same change comes back by the feed and is then passed by.
-Changes of what is being committed right now wait until it is known how that ended.
+A binding of the leader enters the cluster state when it is decided; the same change comes back by the feed and is then
+skipped. Changes to allocations that are being committed are deferred until the outcome of the commit is known.
 """
 
 from __future__ import annotations
@@ -69,34 +69,34 @@ TREE_KINDS = frozenset({"Namespace", "PriorityClass", "ResourceQuota", "Settings
 
 
 class FeedLost(Exception):
-    """Changes were dropped before they were read: the world must be loaded anew."""
+    """Changes were dropped before they were read: the cluster state must be loaded again."""
 
 
 class Informer:
-    """The world of one leader, and how far it has followed the feed."""
+    """The cluster state of one leader, and its position in the feed."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self.cluster = ClusterState()
         self.revision = 0
-        self.settings: dict[str, Any] = {}  # what an administrator said about the policy
-        self.noted: dict[str, str] = {}  # the reason that is stored with each waiting allocation
-        self._users: dict[str, str] = {}  # who submitted each of them
-        self.returned: set[str] = set()  # those of them that had a place before
-        self.lacks_hours = False  # whether a tenant has a budget by now of which nobody knows how much is used
-        self.committing: Multiset[str] = Multiset()  # uids whose fate is being decided by the database
+        self.settings: dict[str, Any] = {}  # the policy settings of an administrator
+        self.noted: dict[str, str] = {}  # by uid, the stored reason of each pending allocation
+        self._users: dict[str, str] = {}  # by uid, the submitter of each
+        self.returned: set[str] = set()  # those that were placed before
+        self.lacks_hours = False  # whether the used hours of a tenant with a budget are unknown
+        self.committing: Multiset[str] = Multiset()  # uids that are being committed
         self._deferred: list[SeenChange] = []
-        self._known: dict[str, int] = {}  # revisions of our own that have not come back by the feed yet
+        self._known: dict[str, int] = {}  # by uid, own revisions that the feed has not delivered yet
         self._classes: dict[str, PriorityClassView] = {}
         self._shares: dict[str, TenantShare] = {}
-        self._tiers: dict[str, float | None] = {}  # what their tenants weigh
+        self._tiers: dict[str, float | None] = {}  # the weight of their tenants
         self._hours: Mapping[str, tuple[float, float]] = {}
         self._views: dict[str, NodeView] = {}
         self._capacities: dict[str, NodeCapacity] = {}
         self._stale_nodes: set[str] = set()
         self._stale_limits = False
         self._tree = Tree()
-        self.lost = False  # a commit ended otherwise than planned: the world is not to be trusted
+        self.lost = False  # a commit ended unexpectedly: the cluster state is not reliable
 
     # Loading.
 
@@ -105,10 +105,10 @@ class Informer:
             return await node_store.count(db)
 
     async def load(self) -> None:
-        """Everything that matters, as of one revision."""
+        """Load everything that matters, as of one revision."""
         phases = f"status.phase!={',status.phase!='.join(sorted(ENDED))}"
         live = Query("Allocation", fields=parse_fields(phases, ("status.phase",)))
-        # Read first and entered afterwards: a transaction that is idle for as long as that takes would be ended.
+        # Read everything before applying it: PostgreSQL would end a transaction that is idle for so long.
         async with (
             self._runtime.database.reader() as db,
             db.transaction(isolation="repeatable_read", readonly=True),
@@ -129,28 +129,28 @@ class Informer:
         for number, row in enumerate(allocations):
             self._apply_allocation(row)
             if number % YIELD_EVERY == 0:
-                # Whoever loads also has a term to renew.
+                # The event loop must stay responsive meanwhile.
                 await asyncio.sleep(0)
-        # Last: the counters have counted all of it.
+        # Last, because the stored counters include all allocations.
         self.cluster.limits.load(tree, counters)
 
     # Following.
 
     @property
     def distrusts_limits(self) -> bool:
-        """Whether the counters must be read anew, which needs a moment in which nothing is being committed."""
+        """Whether the counters must be read again, which requires that no commit is in flight."""
         return self._stale_limits
 
     @property
     def is_in_doubt(self) -> bool:
-        """Whether something is known to be otherwise than it is here, and is read by the next `catch_up`."""
+        """Whether a part of the state is known to be outdated; the next `catch_up` reads it."""
         return self._stale_limits or bool(self._stale_nodes)
 
     async def catch_up(self, db: Connection) -> int:
-        """Apply what was committed since; how many changes there were."""
+        """Apply the changes committed since; return their number."""
         count = await self._follow(db)
         if self._stale_limits and not self.committing:
-            # Counters are not in the feed: they are read together with the place in it at which they were so.
+            # Counters are not in the feed: they are read in one snapshot with the feed position.
             async with db.transaction(isolation="repeatable_read", readonly=True):
                 count += await self._follow(db)
                 tree, counters = await self._read_limits(db)
@@ -160,7 +160,7 @@ class Informer:
         return count
 
     def _permit(self, tree: Tree) -> None:
-        """What tenants may ask for may have changed: what waits was read by the rules that were."""
+        """Reload if the permissions of a tenant changed: its work was read under the old ones."""
         old, self._tree = self._tree, tree
         for name in {group.key.tenant for group in self.cluster.groups.values()} | self.cluster.used.keys():
             if permit_of(old, name) != permit_of(tree, name):
@@ -180,8 +180,8 @@ class Informer:
                 return count
 
     async def _apply_all(self, db: Connection, changes: Sequence[SeenChange]) -> None:
-        """Rooms are not in the feed: those of nodes that changed are read again. Nodes come before what is placed on
-        them, and go after what was."""
+        """Apply changes. Capacities are not in the feed, so those of changed nodes are read. Nodes are added before
+        work is placed on them, and removed after it left."""
         for change in changes:
             if change.key.kind != "Allocation":
                 self._apply(change)
@@ -205,7 +205,7 @@ class Informer:
         return await self._runtime.trees.refresh(db), await quota_store.load_limited(db)
 
     def distrust_limits(self) -> None:
-        """The database counted otherwise than we did: its figures are read before the next plan."""
+        """Read the counters before the next plan, because the database counts differently."""
         self._stale_limits = True
 
     def distrust_node(self, name: str) -> None:
@@ -213,7 +213,7 @@ class Informer:
         self._capacities.pop(name, None)
 
     def set_hours(self, hours: Mapping[str, tuple[float, float]]) -> None:
-        """GPU-hours and node-hours used, by tenant: of those that have a budget."""
+        """Set the used GPU-hours and node-hours of tenants with a budget."""
         self._hours, self.lacks_hours = hours, False
         for name in self._shares:
             self._put_share(name)
@@ -221,11 +221,11 @@ class Informer:
     # Committing.
 
     def committed(self, uid: str, revision: int) -> None:
-        """What entered the world when it was decided is now so."""
+        """Note that a decision of this leader was committed as this revision."""
         self._known[uid] = revision
 
     def settle(self, uids: Iterable[str]) -> None:
-        """It is known how a commit ended: changes that waited for that are applied."""
+        """End a commit: apply the changes that were deferred for it."""
         for uid in uids:
             if self.committing[uid] > 1:
                 self.committing[uid] -= 1
@@ -250,7 +250,7 @@ class Informer:
         elif kind == "Node":
             self._apply_node(change)
         elif kind == "PriorityClass":
-            # It says how urgent each allocation is that names it, or names none.
+            # It decides the priority of each allocation that names it, or names none.
             raise FeedLost(f"priority class {change.key.name} was changed")
         else:
             if kind in TREE_KINDS:
@@ -261,7 +261,7 @@ class Informer:
                 self._describe(change.key, change.doc, change.status)
 
     def _is_known(self, change: SeenChange) -> bool:
-        """Whether it is in the world since it was decided, or was overtaken by what is."""
+        """Whether the change is in the cluster state already, or is older than the state."""
         known = self._known.get(change.uid, 0)
         if change.revision > known:
             return False
@@ -272,13 +272,13 @@ class Informer:
         return True
 
     def _relabel(self, change: SeenChange) -> None:
-        """Of what another did just before our own commit, labels and annotations are all that still matters."""
+        """Apply labels and annotations of a change that preceded the own commit; the rest is superseded."""
         one, ask = self.cluster.placed.get(change.uid), self._ask(change, decode_status(change.status))
         if one is not None and one.ask != ask:
             self.cluster.place(ask, one.spots, since=one.since, ends_at=one.ends_at, ending=one.ending)
 
     def _describe(self, key: Key, doc: bytes, status: bytes) -> None:
-        """The policy, a tenant's share, a queue's profile, a class's value, a job's boost."""
+        """Apply a policy, a tenant's share, a queue's profile, a class's value or a job's boost."""
         match key.kind:
             case "Settings":
                 self.settings = policy_of(doc)
@@ -315,10 +315,10 @@ class Informer:
                 self.cluster.boosts.pop((key.namespace, key.name), None)
 
     def _put_profile(self, queue: str, profile: str) -> None:
-        # Work may be in a queue that was deleted and is created anew; when all is loaded, queues come first.
+        # Work may name a queue that was deleted and created again; on load, queues come first.
         known = self.cluster.profiles.get(queue, "" if self._users else profile)
         if known != profile and SENSITIVE in (known, profile):
-            # It says of all work in it that it is sensitive, or that it is not.
+            # The profile decides whether all work in the queue is sensitive.
             raise FeedLost(f"queue {queue} was changed")
         self.cluster.profiles[queue] = profile
 
@@ -347,7 +347,7 @@ class Informer:
         self._stale_nodes.add(name)
 
     def _put_node(self, name: str, capacity: NodeCapacity) -> None:
-        """Enter a node if anything about it is news; a heartbeat is none."""
+        """Update a node if its description changed; heartbeats do not change it."""
         view = self._views.get(name)
         if view is None:
             return
@@ -388,13 +388,13 @@ class Informer:
             self._ask_as_tenants()
 
     def _ask_anew(self, users: set[str]) -> None:
-        """Somebody came to hold a node, or holds one no more: what waits for them may go elsewhere than before."""
+        """Read the pending work of users again whose claims changed: it may run on other nodes now."""
         for uid in [uid for uid, user in self._users.items() if user in users and uid in self.cluster.waiting]:
             ask = self.cluster.waiting[uid].members[uid]
             self.cluster.wait(self.cluster.as_user(ask, self._users[uid]), self.cluster.nominated.get(uid))
 
     def _ask_as_tenants(self) -> None:
-        """Nodes are kept for other tenants than before: what waits may go elsewhere."""
+        """Read pending work again after nodes were dedicated to other tenants: it may run on other nodes now."""
         for uid in list(self.cluster.waiting):
             ask = self.cluster.waiting[uid].members[uid]
             anew = self.cluster.as_tenant(ask, permit_of(self._tree, ask.tenant).lineage)
@@ -425,7 +425,7 @@ class Informer:
             self._place(ask, status, ending=phase == Phase.TERMINATING)
 
     def _ask(self, change: SeenChange, status: StoredStatus) -> Ask:
-        """What its user asks for, with the labels it has now: from its document if that is told, else as is known."""
+        """The ask of an allocation with its current labels: from the change's document, else the known one."""
         labels = decode_map(change.labels)
         if change.doc is not None:
             ask = ask_of(
@@ -445,7 +445,12 @@ class Informer:
     def _known_ask(self, change: SeenChange) -> Ask:
         known = self.cluster.ask(change.uid)
         if known is None:
-            log.warning("a change of an allocation that is not known", allocation=change.key.name, uid=change.uid)
+            log.warning(
+                "allocation_unknown",
+                message="the feed has a change of an allocation that is not in the cluster state",
+                allocation=change.key.name,
+                uid=change.uid,
+            )
             raise FeedLost(f"{change.key.name} is not known")
         return known
 

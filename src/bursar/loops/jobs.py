@@ -1,4 +1,4 @@
-"""Jobs: whenever something has happened to a job or to its allocations, its next step is taken.
+"""The job controller: advances a job whenever it or one of its allocations changes.
 
 Changes come from the feed, and time itself from the agenda. Any number of processes may run this: a step is committed
 by one of them. What this one knows can be lost at any moment; it begins with all jobs that are not settled, and looks
@@ -33,7 +33,7 @@ from bursar.wire.kinds.job import JOB, JOB_LABEL
 log = structlog.get_logger()
 
 AT_ONCE = 64
-# A job that could make no more allocations tries again after this, or when its tenant has freed something.
+# A job that could not create allocations tries again after this, or when its tenant frees quota.
 BLOCKED_SECONDS = 30.0
 RESYNC_SECONDS = 300.0
 LISTEN_SECONDS = 60.0
@@ -45,23 +45,27 @@ _UNSETTLED = Selector((SelectorTerm("status.settled", Op.NOT_IN, ("true",)),))
 
 
 async def run_jobs(runtime: Runtime) -> None:
-    """For ever. A database that is away is waited for."""
+    """Run forever; wait while the database is away."""
     while True:
         try:
             await _follow(runtime)
         except* LOST as errors:
-            log.info("jobs begin anew", errors=repr(errors.exceptions))
+            log.info(
+                "jobs_restarted",
+                message="the job controller lost the database and starts again",
+                errors=repr(errors.exceptions),
+            )
         except* Exception:
-            log.exception("jobs failed")
+            log.exception("jobs_failed", message="the job controller failed and starts again")
         await asyncio.sleep(TROUBLE_SECONDS)
 
 
 async def _follow(runtime: Runtime) -> None:
-    """Step jobs as they change, until the feed is lost."""
+    """Advance jobs as they change, until the feed is lost."""
     feed, agenda = Feed(runtime.database), Agenda()
     runtime.on_commit.append(feed.nudge)
     try:
-        # Listening begins before anything is read, so that nothing falls between the two.
+        # Listen before the first read, so that no change is missed.
         jobs, allocations = await feed.follow(JOB.name), await feed.follow("Allocation")
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_listen(jobs, agenda))
@@ -73,19 +77,19 @@ async def _follow(runtime: Runtime) -> None:
         await feed.close()
 
 
-# What is to be done.
+# The agenda.
 
 
 @dataclass(slots=True)
 class Agenda:
-    """Which jobs are to be looked at, at once or later; and which ones wait for room, by tenant."""
+    """The jobs that are due, now or later; and jobs that wait for quota, by tenant."""
 
     due: dict[Key, None] = field(default_factory=dict)
     later: dict[Key, datetime] = field(default_factory=dict)
     blocked: dict[str, set[Key]] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     looks: int = 0
-    freed_in: dict[str, int] = field(default_factory=dict)  # the look during which a tenant last freed something
+    freed_in: dict[str, int] = field(default_factory=dict)  # the round in which a tenant last freed quota
     _heap: list[tuple[datetime, Key]] = field(default_factory=list)
 
     def call(self, keys: Iterable[Key]) -> None:
@@ -98,7 +102,7 @@ class Agenda:
             heapq.heappush(self._heap, (at, key))
 
     def freed(self, tenant: str) -> None:
-        """Something of a tenant ended: those that wait for room may try."""
+        """Wake the jobs of a tenant that wait for quota, because some was freed."""
         self.freed_in[tenant] = self.looks
         if waiting := self.blocked.pop(tenant, None):
             self.call(waiting)
@@ -108,13 +112,13 @@ class Agenda:
         return self.looks
 
     def note(self, key: Key, stepped: Stepped | None, at: datetime, look: int = 0) -> None:
-        """What came of a look at a job."""
+        """Note the outcome of a step of a job."""
         if stepped is None:
             self.later.pop(key, None)
             return
         looks = [stepped.look_at] if stepped.look_at is not None else []
         if stepped.blocked and self.freed_in.get(stepped.tenant, -1) >= look > 0:
-            # There is room since it was refused.
+            # Quota was freed since it was refused.
             self.call((key,))
         elif stepped.blocked:
             self.blocked.setdefault(stepped.tenant, set()).add(key)
@@ -125,7 +129,7 @@ class Agenda:
             self.later.pop(key, None)
 
     def take(self, at: datetime, count_max: int) -> list[Key]:
-        """Jobs whose time has come."""
+        """Take the jobs that are due."""
         while self._heap and self._heap[0][0] <= at:
             when, key = heapq.heappop(self._heap)
             if self.later.get(key) == when:
@@ -137,13 +141,13 @@ class Agenda:
         return taken
 
     def seconds_left(self, at: datetime) -> float:
-        """How long there is nothing to do, unless something happens."""
+        """The seconds until the next job is due."""
         if self.due:
             return 0.0
         return max(0.0, (self._heap[0][0] - at).total_seconds()) if self._heap else LISTEN_SECONDS
 
 
-# Who fills the agenda.
+# Fill the agenda.
 
 
 async def _listen(follower: Follower, agenda: Agenda) -> None:
@@ -153,7 +157,7 @@ async def _listen(follower: Follower, agenda: Agenda) -> None:
 
 
 def hear(fed: FedChange, agenda: Agenda) -> None:
-    """What a change means for jobs."""
+    """Wake the jobs that a change concerns."""
     change = fed.change
     if change.key.kind == JOB.name:
         if change.type != "DELETED" and fed.fields.get("status.settled") != "true":
@@ -169,7 +173,7 @@ def hear(fed: FedChange, agenda: Agenda) -> None:
 
 
 async def _resync(runtime: Runtime, agenda: Agenda) -> None:
-    """All jobs that are not settled: at first, and then now and then, should anything have been missed."""
+    """Wake all jobs that are not settled: at first, and then periodically, in case a change was missed."""
     while True:
         agenda.call(await unsettled(runtime))
         await asyncio.sleep(RESYNC_SECONDS)
@@ -183,7 +187,7 @@ async def unsettled(runtime: Runtime) -> list[Key]:
     return keys
 
 
-# Who works it off.
+# Process the agenda.
 
 
 async def _work(runtime: Runtime, agenda: Agenda) -> None:
@@ -202,9 +206,15 @@ async def _look(runtime: Runtime, agenda: Agenda, key: Key) -> None:
     try:
         agenda.note(key, await step(runtime, key), now(), look)
     except BUSY as error:
-        log.info("a job waits", job=key.name, namespace=key.namespace, error=repr(error))
+        log.info(
+            "job_waits",
+            message="a job waits for the database",
+            job=key.name,
+            namespace=key.namespace,
+            error=repr(error),
+        )
         agenda.call_later(key, now() + timedelta(seconds=TROUBLE_SECONDS))
     except Exception:
-        # One job that cannot be stepped must not keep the others waiting.
-        log.exception("a job could not be stepped", job=key.name, namespace=key.namespace)
+        # A job that cannot be advanced must not delay the others.
+        log.exception("job_step_failed", message="a job could not be advanced", job=key.name, namespace=key.namespace)
         agenda.call_later(key, now() + timedelta(seconds=BLOCKED_SECONDS))

@@ -1,7 +1,7 @@
-"""Answering: the leader reads its world for those who ask, between the cycles that change it.
+"""Leader queries: the leader answers questions from its cluster state, between the cycles that change it.
 
-The world is only ever changed by code that does not wait, in this same thread, so an answer that does not wait either
-sees it whole. Answers take a fifth of the leader's time at most: whoever asks for much waits, the scheduler does not.
+The cluster state only changes in this thread, in code that does not await, so an answer that does not await sees it
+consistently. Answers take at most a fifth of the leader's time: expensive questions wait, the scheduler does not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bursar.core.quota.tenant_tree import lineage
 from bursar.core.scheduling.cycle.plan import SchedulingPolicy
 from bursar.core.scheduling.explain.explain import explain, figures, glimpse, holding, simulate
 from bursar.core.scheduling.explain.explain_types import Glimpse
-from bursar.core.scheduling.explain.queue_position import QueueOrders, order_boosted
+from bursar.core.scheduling.explain.queue_position import FRESH_SECONDS, QueueOrders, order_boosted
 from bursar.core.scheduling.explain.wait_stats import WaitStats
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.equivalence import EquivalenceKey
@@ -48,13 +48,12 @@ log = structlog.get_logger()
 
 POLL_SECONDS = 1.0
 BATCH_MAX = 64
-WORK_SECONDS = 0.005  # of answering without a pause, beside the last answer
-REST_PER_WORK = 4.0  # so long is rested for each second of answering
+WORK_SECONDS = 0.005  # of answering without a pause; the last answer may exceed it
+REST_PER_WORK = 4.0  # seconds of rest per second of answering
 REST_SECONDS_MAX = 2.0
-EARLY_SECONDS = 0.002  # until a question is looked at again that is about what is not known yet
+EARLY_SECONDS = 0.002  # before a question about a revision that is not applied yet is tried again
 FORGET_SECONDS = 60.0
 REVISION_MAX = (1 << 63) - 1
-GLIMPSE_SECONDS = 2.0  # how long an estimate is good for all that are alike
 GLIMPSES_MAX = 4096
 
 
@@ -66,14 +65,14 @@ class Answering:
     policy_of: Callable[[], SchedulingPolicy]
     clock: Callable[[], float] = time
     waits: WaitStats = field(default_factory=WaitStats)
-    revision_of: Callable[[], int] = lambda: REVISION_MAX  # how far the world has followed what was committed
+    revision_of: Callable[[], int] = lambda: REVISION_MAX  # the revision of the cluster state
     fence: int | None = None  # of the term in which it answers
     _lineups: QueueOrders = field(default_factory=QueueOrders)
     _glimpses: dict[EquivalenceKey, tuple[float, float | None]] = field(default_factory=dict)  # (found at, starts at)
 
     def answer(self, raw: bytes, cluster: ClusterState) -> bytes | None:
-        """One answer, whatever was asked: what fails is told to whoever asked it. None while it is too early: what it
-        is about is committed, and not in the world yet."""
+        """The answer to a question; failures are answered too. None while the cluster state is older than the revision
+        that the question is about."""
         question: Question | None = None
         try:
             question = decode_question(raw)
@@ -81,8 +80,12 @@ class Answering:
                 return None
             return encode(LeaderAnswer(msgspec.Raw(encode(self._result(question, cluster)))))
         except Exception as error:
-            # Not the question itself: a draft is in it.
-            log.exception("a question could not be answered", question=type(question).__name__)
+            # The question itself is not logged, because it contains a draft.
+            log.exception(
+                "query_failed",
+                message="a question to the leader could not be answered",
+                question=type(question).__name__,
+            )
             return encode(LeaderAnswer(error=f"{type(error).__name__}: {error}"[:300]))
 
     def _result(self, question: Question, cluster: ClusterState) -> object:
@@ -103,13 +106,13 @@ class Answering:
                 return figures(cluster, self.waits, now, self.revision_of())
 
     def _look(self, cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: float) -> Glimpse | None:
-        """Its own position, and the estimate of those like it: that is the dear part."""
+        """Its own position, and the cached estimate of its class, which is the expensive part."""
         if uid not in cluster.waiting:
             return None
         group = cluster.waiting[uid]
         position = self._lineups.of(cluster, policy, now, uid).position(group.members[uid], group)
         known = self._glimpses.get(group.key)
-        if known is not None and 0 <= now - known[0] <= GLIMPSE_SECONDS:
+        if known is not None and 0 <= now - known[0] <= FRESH_SECONDS:
             return Glimpse(position.in_queue if position is not None else None, known[1])
         found = glimpse(cluster, uid, policy, now, position)
         if len(self._glimpses) >= GLIMPSES_MAX:
@@ -121,7 +124,7 @@ class Answering:
 def _boosted(
     cluster: ClusterState, policy: SchedulingPolicy, now: float, job: tuple[str, str], priority: int
 ) -> int | None:
-    """The position that the job's allocation which waits longest would have."""
+    """The position of the job's oldest pending allocation under that priority."""
     members = _members(cluster, job)
     if not members:
         return None
@@ -132,7 +135,7 @@ def _boosted(
 
 
 def _first_of(cluster: ClusterState, job: tuple[str, str]) -> str:
-    """The allocation of a job that waits longest."""
+    """The oldest pending allocation of a job."""
     members = _members(cluster, job)
     return min(members, key=lambda ask: (ask.submitted_at, ask.uid)).uid if members else ""
 
@@ -148,7 +151,7 @@ def _members(cluster: ClusterState, job: tuple[str, str]) -> list[Ask]:
 
 
 def _ask(draft: Draft, priorities: Mapping[str, PriorityClassView], cluster: ClusterState) -> Ask:
-    """What was let in would be let in as it is: whether it may ask for that was decided before."""
+    """The ask of a draft. Its permissions were checked before, so it is exempt."""
     tree = cluster.limits.tree
     ask = ask_of(
         bytes(draft.doc), uid=draft.uid, tenant=draft.tenant, labels=draft.labels, priorities=priorities,
@@ -166,13 +169,13 @@ async def run_answers(
     revision_of: Callable[[], int] = lambda: REVISION_MAX,
     fence: int | None = None,
 ) -> None:
-    """For as long as we lead: answer what is asked. A database that is away is waited for."""
+    """Answer questions while this process leads; wait while the database is away."""
     answering = Answering(cluster_of, policy_of, clock, waits if waits is not None else WaitStats(), revision_of, fence)
     while True:
         try:
             await _follow(runtime, answering)
         except AWAY as error:
-            log.info("answers wait for the database", error=repr(error))
+            log.info("answers_wait", message="answers of the leader wait for the database", error=repr(error))
             await asyncio.sleep(POLL_SECONDS)
 
 
@@ -195,7 +198,7 @@ async def _follow(runtime: Runtime, answering: Answering) -> None:
 
 
 async def _answer_some(db: Connection, answering: Answering) -> bool:
-    """Answer the oldest questions, a few at a time; whether there may be more."""
+    """Answer the oldest questions, a few at a time; true if there may be more."""
     if answering.cluster_of() is None:
         return False
     asked = await store.load_unanswered(db, BATCH_MAX, ANSWER_SECONDS_MAX)

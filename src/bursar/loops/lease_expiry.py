@@ -1,8 +1,8 @@
-"""Leases that nobody extends any more: they are ended, so that nothing is held for what has long stopped.
+"""Lease expiry: end leases that are no longer extended, so that no credit is held for work that has stopped.
 
-Any number of processes may do this: what is ended once is not found again. A lease must have been seen to be overdue
-for as long as its work may take to die, by this process's own clock: should the database's jump, as when another takes
-its place, those who are alive beat in the meantime.
+Any number of processes may run this: an ended lease is not found again. A lease must have been seen overdue for as long
+as its work may take to stop, by this process's own clock: if the database's clock jumps, as after a failover, live
+nodes extend their leases in the meantime.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ log = structlog.get_logger()
 PAUSE_SECONDS = 5.0
 LAPSES_MAX = 1000  # at a time
 YOUNG_MAX = 10_000  # new leases read at once
-SLICES_MAX = 10  # in one look
+SLICES_MAX = 10  # per review
 PASSING: tuple[type[Exception], ...] = (*AWAY, Overloaded)
 
 
 async def run_leases(runtime: Runtime) -> None:
-    """For ever. A database that is away is waited for."""
+    """Run forever; wait while the database is away."""
     watch = ExpiryWatch()
     while True:
         try:
             await end_lapsed(runtime, watch, asyncio.get_running_loop().time())
         except PASSING as error:
-            log.info("lapsed leases wait", error=repr(error))
+            log.info("lease_expiry_waits", message="the expiry of leases waits for the database", error=repr(error))
         except Exception:
-            log.exception("ending lapsed leases failed")
+            log.exception("lease_expiry_failed", message="the expiry of leases failed and is tried again")
         await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def end_lapsed(runtime: Runtime, watch: ExpiryWatch, at: float) -> list[int]:
-    """One look at the leases that may be over, at this moment of our own clock; those that were ended."""
+    """Review the leases that may have expired, at `at` by this process's clock; return the ended ones."""
     policy, patience = await load_credit_policy(runtime), await load_patience(runtime)
     try:
         await _look(runtime, watch, at, policy.throttle_seconds_max * MICROS)
     except BaseException:
-        watch.restart(at)  # What was taken was not seen.
+        watch.restart(at)  # The leases taken from the watch were not reviewed.
         raise
     if not (due := watch.due(at, patience.kill_grace_seconds + patience.clock_skew_seconds, LAPSES_MAX)):
         return []
@@ -58,7 +58,7 @@ async def end_lapsed(runtime: Runtime, watch: ExpiryWatch, at: float) -> list[in
     watch.settled((lease, due[lease]) for lease in decided)
     ended = [lease for lease, was_ended in decided.items() if was_ended]
     if ended:
-        log.warning("leases were not extended, and have ended", count=len(ended))
+        log.warning("leases_expired", message="leases were not extended and have expired", count=len(ended))
     return ended
 
 

@@ -1,8 +1,8 @@
-"""Watching over nodes: who falls silent is NotReady, then Lost; what becomes of the work of those that are gone.
+"""Node liveness: silent nodes become NotReady, then Lost, and the work of lost nodes is ended.
 
-Each second all nodes are looked at in one statement, which names only those that are silent or were said to be. Any
-number of controllers may run this: everything is judged again where it is committed, and doing it twice is harmless.
-Nodes that are heard again are Ready at once by whoever heard them; those that were missed are welcomed here.
+Every second, one statement reads the nodes that are silent or marked so. Any number of controllers may run this: each
+transition is decided again when it commits, and is idempotent. The process that receives a heartbeat marks the node
+Ready at once; this loop catches those that were missed.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from bursar.wire.kinds.settings import patience_of
 log = structlog.get_logger()
 
 PAUSE_SECONDS = 1.0
-# Whoever has not looked for so long was away itself, and knows nothing of what happened meanwhile.
+# After a longer gap this process was away itself, and does not know which nodes were silent meanwhile.
 GAP_SECONDS_MAX = 10.0
-# The database's clock goes as ours does. Where it jumped further, as when another database took over, what it says of
-# the time before is not comparable with what it says now.
+# Both clocks run at the same rate. After a larger jump, as after a failover of the database, earlier timestamps cannot
+# be compared with current ones.
 JUMP_SECONDS_MAX = 2.0
-# The work of a node that is gone is looked at again now and then, should anything have been missed.
+# The work of a lost node is reviewed periodically, in case anything was missed.
 AGAIN_SECONDS = 30.0
-SOON_SECONDS = 3.0  # and where something was refused, as by a full lane, it is tried again
+SOON_SECONDS = 3.0  # after a refusal, as by a full lane
 
 
 @dataclass(slots=True)
 class LivenessWatch:
-    """What one controller knows of its own watching: since when it has been there, and since when all is calm. Times
-    are those of our own clock, which never jumps."""
+    """The observation window of one controller: the start of uninterrupted watching, and of the time without alarms.
+    Times are of the monotonic clock."""
 
     since: float | None = None
     calm_since: float | None = None
     last: float | None = None
-    clocks: tuple[datetime, float] | None = None  # the database's and ours, at the last look
+    clocks: tuple[datetime, float] | None = None  # of the database and of this process, at the last look
     alarm: bool = False
     patience: Patience = Patience()  # noqa: RUF009 - it is frozen
-    due: dict[tuple[str, Liveness], float] = field(default_factory=dict)  # when a node's work is looked at again
+    due: dict[tuple[str, Liveness], float] = field(default_factory=dict)  # the time of the next review of a node's work
 
     def begin(self, now: datetime, at: float) -> None:
-        """Note a look: `now` by the database's clock, `at` by ours. After too long a gap, and when the database's clock
-        jumped, watching begins anew."""
+        """Record a look: `now` by the database's clock, `at` by the own one. After too long a gap, or a jump of the
+        database's clock, the observation window starts again."""
         gap = at - self.last if self.last is not None else 0.0
         if self.since is None or gap > GAP_SECONDS_MAX or self._jumped(now, at):
             self.since = self.calm_since = at
@@ -63,7 +63,7 @@ class LivenessWatch:
         return abs((now - before).total_seconds() - (at - then)) > JUMP_SECONDS_MAX
 
     def lose(self) -> None:
-        """The database was away: nobody could be heard."""
+        """Reset the window after the database was away, because no heartbeat could be stored."""
         self.since = None
 
     def watched_seconds(self) -> float:
@@ -73,13 +73,15 @@ class LivenessWatch:
         return _between(self.calm_since, self.last)
 
     def hear(self, verdict: LivenessVerdict) -> None:
-        """Alarms are told when they begin and when they end; from the last moment of one on, calm begins anew."""
+        """Log the begin and the end of an alarm; the calm time starts again at its last moment."""
         if verdict.alarm:
             self.calm_since = self.last
         if verdict.alarm is not self.alarm:
-            tell = log.error if verdict.alarm else log.info
-            what = "many nodes fell silent at once: nothing is given up" if verdict.alarm else "most nodes are heard"
-            tell(what, silent=verdict.silent, heartbeating=verdict.heartbeating)
+            counts = {"silent": verdict.silent, "heartbeating": verdict.heartbeating}
+            if verdict.alarm:
+                log.error("nodes_alarm_raised", message="too many nodes are silent at once; no work is ended", **counts)
+            else:
+                log.info("nodes_alarm_cleared", message="most nodes send heartbeats again", **counts)
         self.alarm = verdict.alarm
 
 
@@ -88,21 +90,21 @@ def _between(start: float | None, end: float | None) -> float:
 
 
 async def run_nodes(runtime: Runtime) -> None:
-    """For ever. A database that is away is waited for."""
+    """Run forever; wait while the database is away."""
     watch = LivenessWatch()
     while True:
         try:
             await look_after(runtime, watch)
         except AWAY as error:
             watch.lose()
-            log.info("nodes wait for the database", error=repr(error))
+            log.info("node_liveness_waits", message="node liveness waits for the database", error=repr(error))
         except Exception:
-            log.exception("looking after nodes failed")
+            log.exception("node_liveness_failed", message="node liveness failed and is tried again")
         await asyncio.sleep(PAUSE_SECONDS)
 
 
 async def look_after(runtime: Runtime, watch: LivenessWatch) -> LivenessVerdict:
-    """One look at all nodes, and everything that follows from it. However long that takes, it is no absence."""
+    """Review all nodes once and act on it. The time that acting takes does not count as a gap."""
     look = await _look(runtime, watch)
     try:
         return await _act(runtime, watch, look)
@@ -125,7 +127,7 @@ async def _act(runtime: Runtime, watch: LivenessWatch, look: LivenessLook) -> Li
     watch.hear(verdict)
     said = await _say(runtime, watch, verdict)
     gone = [one for one in look.sightings if one.standing.gone and not one.heard_since]
-    # Those that were lost just now stand as what they were said to be.
+    # Nodes that were just marked Lost count as Lost.
     gone += [
         Sighting(one.node, Liveness.LOST, one.heartbeat, one.heartbeat.at if one.heartbeat else None)
         for one in look.sightings
@@ -140,7 +142,7 @@ async def _look(runtime: Runtime, watch: LivenessWatch) -> LivenessLook:
         look = await store.load_look(db, watch.patience.not_ready_seconds)
         patience = patience_of(look.settings) if look.settings else Patience()
         if patience != watch.patience:
-            # Who is silent for how long is asked by the settings that are in force.
+            # Read again with the patience that is in force.
             watch.patience = patience
             look = await store.load_look(db, patience.not_ready_seconds)
     watch.begin(look.now, _time())
@@ -148,11 +150,11 @@ async def _look(runtime: Runtime, watch: LivenessWatch) -> LivenessLook:
 
 
 async def _say(runtime: Runtime, watch: LivenessWatch, verdict: LivenessVerdict) -> set[str]:
-    """Say what became of nodes; which of them were lost just now."""
+    """Commit the transitions of nodes; return those that were just marked Lost."""
     back = [name for name, standing in verdict.transitions if standing is Liveness.READY]
     if back:
         welcomed = await node_alive(runtime, back)
-        log.info("nodes are heard again", nodes=_some(welcomed), count=len(welcomed))
+        log.info("nodes_returned", message="nodes send heartbeats again", nodes=_some(welcomed), count=len(welcomed))
     falling = [one for one in verdict.transitions if one[1] is not Liveness.READY]
     if not falling:
         return set()
@@ -161,7 +163,13 @@ async def _say(runtime: Runtime, watch: LivenessWatch, verdict: LivenessVerdict)
     done = [one for one, reply in zip(falling, replies, strict=True) if not isinstance(reply, Refusal)]
     for standing in (Liveness.NOT_READY, Liveness.LOST):
         if names := [name for name, now in done if now is standing]:
-            log.warning("nodes are silent", standing=str(standing), nodes=_some(names), count=len(names))
+            log.warning(
+                "nodes_silent",
+                message="nodes send no heartbeats",
+                standing=str(standing),
+                nodes=_some(names),
+                count=len(names),
+            )
     return {name for name, standing in done if standing is Liveness.LOST}
 
 
@@ -175,7 +183,7 @@ def _some(names: list[str]) -> str:
 
 
 async def _settle(runtime: Runtime, watch: LivenessWatch, gone: list[Sighting], now: datetime) -> None:
-    """Look at the work of those nodes that are gone where something may be due."""
+    """End the work of lost nodes where that is due."""
     keys = {(one.node, one.standing) for one in gone}
     watch.due = {key: at for key, at in watch.due.items() if key in keys}
     looked_at = _time()
@@ -190,4 +198,4 @@ async def _settle(runtime: Runtime, watch: LivenessWatch, gone: list[Sighting], 
         left = AGAIN_SECONDS if at is None else min(AGAIN_SECONDS, (at - now).total_seconds())
         watch.due[one.node, one.standing] = looked_at + (SOON_SECONDS if one.node in settled.unsettled else left)
     if settled.ended:
-        log.warning("work of lost nodes has ended", count=len(settled.ended))
+        log.warning("lost_work_ended", message="work on lost nodes was ended", count=len(settled.ended))

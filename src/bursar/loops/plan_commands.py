@@ -1,6 +1,6 @@
-"""What the scheduler decides, as the commands that commit it: each with the fence of its term.
+"""Commands that commit a plan, each with the fence of the term.
 
-They name the nodes as they were when it was decided; whether that still holds is seen under locks.
+They name the generations of nodes at the time of the decision; the commit checks them under locks.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 
+from bursar.commands.scheduling.bind import Bind, BindMember, NotePending
+from bursar.commands.scheduling.evict import EvictionVictim, Nominee, Preempt
+from bursar.commands.workloads.report import Report
 from bursar.core.nodes.bind_check import Target
 from bursar.core.nodes.eviction import EvictionReason as Stopped
 from bursar.core.nodes.eviction import EvictionRule, Notice
@@ -23,9 +26,6 @@ from bursar.core.scheduling.explain.reason_text import sentence
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.placed_columns import Spot
 from bursar.loops.informer import BINDER
-from bursar.ops.scheduling.bind import Bind, BindMember, NotePending
-from bursar.ops.scheduling.evict import EvictionVictim, Nominee, Preempt
-from bursar.ops.workloads.report import Report
 
 SCHEDULER = Origin(BINDER, "bind")
 PREEMPTING = Origin(BINDER, "preempt")
@@ -87,7 +87,7 @@ def preempt_command(cluster: ClusterState, one: Preempting, fence: int, policy: 
 
 
 def _notice(rule: EvictionRule, asker: Ask, victim: Ask, priority: int, grace_seconds: int) -> Notice:
-    """What the victim is told. Tenants are strangers: of another's work it learns neither the name nor the priority."""
+    """The eviction notice of a victim. It hides the name and the priority of another tenant's work."""
     own = asker.tenant == victim.tenant
     by = f"{asker.namespace}/{asker.name}" if own else STRANGER
     if rule is EvictionRule.BURST:
@@ -98,7 +98,7 @@ def _notice(rule: EvictionRule, asker: Ask, victim: Ask, priority: int, grace_se
 
 
 def fail_command(ask: Ask, reason: PendingReason, fence: int) -> Report:
-    """Of a gang that was not complete in time; should it be by now, it stays."""
+    """Fail a member of a gang that was not complete in time, unless it is complete by now."""
     return Report(
         key=_key(ask), origin=FAILING, phase=Phase.FAILED, uid=ask.uid, fence=fence, gang=_gang_name(ask),
         unless_complete=True, reason="GangTimeout", message=sentence(reason),
@@ -106,7 +106,7 @@ def fail_command(ask: Ask, reason: PendingReason, fence: int) -> Report:
 
 
 def note_command(tree: Tree, ask: Ask, reason: PendingReason, fence: int) -> NotePending:
-    """Everybody of the tenant reads it: it tells no figures of what is above."""
+    """Store a pending reason. All users of the tenant read it, so it contains no figures of tenants above."""
     message = sentence(reason_for(reason, sight(tree, ask.tenant)))
     return NotePending(key=_key(ask), origin=NOTING, fence=fence, uid=ask.uid, reason=reason.code, message=message)
 

@@ -1,5 +1,5 @@
-"""Reconciling what has ended, a little later, when late events have come. Any number of controllers may do it: of two
-that are at the same lease, the second finds it done."""
+"""Reconciliation: compare ended leases with their usage events, after late events have arrived. Any number of
+controllers may run it: of two at the same lease, the second finds it done."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reconciler(runtime: Runtime) -> Reconciler:
 
 
 async def run_reconcile(runtime: Runtime) -> None:
-    """For ever. A database that is away is waited for."""
+    """Run forever; wait while the database is away."""
     runner = reconciler(runtime)
     forgotten_at = -FORGET_SECONDS
     try:
@@ -42,16 +42,16 @@ async def run_reconcile(runtime: Runtime) -> None:
                     await forget_events(runtime)
                     await forget_drift(runtime)
             except AWAY as error:
-                log.info("reconciliation waits for the database", error=repr(error))
+                log.info("reconcile_waits", message="reconciliation waits for the database", error=repr(error))
             except Exception:
-                log.exception("reconciliation failed")
+                log.exception("reconcile_failed", message="reconciliation failed and is tried again")
             await asyncio.sleep(PAUSE_SECONDS)
     finally:
         await runner.close()
 
 
 async def reconcile_due(runtime: Runtime, runner: Reconciler) -> list[Reconciled]:
-    """Everything that can be reconciled now."""
+    """Reconcile all leases that are due."""
     policy = await load_credit_policy(runtime)
     wait = policy.reconcile_seconds * MICROS
     done: list[Reconciled] = []
@@ -65,18 +65,20 @@ async def reconcile_due(runtime: Runtime, runner: Reconciler) -> list[Reconciled
         tell(new, policy)
         done += new
         if not new:
-            return done  # others were faster, or it cannot be done
+            return done  # other controllers were faster, or it is impossible
 
 
 async def _isolated(runner: Reconciler, commands: list[Reconcile]) -> list[Reconciled | None]:
-    """Run a batch; where it fails, in halves: the oldest come first, and one that fails must not hold up all others."""
+    """Run a batch; if it fails, run its halves, so that one failing lease does not block the others."""
     try:
         return list(await runner.run(commands))
     except AWAY:
         raise
     except Exception:
         if len(commands) == 1:
-            log.exception("a lease could not be reconciled", lease=commands[0].ended.lease)
+            log.exception(
+                "lease_not_reconciled", message="an ended lease could not be reconciled", lease=commands[0].ended.lease
+            )
             return [None]
     middle = len(commands) // 2
     return await _isolated(runner, commands[:middle]) + await _isolated(runner, commands[middle:])

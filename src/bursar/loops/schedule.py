@@ -2,7 +2,7 @@
 
 The loop is thin. `core/scheduling/cycle/cycle.py` decides on the leader's copy of the cluster state; the commands
 decide again under locks when they commit (optimistic concurrency). While one plan is being committed the next one is
-made; rejected bindings are taken out of the cluster state and decided anew.
+made; rejected bindings are taken out of the cluster state and decided again.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ from time import time
 
 import structlog
 
+from bursar.commands.command import DEPOSED
+from bursar.commands.scheduling.bind import Bind
+from bursar.commands.scheduling.evict import Preempt
 from bursar.core.objects.ask import Ask
 from bursar.core.objects.pending_reason import UNPAID, PendingReason, ReasonCode
 from bursar.core.scheduling.cycle.cycle import decide
 from bursar.core.scheduling.cycle.plan import Binding, Plan, Preempting, SchedulingPolicy
 from bursar.core.scheduling.explain.wait_stats import WaitStats
-from bursar.core.scheduling.state.cluster_state import Blocked, ClusterState
+from bursar.core.scheduling.state.cluster_state import ClusterState
+from bursar.core.scheduling.state.scheduler_memory import Blocked
 from bursar.core.values.refusal import Code, Refusal
 from bursar.loops.budget import run_budgets
 from bursar.loops.credit_backoff import Unpaid
 from bursar.loops.informer import FeedLost, Informer
 from bursar.loops.leader_query import run_answers
 from bursar.loops.plan_commands import bind_commands, fail_command, note_command, preempt_command
-from bursar.ops.runtime.command import DEPOSED
 from bursar.ops.runtime.gc_tuning import calm_collector
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import Bind, Bound, bind, note
+from bursar.ops.scheduling.bind import Bound, bind, note
 from bursar.ops.scheduling.commit_worker import CommitWorker
-from bursar.ops.scheduling.evict import Preempt, preempt
+from bursar.ops.scheduling.evict import preempt
 from bursar.ops.usage.usage_rollup import load_budgets
 from bursar.ops.workloads.report import report
 from bursar.store.credit.ledger import CHANNEL as CREDIT_CHANNEL
@@ -44,19 +47,21 @@ log = structlog.get_logger()
 
 TICK_SECONDS = 1.0
 IDLE_SECONDS = 5.0
-PACE_SECONDS = 0.02  # between looks that place nothing: in a full cluster a flood of submissions is followed in gulps
-HOURS_SECONDS = 10.0  # between looks at what tenants have used of their budgets
-NOTES_MAX = 500  # of one tick: in a flood of submissions they are not half of all writes
-NOTE_AFTER_SECONDS = 1.0  # what is placed within a second needs no reason why it was not
+PACE_SECONDS = (
+    0.02  # between cycles without placements, so that a full cluster handles a flood of submissions in batches
+)
+HOURS_SECONDS = 10.0  # between reads of the used budgets of tenants
+NOTES_MAX = 500  # per tick, so that reasons are no large part of all writes in a flood of submissions
+NOTE_AFTER_SECONDS = 1.0  # work that is placed within a second needs no pending reason
 PLANS_IN_FLIGHT = 4
 COMMIT_WORKER_FROM = 64  # allocations of one plan
-COMMIT_WORKER_NODES = 256  # of a cluster that has a clerk from the start
-PAUSE_SECONDS = 1.0  # before something that was refused is planned again
+COMMIT_WORKER_NODES = 256  # nodes from which a commit worker is started at once
+PAUSE_SECONDS = 1.0  # before a rejected binding is planned again
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """One leader at work. `fence` is its term's number, which every commit carries."""
+    """The scheduler of one leader. Every commit carries `fence`, the number of its term."""
 
     runtime: Runtime
     fence: int
@@ -67,10 +72,10 @@ class Scheduler:
     informer: Informer = field(init=False)
     worker: CommitWorker = field(init=False)
     loaded: asyncio.Event = field(default_factory=asyncio.Event)
-    idle: asyncio.Event = field(default_factory=asyncio.Event)  # nothing waits, and nothing is being committed
-    _given: SchedulingPolicy = field(init=False)  # the policy before the settings of the system are laid over it
+    idle: asyncio.Event = field(default_factory=asyncio.Event)  # nothing is pending, and no commit is in flight
+    _given: SchedulingPolicy = field(init=False)  # the policy without the settings of the system
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _nudged: bool = False  # there may be changes, whether the database told of them yet or not
+    _nudged: bool = False  # there may be changes without a notification of the database
     _told_revision: int = 0
     _commits: set[asyncio.Task[None]] = field(default_factory=set)
     _deposed: bool = False
@@ -90,22 +95,26 @@ class Scheduler:
         return self.informer.cluster
 
     def nudge(self) -> None:
-        """Something was committed: look now rather than when the database tells."""
+        """Read changes now, because something was committed, without waiting for the notification."""
         self._nudged = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Until another leads. A database that is away is waited for; a world that lost its place is loaded anew."""
+        """Run until another leads; wait while the database is away, and reload when the feed position is lost."""
         self.runtime.on_commit.append(self.nudge)
         try:
             while not self._deposed:
                 try:
                     await self._follow()
                 except AWAY as error:
-                    log.info("the scheduler waits for the database", error=repr(error))
+                    log.info("scheduler_waits", message="the scheduler waits for the database", error=repr(error))
                     await asyncio.sleep(0.2)
                 except FeedLost as error:
-                    log.warning("the scheduler loads its world anew", why=str(error))
+                    log.warning(
+                        "cluster_state_reloaded",
+                        message="the scheduler loads its cluster state again",
+                        error=str(error),
+                    )
         finally:
             self.runtime.on_commit.remove(self.nudge)
             left = [*self._commits, *(one for one in (self._noting, self._counting) if one is not None)]
@@ -134,7 +143,7 @@ class Scheduler:
                 if self._has_news:
                     await self._catch_up(db)
                 if not self._has_news:
-                    # What the database told meanwhile was among what was read. What else woke us is seen to below.
+                    # Changes notified meanwhile were just read. Other reasons to wake are handled below.
                     self._wake.clear()
                 await self.unpaid.review(db, self.cluster)
                 self.policy = replace(self._given, **self.informer.settings)
@@ -156,7 +165,7 @@ class Scheduler:
         await self.informer.catch_up(db)
 
     def _told(self, revision: int) -> None:
-        """The database tells of a change. Of our own we know already."""
+        """Handle a notification of a change; own changes are known already."""
         self._told_revision = max(self._told_revision, revision)
         if revision > self.informer.revision:
             self._wake.set()
@@ -173,16 +182,16 @@ class Scheduler:
             async with asyncio.timeout(seconds):
                 await self._wake.wait()
         except TimeoutError:
-            self._nudged = True  # should nobody have told us
+            self._nudged = True  # in case a notification was missed
 
     async def _cycle(self) -> bool:
-        """Decide and start to commit; whether there is more to decide at once."""
+        """Decide and start to commit; true if there is more to decide at once."""
         if not self.cluster.waiting:
             return False
         self.idle.clear()
         plan = decide(self.cluster, self.policy, self.clock())
-        # What is being failed is left alone until that has ended: its changes wait for the end of all its commits, and
-        # commits without a gap between them would keep it here for as long as others keep us busy.
+        # Skip allocations that are being failed already. Their changes are deferred until all their commits end, so
+        # commits without a gap would keep them here for as long as other work keeps the loop busy.
         plan.failed = [(ask, reason) for ask, reason in plan.failed if ask.uid not in self.informer.committing]
         if plan.bindings or plan.preemptions or plan.failed:
             self._commit(plan)
@@ -199,7 +208,7 @@ class Scheduler:
         uids += [victim.uid for one in plan.preemptions for victim in one.victims]
         uids += [ask.uid for ask, _ in plan.failed]
         self.informer.committing.update(uids)
-        # As commands now: they name the nodes as they were when this was decided.
+        # Build the commands now: they name the generations of nodes at the time of the decision.
         binds = bind_commands(self.cluster, plan.bindings, self.fence)
         preempts = [preempt_command(self.cluster, one, self.fence, self.policy) for one in plan.preemptions]
         task = asyncio.create_task(self._save(plan, binds, preempts, uids), name="commit")
@@ -212,9 +221,13 @@ class Scheduler:
         if task.cancelled() or (error := task.exception()) is None:
             return
         if isinstance(error, AWAY):
-            log.warning("it is not known how much of a plan was committed", error=repr(error))
+            log.warning(
+                "commit_unknown",
+                message="the connection was lost, and it is unknown how much of a plan was committed",
+                error=repr(error),
+            )
         else:
-            log.error("a plan could not be committed", error=repr(error), exc_info=error)
+            log.error("commit_failed", message="a plan could not be committed", error=repr(error), exc_info=error)
 
     async def _finish_commits(self, at_most: int) -> None:
         while len(self._commits) > at_most:
@@ -222,8 +235,8 @@ class Scheduler:
 
     async def _save(self, plan: Plan, binds: Sequence[Bind], preempts: Sequence[Preempt], uids: Sequence[str]) -> None:
         try:
-            # Evictions first: whoever waits for them waits longest. Should one of these fail, the others are waited for
-            # all the same: what comes back must find the world that it was decided in.
+            # Evictions first, because preemptors wait longest. If one of these fails, the others are awaited all the
+            # same: rejected work must find the cluster state in which it was decided.
             done = await asyncio.gather(
                 self._save_preemptions(plan.preemptions, preempts),
                 self._save_bindings(plan.bindings, binds),
@@ -234,7 +247,7 @@ class Scheduler:
                 if error is not None:
                     raise error
         except BaseException:
-            # Nobody knows how much of it was committed.
+            # It is unknown how much of it was committed.
             self.informer.lost = True
             raise
         finally:
@@ -244,7 +257,7 @@ class Scheduler:
         try:
             self.informer.settle(uids)
         except FeedLost as error:
-            log.info("what happened meanwhile cannot be told", why=str(error))
+            log.info("changes_lost", message="changes that arrived during a commit cannot be applied", error=str(error))
             self.informer.lost = True
 
     async def _save_bindings(self, bindings: Sequence[Binding], commands: Sequence[Bind]) -> None:
@@ -255,7 +268,7 @@ class Scheduler:
             if isinstance(reply, Refusal):
                 self._take_back(binding, reply, heard)
                 continue
-            self.cluster.probes.paid(binding.members[0][0])
+            self.cluster.memory.probes.paid(binding.members[0][0])
             for (ask, _), revision in zip(binding.members, reply, strict=True):
                 informer.committed(ask.uid, revision)
                 informer.noted.pop(ask.uid, None)
@@ -266,23 +279,28 @@ class Scheduler:
                     self.waits.bound(ask.queue, ask.submitted_at, now)
 
     async def _bind(self, commands: Sequence[Bind]) -> list[Bound]:
-        """Here, or by the clerk where there is much of it: so much is worth a process of its own, and the detour."""
+        """Commit in this process, or in the commit worker if there is enough to be worth the detour."""
         if sum(len(command.members) for command in commands) < COMMIT_WORKER_FROM:
             return await bind(self.runtime, commands)
         self.worker.call()
         return await self.worker.bind(commands)
 
     def _take_back(self, binding: Binding, refusal: Refusal, heard: int) -> None:
-        """It waits again, and whatever proved wrong about the world is read before the next plan."""
+        """Requeue a rejected binding, and read outdated state again before the next plan."""
         self._deposed |= refusal == DEPOSED
         unpaid = PendingReason.unpaid(refusal)
-        log.info("a placement came back", code=str(refusal.code), message=refusal.message)
+        log.info(
+            "bind_rejected",
+            message="a binding was rejected, and its allocation is pending again",
+            code=str(refusal.code),
+            error=refusal.message,
+        )
         for ask, spots in binding.members:
-            # Its node may be gone, and its place with it; it waits all the same.
+            # Its node may be removed, and the placement with it: it is pending all the same.
             if ask.uid not in self.cluster.waiting:
                 self.cluster.unassume(ask)
             if unpaid is not None:
-                continue  # its nodes are as they seemed
+                continue  # its nodes are not outdated
             for spot in spots:
                 self.informer.distrust_node(self.cluster.fleet.names[spot.row])
         if unpaid is not None:
@@ -300,18 +318,23 @@ class Scheduler:
         self.unpaid.wait(self.cluster, asks, reason, self.clock() + seconds, heard, keep=keep)
 
     def _pause(self, binding: Binding) -> None:
-        """Read the database's figures before it is tried again: then they say why it waits. Not in a tight loop."""
+        """Delay the next attempt, so that current figures explain why it is pending, and no tight loop arises."""
         until = self.clock() + PAUSE_SECONDS
         for ask, _ in binding.members:
             key = self.cluster.unit_key(ask.uid)
-            self.cluster.blocked[key] = Blocked(PendingReason(ReasonCode.NOT_TRIED), 0, 0, until, firm=True)
+            self.cluster.memory.blocked[key] = Blocked(PendingReason(ReasonCode.NOT_TRIED), 0, 0, until, firm=True)
 
     async def _save_preemptions(self, preemptions: Sequence[Preempting], commands: Sequence[Preempt]) -> None:
         heard = self.unpaid.heard
         for one, reply in zip(preemptions, await preempt(self.runtime, commands), strict=True):
             if isinstance(reply, Refusal):
                 self._deposed |= reply == DEPOSED
-                log.info("a preemption came back", code=str(reply.code), message=reply.message)
+                log.info(
+                    "preemption_rejected",
+                    message="a preemption was rejected, and nothing was evicted",
+                    code=str(reply.code),
+                    error=reply.message,
+                )
                 self.informer.lost = True
                 if (unpaid := PendingReason.unpaid(reply)) is not None:
                     self._wait_for_credit(one.asks, unpaid, reply, heard, keep=True)
@@ -324,7 +347,12 @@ class Scheduler:
         for reply in await asyncio.gather(*(report(self.runtime, command) for command in commands)):
             if isinstance(reply, Refusal):
                 self._deposed |= reply == DEPOSED
-                log.info("a gang's member could not be failed", code=str(reply.code), message=reply.message)
+                log.info(
+                    "gang_failure_rejected",
+                    message="a member of a gang that timed out could not be failed",
+                    code=str(reply.code),
+                    error=reply.message,
+                )
 
     # Now and then.
 
@@ -337,34 +365,38 @@ class Scheduler:
             self._hours_at = now
             self._counting = asyncio.create_task(self._count_hours(self.informer), name="hours")
         if now - self._limits_at >= self.policy.quota_backoff_seconds:
-            # What a part of a node was when it was bound is not known for ever: forecasts drift.
+            # The bound part of a node is not known exactly after a reload: forecasts drift.
             self._limits_at = now
-            if any(one.reason.why is ReasonCode.QUOTA_EXCEEDED for one in self.cluster.blocked.values()):
+            if any(one.reason.why is ReasonCode.QUOTA_EXCEEDED for one in self.cluster.memory.blocked.values()):
                 self.informer.distrust_limits()
         if now - self._noted_at >= TICK_SECONDS and (self._noting is None or self._noting.done()):
             self._noted_at = now
             if news := self._news(now):
-                # By themselves: nothing that can run waits for them.
+                # In a task of their own, so that no placement waits for them.
                 self._noting = asyncio.create_task(self._note(self.informer, news), name="notes")
 
     async def _count_hours(self, informer: Informer) -> None:
-        """What tenants have used of their budgets. No plan waits for it: until it is known, what was known counts."""
+        """Read the use of budgets. No plan waits for it: until then the known figures count."""
         try:
             async with self.runtime.database.reader() as db:
                 tree = await self.runtime.trees.refresh(db)
                 used = await load_budgets(db, tree, past=self.runtime.past_hours)
         except AWAY as error:
-            log.info("hours could not be counted", error=repr(error))
+            log.info(
+                "hours_not_counted",
+                message="the use of budgets could not be read; the known figures count",
+                error=repr(error),
+            )
             return
         informer.set_hours({name: (one.gpu_hours, one.node_hours) for name, one in used.items()})
 
     async def _note(self, informer: Informer, news: Sequence[tuple[Ask, PendingReason]]) -> None:
-        """Store why things wait, where that is not what is stored."""
+        """Store changed pending reasons."""
         commands = [note_command(self.cluster.limits.tree, ask, reason, self.fence) for ask, reason in news]
         try:
             replies = await note(self.runtime, commands)
         except AWAY as error:
-            log.info("reasons could not be stored", error=repr(error))
+            log.info("reasons_not_stored", message="pending reasons could not be stored", error=repr(error))
             return
         for command, reply in zip(commands, replies, strict=True):
             if isinstance(reply, Refusal):
@@ -373,7 +405,7 @@ class Scheduler:
                 informer.noted[command.uid] = command.reason
 
     def _news(self, now: float) -> Sequence[tuple[Ask, PendingReason]]:
-        """Why things wait that have waited for a while, where another reason is stored: so many of them at a time."""
+        """Pending reasons that differ from the stored ones, of work that has waited for a while; a limited number."""
         informer, ripe = self.informer, now - NOTE_AFTER_SECONDS
         found = (
             (ask, reason)
@@ -385,19 +417,19 @@ class Scheduler:
         return list(islice(found, NOTES_MAX))
 
     def _reasons(self) -> Iterator[tuple[Ask, PendingReason]]:
-        """Of what waits: that room is being made for it, or what those that are alike wait for."""
+        """The reason of each pending allocation: its nomination, or the reason of its equivalence class."""
         cluster = self.cluster
         for uid, nomination in cluster.nominated.items():
             if uid in cluster.waiting:
                 yield cluster.waiting[uid].members[uid], PendingReason(ReasonCode.PREEMPTING, until=nomination.until)
         for group in cluster.groups.values():
-            blocked = cluster.blocked.get(cluster.unit_of(group))
+            blocked = cluster.memory.blocked.get(cluster.unit_of(group))
             if blocked is not None and (not blocked.firm or blocked.reason.why in UNPAID):
                 yield from ((ask, blocked.reason) for uid, ask in group.members.items() if uid not in cluster.nominated)
 
 
 async def run_schedule(runtime: Runtime, fence: int, *, policy: SchedulingPolicy | None = None) -> None:
-    """Schedule, answer what is asked about it, and watch over budgets, for as long as we lead."""
+    """Schedule, answer queries and review budgets, while this process leads."""
     one = Scheduler(runtime, fence, policy or SchedulingPolicy())
     answers = run_answers(
         runtime, lambda: one.cluster if one.loaded.is_set() else None, lambda: one.policy, one.clock, one.waits,

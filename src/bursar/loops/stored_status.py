@@ -1,4 +1,4 @@
-"""What the scheduler reads of stored statuses: as much of allocations, jobs and nodes' claims as decisions need."""
+"""Decoders of stored statuses: the fields of allocations, jobs and node claims that decisions need."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Eviction(msgspec.Struct):
 
 
 class StoredStatus(msgspec.Struct, rename="camel"):
-    """As much of an allocation's status as decisions need."""
+    """The fields of an allocation's status that decisions need."""
 
     phase: str = "Pending"
     reason: str = ""
@@ -39,7 +39,7 @@ class StoredStatus(msgspec.Struct, rename="camel"):
     nominated: list[_Nominated] = []
     scheduled_time: str = ""
     start_time: str = ""
-    epoch: int = 0  # how often it was placed
+    epoch: int = 0  # the number of its placements
     user: str = ""
     permitted_by: str = ""
     eviction: _Eviction | None = None
@@ -68,7 +68,7 @@ decode_job_document = msgspec.json.Decoder(_JobDocument).decode
 
 
 def holder_of(capacity: NodeCapacity) -> str:
-    """Whose a node is, as the fleet knows it."""
+    """The holder of a node, in the form that the fleet uses."""
     if capacity.claim is None:
         return UNCLAIMED
     return capacity.claim.holder if capacity.claim.state is ClaimState.HELD and not capacity.claim.unpaid else NOBODY

@@ -1,7 +1,7 @@
-"""Entering hours: what began and ended since the last time is put into buckets, and what goes on at every hour.
+"""Usage roll-up: add work that began, ended or continues to hourly and daily buckets.
 
-Any number of controllers may run this: one enters at a time. Nothing waits for it: whoever asks for hours is told of
-what is not entered yet as well.
+Any number of controllers may run this: one rolls up at a time. Nothing waits for it: reports include usage that is not
+rolled up yet.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from bursar.store.db.database import AWAY, RACES, Database, TooSlow
 log = structlog.get_logger()
 
 ROLL_SECONDS = 5.0
-# Less than this can wait: more comes all the time, and to enter each step by itself would cost more than all at once.
+# Smaller rests wait for the next run: rolling up each step by itself would cost more than a batch.
 FEW = LEVELS_MAX
 
 
 async def run_hours(runtime: Runtime) -> None:
-    """For ever. A database that is away is waited for."""
+    """Run forever; wait while the database is away."""
     while True:
         try:
             await catch_up(runtime.database)
         except TooSlow as error:
-            # Waiting alone does not help: somebody must know what it is.
-            log.error("entering hours is too slow", error=str(error))
+            # Retrying alone does not help: an operator must know.
+            log.error("rollup_slow", message="the roll-up of usage takes too long", error=str(error))
         except (*AWAY, *RACES) as error:
-            log.info("hours wait for the database", error=repr(error))
+            log.info("rollup_waits", message="the roll-up of usage waits for the database", error=repr(error))
         except Exception:
-            log.exception("entering hours failed")
+            log.exception("rollup_failed", message="the roll-up of usage failed and is tried again")
         await asyncio.sleep(ROLL_SECONDS)
 
 
 async def catch_up(database: Database) -> int:
-    """Enter until little is left; in how many turns that was."""
+    """Roll up until little is left; return the number of batches."""
     turns = 1
     while await roll(database) >= FEW:
         turns += 1

@@ -1,4 +1,4 @@
-"""The gRPC services: one for node agents, one for administrators.
+"""The gRPC services: `NodeAgent` for node agents, `AdminService` for administrators and tenants.
 
 Read `agent.py` (the heartbeat stream) and `hub.py` (directives pushed to agents) first.
 """

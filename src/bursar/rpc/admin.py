@@ -1,7 +1,7 @@
-"""The service that administrators and tenants call: what the REST API does, spoken as gRPC.
+"""The `AdminService`: gRPC calls translated into requests to the REST API, in process.
 
-A call is put to the same door as a request over HTTP. So there is one place that knows who is asking, how often they
-may, what their role allows, and what a request id stands for; what is refused there is refused here in the same words.
+A call passes through the same ASGI application as an HTTP request. Authentication, rate limits, authorisation and
+idempotency keys therefore exist once, and refusals are the same.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from bursar.wire.scheduler.v1 import admin_pb2_grpc as pb_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Event = MutableMapping[str, Any]
-# What serves HTTP, as ASGI has it.
-Door = Callable[[Event, Callable[[], Awaitable[Event]], Callable[[Event], Awaitable[None]]], Awaitable[None]]
+AsgiApp = Callable[[Event, Callable[[], Awaitable[Event]], Callable[[Event], Awaitable[None]]], Awaitable[None]]
 M = TypeVar("M", bound=Message)
 
 TENANTS: Final = "/api/v1/tenants"
 USAGE: Final = "/api/v1/usage"
-# Of an update, what says more than a field of the tenant.
+# Fields of an update that are not fields of the tenant.
 _BESIDES: Final = frozenset({"name", "limits", "clear", "request_id", "dry_run"})
-# REST's words for what protobuf has other words for.
+# REST names of fields that have another name in protobuf.
 _RENAMED: Final = {"from": "begin", "to": "end"}
 
 
 class AdminService(pb_grpc.AdminServiceServicer):
-    def __init__(self, app: Door) -> None:
+    def __init__(self, app: AsgiApp) -> None:
         self._app = app
 
     async def UpdateTenant(  # noqa: N802
@@ -67,7 +66,7 @@ class AdminService(pb_grpc.AdminServiceServicer):
     async def _ask(
         self, context: Context, method: str, path: str, query: Mapping[str, str], body: bytes = b""
     ) -> dict[str, Any]:
-        """The answer to a request; one that is refused ends the call."""
+        """The response to a request; a refusal aborts the call."""
         status, answer = await _put(self._app, method, path, query, _headers(context), body)
         document: dict[str, Any] = msgspec.json.decode(answer)
         if status >= 300:
@@ -79,12 +78,12 @@ class AdminService(pb_grpc.AdminServiceServicer):
 
 
 def flat_of(request: pb.UpdateTenantRequest) -> dict[str, Any] | str:
-    """The flat form of a tenant's change, or what is wrong with it."""
+    """The flat form of a tenant update, or the error."""
     changes: dict[str, Any] = {
         field.name: _plain(value) for field, value in request.ListFields() if field.name not in _BESIDES
     }
     for name, value in changes.items():
-        # JSON has no word for it, and would have it unset.
+        # JSON has no NaN or infinity; null would clear the field.
         if isinstance(value, float) and not math.isfinite(value):
             return f"{name} must be a number"
     besides = [(f"max_{name.removeprefix('max_')}", quantity or None) for name, quantity in request.limits.items()]
@@ -98,7 +97,7 @@ def flat_of(request: pb.UpdateTenantRequest) -> dict[str, Any] | str:
 
 
 def _plain(value: Any) -> Any:
-    """A whole number goes as one."""
+    """Whole numbers as integers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -107,9 +106,9 @@ def _days(days: int) -> dict[str, str]:
 
 
 async def _tenant_path(context: Context, name: str) -> str:
-    # A name is one segment of a path: one with a slash in it would be another path.
+    # A name is one path segment: a slash would address another path.
     if not name or "/" in name:
-        await _refuse(context, _invalid("name a tenant"))
+        await _refuse(context, _invalid("give the name of a tenant"))
     return f"{TENANTS}/{name}"
 
 
@@ -127,15 +126,15 @@ def _headers(context: Context) -> list[tuple[bytes, bytes]]:
 
 
 async def _put(
-    app: Door, method: str, path: str, query: Mapping[str, str], headers: list[tuple[bytes, bytes]], body: bytes
+    app: AsgiApp, method: str, path: str, query: Mapping[str, str], headers: list[tuple[bytes, bytes]], body: bytes
 ) -> tuple[int, bytes]:
-    """One request through the door, without a socket between: its status and its body."""
+    """Send one request to the ASGI application in process; returns status and body."""
     sent: list[Event] = []
     pieces = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Event:
         if not pieces:
-            await asyncio.get_running_loop().create_future()  # Nobody leaves before the answer is whole.
+            await asyncio.get_running_loop().create_future()  # the client never disconnects early
         return pieces.pop()
 
     async def send(event: Event) -> None:
@@ -154,7 +153,7 @@ async def _put(
 
 
 def message_of(document: Mapping[str, Any], message: M) -> M:
-    """An answer of the REST API as a message with the same names."""
+    """A REST document as a message with the same field names."""
     return ParseDict({_RENAMED.get(name, name): one for name, one in document.items()}, message, True)
 
 

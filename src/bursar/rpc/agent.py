@@ -1,10 +1,13 @@
-"""The service that nodes' agents call: one stream of beats per node.
+"""The `NodeAgent` service of the control plane: one heartbeat stream per node.
 
-A beat is heard first, which grants its lease and tells what of the things it speaks of is placed on this node. Then
-what it says of them is reported, through the lane of binds, and only what is committed is acknowledged. What is of the
-past, because it is placed elsewhere or in another epoch, is acknowledged and never applied; if it still runs, it is
-stopped. While the database is away nothing is answered and nothing is lost: the stream stays open, and goes on where it
-was. At last every lease that pays for something here is extended, and how long each of them is paid is in the answer.
+Each heartbeat is processed in this order:
+
+1. Record it, which grants the run-lease and loads the claims of the allocations it names.
+2. Report their statuses through the bind lane. Only committed reports are acknowledged. Reports for an older epoch, or
+   for an allocation placed elsewhere, are acknowledged but not applied; if such work still runs, it is stopped.
+3. Extend every lease that pays for work on the node. The answer grants the paid time.
+
+While the database is unreachable, the stream stays open without an answer, and no report is lost.
 """
 
 from __future__ import annotations
@@ -19,27 +22,29 @@ import grpc
 import structlog
 from msgspec import Struct
 
+from bursar.commands.command import Reply
+from bursar.commands.credit.shortfall import granted_shortfall, note_of
+from bursar.commands.nodes.liveness import EndLost
+from bursar.commands.workloads.report import Report
 from bursar.core.credit.lease import Grant
 from bursar.core.nodes.liveness import LEASE_EXPIRED, WENT_WITH_ITS_NODE, Liveness
 from bursar.core.objects.allocation import Phase
-from bursar.core.objects.object import Key, Origin
+from bursar.core.objects.object import Origin
 from bursar.core.values.address import may_name
 from bursar.core.values.certificate import NodeIdentity
 from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.core.values.replace import replace
 from bursar.ops.credit.ledger import Extend
-from bursar.ops.credit.shortfall import granted_shortfall, note_of, note_shortfalls
+from bursar.ops.credit.shortfall import note_shortfalls
 from bursar.ops.nodes.capacity import report_capacity, report_isolation
 from bursar.ops.nodes.heartbeat import Heartbeat, HeartbeatHeard
-from bursar.ops.nodes.liveness import EndLost
 from bursar.ops.nodes.node_ca import renew
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.lane import Closed, Overloaded, put_all
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.workloads.report import Report, report
+from bursar.ops.workloads.report import report
 from bursar.rpc.codec import (
     ENDS,
     GRACE_SECONDS,
@@ -67,6 +72,7 @@ from bursar.rpc.problem import STATUS
 from bursar.rpc.wipe import hear_wipes, is_wipe, wipe_wanted
 from bursar.store.db.database import Unavailable
 from bursar.store.nodes.heartbeat import ReportedPlacement, SeenBeat, UsageRow, WantedPlace, WantedSet
+from bursar.wire.kinds.node import node_key
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 log = structlog.get_logger()
@@ -81,7 +87,7 @@ PASSING = (Unavailable, Overloaded)
 
 
 class StreamRefused(Exception):
-    """The stream ends, and this is what its agent is told."""
+    """The stream ends with this refusal as its status."""
 
     def __init__(self, why: Refusal) -> None:
         super().__init__(why.message)
@@ -89,7 +95,7 @@ class StreamRefused(Exception):
 
 
 class AgentService(PreparingService):
-    """The control plane's side. With `insecure` no certificate is asked for, and a node is believed its name."""
+    """The service. With `insecure` it requires no certificate and trusts the node name of the message."""
 
     def __init__(self, runtime: Runtime, hub: Hub, *, insecure: bool) -> None:
         self._runtime = runtime
@@ -118,28 +124,23 @@ class AgentService(PreparingService):
             if stream is not None:
                 self._hub.leave(stream)
 
-    async def BindAllocation(self, _: object, context: Any) -> NoReturn:  # noqa: N802
-        await _elsewhere(context)
+    async def _elsewhere(self, _: object, context: Any) -> NoReturn:
+        sentence = "the agent on the node serves this call; the control plane serves Heartbeat"
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, sentence)
+        raise AssertionError("abort does not return")
 
-    async def EvictAllocation(self, _: object, context: Any) -> NoReturn:  # noqa: N802
-        await _elsewhere(context)
-
-    async def GetResourceSnapshot(self, _: object, context: Any) -> NoReturn:  # noqa: N802
-        await _elsewhere(context)
-
-    async def ReadLog(self, _: object, context: Any) -> NoReturn:  # type: ignore[override]  # noqa: N802
-        await _elsewhere(context)
+    BindAllocation = EvictAllocation = GetResourceSnapshot = ReadLog = _elsewhere  # type: ignore[assignment]
 
 
 class HeartbeatOutcome(Struct):
-    """What became of what was said: ends that are recorded, and what must not run here."""
+    """The result of a heartbeat's reports: acknowledged ends, and placements that must not run here."""
 
     acknowledged: list[Spoken]
     strangers: list[Spoken]
 
 
 class _Conversation:
-    """One stream, beat by beat."""
+    """One stream, heartbeat by heartbeat."""
 
     def __init__(self, runtime: Runtime, hub: Hub, stream: AgentStream, identity: NodeIdentity | None) -> None:
         self._runtime = runtime
@@ -148,11 +149,11 @@ class _Conversation:
         self._identity = identity
         self._seq = 0
         self._load_at = -LOAD_SECONDS
-        self._capacity: Mapping[str, str] = {}  # what is not recorded yet of what the node has
-        self._isolation: tuple[str, str] | None = None  # the same, of how it keeps tenants apart
+        self._capacity: Mapping[str, str] = {}  # reported capacity, not recorded yet
+        self._isolation: tuple[str, str] | None = None  # reported isolation, not recorded yet
 
     async def hold(self, said: Said) -> None:
-        """Until the agent has no more to say."""
+        """Answer heartbeats until the agent ends the stream."""
         await self._reply(said, first=True)
         while isinstance(message := await self._stream.context.read(), pb.HeartbeatRequest):
             _believed(other_node(NodeIdentity(self._stream.node, 0), message.node_id))
@@ -162,14 +163,14 @@ class _Conversation:
     async def _reply(self, said: Said, *, first: bool = False) -> None:
         stream = self._stream
         if said.seq <= self._seq:
-            raise StreamRefused(invalid(f"beat {said.seq} came after beat {self._seq}: their numbers rise"))
+            raise StreamRefused(invalid(f"heartbeat {said.seq} came after heartbeat {self._seq}: seq must increase"))
         self._seq = said.seq
         patience = self._hub.patience
         wipes = [one for one in said.statuses if is_wipe(one)]
         spoken = {**stream.unsaid, **{one.place: one for one in said.statuses if not is_wipe(one)}}
         stream.unsaid = {}
         whole = stream.whole_due
-        # Written down is until when anything may be alive: what is changed of the settings later shortens nothing.
+        # The recorded time includes the kill grace: shorter settings later do not shorten what was granted.
         alive_seconds = patience.run_lease_seconds + patience.kill_grace_seconds
         heard = await self._heard(said, spoken.values(), alive_seconds, first=first, whole=whole)
         if first:
@@ -179,7 +180,7 @@ class _Conversation:
         self._capacity, self._isolation = said.capacity or self._capacity, said.isolation or self._isolation
         await self._say_capacity()
         wiped = await hear_wipes(self._runtime, stream.node, wipes)
-        # Who was given up may still hold what was taken from it: with its lease it hears all that is wanted of it.
+        # A node that was lost may still run reassigned work: it gets its whole wanted set with its run-lease.
         wanted = await self._wanted() if whole or heard.standing != Liveness.READY else None
         claims = heard.claims if wanted is None else _claims(wanted, spoken.values(), stream.node)
         outcome = await self._report(spoken.values(), claims)
@@ -200,7 +201,7 @@ class _Conversation:
         await stream.answer(answer, since=None if wanted is None else wanted.revision)
         await self._note_shortfalls(paid)
 
-    # Being heard.
+    # The heartbeat itself.
 
     async def _heard(
         self, said: Said, spoken: Iterable[Spoken], lease_seconds: int, *, first: bool, whole: bool
@@ -216,28 +217,32 @@ class _Conversation:
         return heard
 
     def _address(self, said: Said) -> str:
-        """Where the agent is called. Nobody has the server call itself who does not speak from its machine."""
+        """The address of the agent's server. A loopback address is accepted only from a loopback stream: no node may
+        make the server call itself."""
         if not said.address or may_name(said.address, self._stream.context.peer()):
             return said.address
-        why = "it is a loopback address, and its stream comes from another machine"
-        log.warning("agent_address_refused", node=self._stream.node, address=said.address, why=why)
+        why = "it is a loopback address, but the stream comes from another machine"
+        log.warning(
+            "agent_address_refused", message="the address that a node advertises is not called",
+            node=self._stream.node, address=said.address, error=why,
+        )  # fmt: skip
         return ""
 
     async def _why_not(self) -> Refusal:
         if refusal := await revoked(self._runtime.database, self._identity):
             return refusal
-        there = await object_ops.get(self._runtime, Key("Node", "", self._stream.node))
+        there = await object_ops.get(self._runtime, node_key(self._stream.node))
         return not_registered(self._stream.node) if isinstance(there, Refusal) else SUPERSEDED
 
     def _matters(self, one: Spoken) -> bool:
-        """Whether more than its use is said of it: what is known to run may be said to run again and again."""
+        """Whether a status says more than the usage of a placement that is known to run."""
         place = self._stream.places.get(one.uid)
         if place is None or place.epoch != one.epoch or one.state in ENDS:
             return True
         return one.state is ReportedState.RUNNING and (not place.running or one.frozen != place.frozen)
 
     def _usages(self, spoken: Iterable[Spoken]) -> tuple[UsageRow, ...]:
-        """What is to be saved of what was measured: how it ended, and now and then before."""
+        """The usage rows to save: of each end, and of running placements once a minute."""
         at = asyncio.get_running_loop().time()
         rows: list[UsageRow] = []
         for one in spoken:
@@ -251,7 +256,7 @@ class _Conversation:
         return tuple(rows)
 
     def _load(self, said: Said) -> bytes:
-        """What is in use on the node: written down now and then."""
+        """The node's load, to be recorded every LOAD_SECONDS."""
         at = asyncio.get_running_loop().time()
         if said.load is None or at - self._load_at < LOAD_SECONDS:
             return b""
@@ -268,13 +273,16 @@ class _Conversation:
             if self._isolation and not isinstance(reply, Refusal):
                 reply = await report_isolation(runtime, node, *self._isolation)
         except PASSING:
-            return  # With the next beat.
+            return  # the next heartbeat tries again
         if isinstance(reply, Refusal):
-            log.warning("what a node says of itself was not taken", node=node, why=reply.message)
+            log.warning(
+                "node_status_rejected", message="the status that a node reports was rejected",
+                node=node, error=reply.message,
+            )  # fmt: skip
         self._capacity, self._isolation = {}, None
 
     async def _renewed(self, request: bytes) -> bytes:
-        """A certificate, where one was asked for and can be given now; who gets none asks again."""
+        """A new certificate, if one was requested and can be signed now; an agent that gets none asks again."""
         if not request or self._identity is None:
             return b""
         try:
@@ -282,14 +290,17 @@ class _Conversation:
         except PASSING:
             return b""
         if isinstance(issued, Refusal):
-            log.warning("a certificate was not renewed", node=self._stream.node, why=issued.message)
+            log.warning(
+                "certificate_renewal_failed", message="a node's certificate was not renewed",
+                node=self._stream.node, error=issued.message,
+            )  # fmt: skip
             return b""
         return issued.certificate
 
-    # What was said.
+    # Reports.
 
     async def _report(self, spoken: Iterable[Spoken], claims: Mapping[str, ReportedPlacement]) -> HeartbeatOutcome:
-        """Report what is placed here; the rest is of the past."""
+        """Report the statuses of placements on this node; the others are settled without a report."""
         outcome = HeartbeatOutcome([], [])
         commands: list[tuple[Spoken, ReportedPlacement, Report]] = []
         for one in spoken:
@@ -312,7 +323,7 @@ class _Conversation:
         return outcome
 
     def _is_news(self, one: Spoken, claim: ReportedPlacement) -> bool:
-        """That it runs, or stands still, or goes on."""
+        """Whether it started to run, was frozen, or resumed."""
         runs = one.state is ReportedState.RUNNING
         return runs and (claim.phase == Phase.SCHEDULED or one.frozen != self._place(claim).frozen)
 
@@ -322,7 +333,7 @@ class _Conversation:
         if isinstance(reply, PASSING):
             self._stream.unsaid[one.place] = one
         elif isinstance(reply, BaseException):
-            # It has been logged. How something ended is said again by the agent; that it runs, by its end.
+            # Logged by the lane. The agent repeats ends; that a placement ran follows from its end.
             return
         elif one.state in ENDS or (isinstance(reply, Refusal) and reply.code is not Code.IMMUTABLE):
             self._of_the_past(one, outcome)
@@ -331,7 +342,7 @@ class _Conversation:
             place.running, place.frozen = True, one.frozen
 
     def _of_the_past(self, one: Spoken, outcome: HeartbeatOutcome) -> None:
-        """It is not placed here, or not any more: an end is known, and what lives must go."""
+        """A status of a placement that is not, or no longer, placed here: acknowledge an end, stop a live one."""
         place = self._stream.places.get(one.uid)
         if place is not None and place.epoch == one.epoch:
             del self._stream.places[one.uid]
@@ -345,11 +356,12 @@ class _Conversation:
             self._stream.places[claim.uid] = place
         return place
 
-    # What is paid for.
+    # Paid time.
 
     async def _pay(self, answer: pb.HeartbeatResponse) -> list[tuple[str, HeldPlacement, Grant]]:
-        """Extend what is placed here and paid for, all of it at once. What cannot be, because the database is away or
-        too much is asked, has the time that it was granted before; what can be is told, whatever became of the rest."""
+        """Extend all leases of paid placements on the node together. A lease that cannot be extended now, because the
+        database is unreachable or overloaded, keeps the time it was granted before; the others are granted all the
+        same."""
         stream = self._stream
         paid = [(uid, place) for uid, place in stream.places.items() if place.lease and not self._has_ended(uid, place)]
         if not paid:
@@ -362,7 +374,7 @@ class _Conversation:
         moved = await follow_leases(self._runtime, stream, fenced) if fenced else ()
         for (uid, place), grant in zip(paid, grants, strict=True):
             if isinstance(grant, BaseException) or uid in moved:
-                continue  # It has been logged, or passes.
+                continue  # it was logged, or the next heartbeat tries again
             if isinstance(grant, Refusal) and grant.code is Code.STALE:
                 stream.skip_numbers()
             elif message := grant_message(uid, place.epoch, grant, freeze_seconds):
@@ -371,8 +383,8 @@ class _Conversation:
         return [(uid, place, grant) for (uid, place), grant in answered if isinstance(grant, Grant)]
 
     async def _note_shortfalls(self, paid: Sequence[tuple[str, HeldPlacement, Grant]]) -> None:
-        """Note what is paid no further, and what is again, where that is news. What cannot be noted now is noted with a
-        later beat."""
+        """Record changed shortfalls: paid time that ends, or that is granted again. A later heartbeat records what
+        cannot be recorded now."""
         node, news = self._stream.node, []
         for uid, place, grant in paid:
             if (short := granted_shortfall(grant)) != place.short:
@@ -383,18 +395,18 @@ class _Conversation:
                 place.short = note.short
 
     def _has_ended(self, uid: str, place: HeldPlacement) -> bool:
-        """Whether its end was said, and could not be recorded yet."""
+        """Whether its end was reported but could not be recorded yet."""
         said = self._stream.unsaid.get((uid, place.epoch))
         return said is not None and said.state in ENDS
 
-    # What is wanted.
+    # The wanted set.
 
     async def _wanted(self) -> WantedSet:
         self._stream.begin_whole()
         return await _until_there(lambda: self._runtime.recalling.submit(self._stream.node))
 
     def _tell_all(self, answer: pb.HeartbeatResponse, wanted: WantedSet, past: set[tuple[str, int]]) -> None:
-        """All of it, but for what has just been acknowledged: that would be started again."""
+        """Add the whole wanted set to an answer, without placements acknowledged in it: they would start again."""
         answer.complete = True
         if wipe := wipe_wanted(wanted.claim):
             self._stream.wiping = True
@@ -406,7 +418,7 @@ class _Conversation:
             if directive := self._directive(one):
                 answer.directives.append(directive)
             else:
-                answer.complete = False  # What is not named would be stopped.
+                answer.complete = False  # a complete set stops every placement that it does not name
             place = known.get(one.uid)
             if place is not None and place.epoch == one.epoch:
                 self._stream.places[one.uid] = place
@@ -414,7 +426,7 @@ class _Conversation:
                 self._place(one)
 
     def _directive(self, one: WantedPlace) -> pb.SchedulingDirective | None:
-        """What is said of it; None of what cannot be told. That must not keep the node from hearing the rest."""
+        """The directive of a placement; None if it cannot be built, which must not withhold the others."""
         try:
             order = order_of_place(one)
             self._hub.spread(order.uid, order.nodes)
@@ -422,11 +434,16 @@ class _Conversation:
                 return stop_directive(order, now())
             return run_directive(order, self._stream.node, self._hub.patience.kill_grace_seconds)
         except Exception:
-            log.exception("what is wanted of a node could not be told", node=self._stream.node, key=one.key)
+            log.exception(
+                "directive_failed",
+                message="a directive for a node cannot be built",
+                node=self._stream.node,
+                key=one.key,
+            )
         return None if one.wanted else end_directive(one.uid, one.epoch, "", "", grace_seconds=GRACE_SECONDS)
 
 
-# Who speaks.
+# The caller.
 
 
 async def _first(context: Context) -> pb.HeartbeatRequest:
@@ -434,9 +451,9 @@ async def _first(context: Context) -> pb.HeartbeatRequest:
         async with asyncio.timeout(FIRST_SECONDS_MAX):
             message = await context.read()
     except TimeoutError:
-        raise StreamRefused(Refusal(Code.TIMEOUT, f"no beat came within {FIRST_SECONDS_MAX:.0f} s")) from None
+        raise StreamRefused(Refusal(Code.TIMEOUT, f"no heartbeat came within {FIRST_SECONDS_MAX:.0f} s")) from None
     if not isinstance(message, pb.HeartbeatRequest):
-        raise StreamRefused(invalid("the stream ended before its first beat"))
+        raise StreamRefused(invalid("the stream ended before its first heartbeat"))
     return message
 
 
@@ -455,11 +472,11 @@ def _name(identity: NodeIdentity | None, message: pb.HeartbeatRequest) -> str:
     return message.node_id
 
 
-# Words.
+# Claims and commands.
 
 
 def _claims(wanted: WantedSet, spoken: Iterable[Spoken], node: str) -> dict[str, ReportedPlacement]:
-    """Of what was spoken of, that which is placed here: the whole set tells it as well."""
+    """The claims of the reported placements, from the wanted set."""
     asked = {one.uid for one in spoken}
     return {one.uid: _claim(one, node) for one in wanted.places if one.uid in asked}
 
@@ -471,10 +488,10 @@ def _claim(one: WantedPlace, node: str) -> ReportedPlacement:
 
 def _command(node: str, one: Spoken, claim: ReportedPlacement) -> Report:
     if one.state is ReportedState.STOPPED and one.reason == LEASE_EXPIRED:
-        # It was cut off from us for too long, and ended by itself: what asked for that waits again.
+        # The node was disconnected beyond its run-lease and stopped the work: it is requeued if it asks for that.
         return _end_lost(node, one, claim)
     if one.state in (ReportedState.FAILED, ReportedState.STOPPED) and one.reason in WENT_WITH_ITS_NODE:
-        # How long the node was away makes no difference: what asked for that waits again.
+        # The node failed, for however short a time: the work is requeued if it asks for that.
         return replace(_end_lost(node, one, claim), reason=one.reason, only_leased=True)
     return Report(
         key=claim.key,
@@ -505,18 +522,12 @@ def _stranger(one: Spoken) -> pb.SchedulingDirective:
 
 
 async def _until_there(ask: Callable[[], Awaitable[T]]) -> T:
-    """Asked again for as long as the database is away: whoever waits for the answer has no other to ask."""
+    """Retry until the database answers: the caller has no alternative."""
     while True:
         try:
             return await ask()
         except PASSING:
             await asyncio.sleep(RETRY_SECONDS * random.uniform(0.5, 1.5))  # noqa: S311
-
-
-async def _elsewhere(context: Any) -> NoReturn:
-    sentence = "the agent on the node serves this call; the control plane serves Heartbeat"
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, sentence)
-    raise AssertionError("abort does not return")
 
 
 async def _abort(context: Context, why: Refusal) -> None:

@@ -1,7 +1,7 @@
-"""The messages of the wire, and what they mean here: beats read and checked, directives written.
+"""Conversion and validation of `NodeAgent` messages: heartbeats in, directives and grants out. Pure.
 
-Pure. What is read comes from a machine that may be anybody's: whatever is wrong with a beat is a refusal, and what is
-kept of it is bounded. An allocation is written down from the two documents that are stored of it.
+Nodes are not trusted: an invalid heartbeat is a refusal, and every stored field is bounded. Directives are built from
+the stored spec and status of an allocation.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PROTOCOL_NEWEST: Final = 1
 STATUSES_MAX: Final = 10_000
 FEATURES_MAX: Final = 64
 NONCE_CHARS_MAX: Final = 64
-LOAD_MAX: Final = 1e15  # of cores, bytes or devices: more is no measurement
+LOAD_MAX: Final = 1e15  # cores, bytes or devices; a higher value is not plausible
 WORDS_CHARS_MAX: Final = 1024
 REASON_CHARS_MAX: Final = 64
 REQUEST_BYTES_MAX: Final = 16 << 10
@@ -53,7 +53,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class ReportedState(IntEnum):
-    """How a placement stands on its node."""
+    """The state of a placement on its node."""
 
     STARTING = pb.POD_PHASE_STARTING
     RUNNING = pb.POD_PHASE_RUNNING
@@ -63,7 +63,7 @@ class ReportedState(IntEnum):
     STOPPED = pb.POD_PHASE_STOPPED
 
 
-# As which phase an end is reported. What was stopped because it was asked to is Cancelled where it is being deleted.
+# The phase of each end. A stopped placement of a deleted allocation becomes Cancelled elsewhere.
 ENDS: Final = {
     ReportedState.SUCCEEDED: Phase.SUCCEEDED,
     ReportedState.FAILED: Phase.FAILED,
@@ -72,7 +72,7 @@ ENDS: Final = {
 
 
 class Spoken(Struct, frozen=True):
-    """What a node says of one placement."""
+    """The status that a node reports of one placement."""
 
     uid: str
     epoch: int
@@ -88,12 +88,12 @@ class Spoken(Struct, frozen=True):
 
     @property
     def frozen(self) -> bool:
-        """Whether it stands still: it runs, and its account spends too fast."""
+        """Whether it is frozen because its account exceeds its spend rate limit."""
         return self.state is ReportedState.RUNNING and self.reason == FROZEN
 
 
 class Said(Struct, frozen=True):
-    """A beat, as far as it matters here."""
+    """A validated heartbeat."""
 
     node: str
     seq: int
@@ -102,23 +102,23 @@ class Said(Struct, frozen=True):
     address: str = ""
     agent: str = ""
     certificate_request: bytes = b""
-    nonce: str = ""  # the agent's own word for the stream
-    load: pb.ResourceUsage | None = None  # what is in use on the node
-    isolation: tuple[str, str] | None = None  # how tenants are kept apart there, and why not; None where it is not said
-    features: tuple[str, ...] = ()  # what its agent can do that older ones cannot
+    nonce: str = ""  # chosen by the agent for this stream
+    load: pb.ResourceUsage | None = None
+    isolation: tuple[str, str] | None = None  # the isolation and its message; None if not reported
+    features: tuple[str, ...] = ()  # of the agent, beyond the oldest protocol
 
 
-# What is heard.
+# Incoming.
 
 
 def read_heartbeat(message: pb.HeartbeatRequest, node: str) -> Said | Refusal:
-    """A beat of this node. Every stream speaks a version that is known here."""
+    """Validate a heartbeat of this node."""
     if refusal := _version_refusal(message.protocol_version):
         return refusal
     if message.seq < 1:
-        return invalid(f"beats are numbered from 1 on, got {message.seq}")
+        return invalid(f"seq must be at least 1, got {message.seq}")
     if len(message.pod_statuses) > STATUSES_MAX:
-        return invalid(f"a beat names at most {STATUSES_MAX} allocations, got {len(message.pod_statuses)}")
+        return invalid(f"a heartbeat has at most {STATUSES_MAX} pod_statuses, got {len(message.pod_statuses)}")
     if len(message.certificate_request) > REQUEST_BYTES_MAX:
         return invalid(f"a certificate request has at most {REQUEST_BYTES_MAX} bytes")
     if len(message.nonce) > NONCE_CHARS_MAX:
@@ -156,8 +156,7 @@ def _isolation(message: pb.HeartbeatRequest) -> tuple[str, str] | None:
 
 
 def load_document(usage: pb.ResourceUsage) -> bytes:
-    """What is in use, as quantities of the node's own resources; of each GPU the part that is busy. What cannot be is
-    left out."""
+    """The load as quantities of the node's resources, GPUs by their busy fraction; implausible values are omitted."""
     used = {
         "cpu": usage.cpu_cores,
         "memory": usage.memory_bytes,
@@ -190,7 +189,7 @@ def _read_status(message: pb.PodStatus, node: str) -> Spoken | Refusal:
     try:
         state = ReportedState(message.phase)
     except ValueError:
-        return invalid(f"the phase of {message.allocation_id} is not one that is known here: {int(message.phase)}")
+        return invalid(f"the phase of {message.allocation_id} is unknown: {int(message.phase)}")
     return Spoken(
         message.allocation_id,
         message.epoch,
@@ -203,7 +202,7 @@ def _read_status(message: pb.PodStatus, node: str) -> Spoken | Refusal:
 
 
 def _read_usage(message: pb.PodStatus, node: str) -> UsageRow | None:
-    """What was measured; nothing where that cannot be, and nothing where nothing was used."""
+    """The measured usage; None if it is implausible or zero."""
     usage = message.usage
     seconds = (usage.seconds, usage.cpu_seconds, usage.gpu_seconds)
     if not all(math.isfinite(one) and 0 <= one <= SECONDS_MAX for one in seconds):
@@ -217,11 +216,11 @@ def _read_usage(message: pb.PodStatus, node: str) -> UsageRow | None:
 
 
 def plain(text: str, chars_max: int) -> str:
-    """Words of others, fit to be kept and shown: in one line, and not for ever."""
+    """A node's text as one printable line of bounded length."""
     return "".join(char if char.isprintable() else " " for char in text[:chars_max]).strip()
 
 
-# What is told.
+# Outgoing.
 
 
 class _Resources(Struct):
@@ -265,10 +264,10 @@ class _Document(Struct):
 class _PlacedOn(Struct, rename="camel"):
     name: str
     devices: dict[str, list[int]] = {}
-    phase: str = ""  # how it ended there, while it still runs elsewhere
-    lease: str = ""  # what pays for it there
-    frozen: bool = False  # that it stands still there was recorded
-    unpaid: str = ""  # why no more of its time is paid for there, as far as that was recorded
+    phase: str = ""  # its end on this node, while it still runs on others
+    lease: str = ""  # the lease that pays for it
+    frozen: bool = False
+    unpaid: str = ""  # why no more time is granted
     paid_until: str = ""
 
 
@@ -294,7 +293,7 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 
 
 class WantedAllocation(Struct, frozen=True):
-    """An allocation as its nodes are told of it."""
+    """A stored allocation, decoded for the directives to its nodes."""
 
     key: Key
     uid: str
@@ -314,11 +313,11 @@ class WantedAllocation(Struct, frozen=True):
 
     @property
     def nodes_left(self) -> list[str]:
-        """Those that have not said yet that it is gone."""
+        """The nodes that have not reported its end."""
         return [one.name for one in self.status.nodes if not one.phase]
 
     def lease_on(self, node: str) -> int:
-        """What pays for it there; 0 where nobody does."""
+        """The number of the lease that pays for it on a node; 0: none."""
         name = next((one.lease for one in self.status.nodes if one.name == node), "")
         return (lease_number(name) or 0) if name else 0
 
@@ -337,7 +336,7 @@ def order_of_place(place: WantedPlace) -> WantedAllocation:
 
 
 def phase_of_place(place: WantedPlace) -> str:
-    """Empty where its status cannot be read: that it ended is recorded all the same."""
+    """The phase; empty if the status cannot be read, so that its end can still be recorded."""
     try:
         return _decode_status(place.status).phase
     except msgspec.MsgspecError:
@@ -345,13 +344,13 @@ def phase_of_place(place: WantedPlace) -> str:
 
 
 def frozen_place(place: WantedPlace, node: str) -> bool:
-    """Whether it is recorded that it stands still there."""
+    """Whether it is recorded as frozen on a node."""
     there = _place_on(place, node)
     return there is not None and there.frozen
 
 
 def short_place(place: WantedPlace, node: str) -> Shortfall | None:
-    """The shortfall that is recorded of it there."""
+    """The recorded shortfall on a node."""
     there = _place_on(place, node)
     return recorded_shortfall(there.unpaid, there.paid_until) if there is not None else None
 
@@ -380,7 +379,7 @@ def run_directive(
         tenant=order.tenant,
         tenant_uid=order.tenant_uid,
         resources=pb.ResourceRequirements(
-            # On each node. Where only a limit is given, the limit is the request.
+            # Per node. A limit without a request is the request, too.
             requests={name: str(value) for name, value in {**spec.resources.limits, **spec.resources.requests}.items()},
             limits={name: str(value) for name, value in spec.resources.limits.items()},
         ),
@@ -396,23 +395,23 @@ def run_directive(
         exclusive=spec.exclusive,
         job=job,
         job_index=int(index) if index.isdigit() else None,
-        # Who runs with others, or reads what somebody sends, has to be told more than is written down here.
+        # Peers and standard input are not in the directive: the agent fetches them before the start.
         prepare=bool(spec.command) and (spec.stdin or order.status.size > 1 or len(order.nodes) > 1),
         annotations={name: text for name, text in metadata.annotations.items() if name.startswith(ANNOTATIONS)},
     )
 
 
 def stop_directive(order: WantedAllocation, now: datetime) -> pb.SchedulingDirective:
-    """That it is to end. Asked again after a while, there is only so much time left."""
+    """Stop an allocation. A repeated directive has only the rest of the grace."""
     metadata, eviction = order.document.metadata, order.status.eviction
     graces = []
     if metadata.deletion_timestamp:
         graces.append(_grace_left(metadata.deletion_grace_period_seconds, metadata.deletion_timestamp, now))
     if eviction is not None:
         graces.append(_grace_left(eviction.grace_period_seconds, eviction.deadline, now))
-    told: _Eviction | _Status = eviction or order.status
+    cause: _Eviction | _Status = eviction or order.status
     return end_directive(
-        order.uid, order.epoch, told.reason, told.message, grace_seconds=min(graces, default=GRACE_SECONDS)
+        order.uid, order.epoch, cause.reason, cause.message, grace_seconds=min(graces, default=GRACE_SECONDS)
     )
 
 
@@ -428,8 +427,8 @@ def end_directive(uid: str, epoch: int, reason: str, message: str, *, grace_seco
 
 
 def grant_message(uid: str, epoch: int, grant: Grant | Refusal, freeze_seconds: int) -> pb.LeaseGrant | None:
-    """What is told of a lease that was asked for more; None where there is nothing new to tell. Whole seconds, and
-    never more than were paid: what is cut off was granted before, or comes with the next beat."""
+    """The answer to a lease extension; None if it changes nothing. Seconds are rounded down, so that never more than
+    the paid time is granted."""
     if isinstance(grant, Refusal):
         if grant.code is not Code.FENCED:
             return None
@@ -449,7 +448,7 @@ def grant_message(uid: str, epoch: int, grant: Grant | Refusal, freeze_seconds: 
 
 
 def _grace_left(grace_seconds: int, deadline: str, now: datetime) -> int:
-    """Deadlines are told to the second, cut off: one more second is given, so that no grace is shorter than it was."""
+    """The rest of a grace period. Deadlines are stored in whole seconds, rounded down, so one second is added."""
     try:
         left = (datetime.fromisoformat(deadline) - now).total_seconds() + 1
     except ValueError:

@@ -1,11 +1,11 @@
-"""Which streams this process holds, and what is pushed on them.
+"""The hub of agent streams in this process: it follows the change feed and pushes directives to agents.
 
-One follower of the feed serves all streams, whatever their number: what concerns a node goes into its stream's outbox,
-and is written by a task that lives only while there is something to write. So a slow stream makes nobody wait. An
-outbox is bounded: one that runs over is emptied, and the next answer on that stream names everything that is wanted.
+One feed follower serves all streams. A change that concerns a node goes into the outbox of its stream, and a task that
+lives only while the outbox is not empty writes it, so a slow stream delays no other. Outboxes are bounded: on overflow
+the outbox is cleared, and the next answer on that stream carries the whole wanted set.
 
-What a node was told is state, not messages: a directive has the revision of the change that it is of, and those that
-the stream's last whole answer already knew are passed over.
+Directives are state, not messages: each carries the revision of its change, and revisions that the stream's last whole
+answer already covered are skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bursar.rpc.codec import (
 )
 from bursar.rpc.wipe import wipe_of_change
 from bursar.store.db.database import AWAY
-from bursar.wire.kinds.settings import SYSTEM, credit_policy_of, patience_of
+from bursar.wire.kinds.settings import SETTINGS_KEY, credit_policy_of, patience_of
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 log = structlog.get_logger()
@@ -51,13 +51,13 @@ OUTBOX_MAX = 256
 WAIT_SECONDS = 30.0
 AWAY_SECONDS = 0.5
 ALIVE_SECONDS = 1.0
-SKIPPED_NUMBERS = 60_000_000  # a minute of them
-SPREAD_MAX = 1024  # after so many it is looked which are of the past
+SKIPPED_NUMBERS = 60_000_000  # a minute in microseconds
+SPREAD_MAX = 1024  # entries before stale ones are swept
 
 SUPERSEDED = Refusal(
     Code.CONFLICT,
-    "a younger stream of this node took over",
-    "One agent per node: if two use the same name, stop one of them.",
+    "a newer stream of this node took over",
+    "Run one agent per node: if two use the same name, stop one of them.",
 )
 STOPPING = Refusal(Code.UNAVAILABLE, "this server is stopping", "Connect again: another one takes over.")
 
@@ -66,53 +66,53 @@ _BOUND = frozenset({Phase.SCHEDULED, Phase.RUNNING})
 
 @dataclass(slots=True)
 class HeldPlacement:
-    """A placement that its node knows of, as far as this stream has heard."""
+    """A placement on a stream's node, with its recorded state."""
 
     key: Key
     epoch: int
-    running: bool = False  # it is known that it runs
-    frozen: bool = False  # that it stands still is recorded
-    short: Shortfall | None = None  # that no more of its time is paid for is recorded
-    lease: int = 0  # what pays for it; 0 where nobody does
-    measured_at: float = float("-inf")  # when its use was last saved
+    running: bool = False
+    frozen: bool = False
+    short: Shortfall | None = None
+    lease: int = 0  # the lease that pays for it; 0: none
+    measured_at: float = float("-inf")  # when its usage was last saved
 
 
 @dataclass(slots=True, eq=False)
 class AgentStream:
-    """One node's stream: what it was told, and what it is still to be told."""
+    """The stream of one node: its known placements, and its outbox of directives."""
 
     node: str
     session: str
     context: Context
     task: asyncio.Task[Any]
     places: dict[str, HeldPlacement] = field(default_factory=dict)  # by uid
-    unsaid: dict[tuple[str, int], Spoken] = field(default_factory=dict)  # what could not be recorded yet
-    # Beats of leases are numbered from when the stream began, in microseconds of the database's clock: higher than
-    # those of any earlier stream, which did not beat once a microsecond.
+    unsaid: dict[tuple[str, int], Spoken] = field(default_factory=dict)  # reports that could not be recorded yet
+    # Sequence number of lease extensions. It starts at the stream's start in microseconds of the database's clock, and
+    # is therefore higher than that of any earlier stream.
     began: int = 0
-    nonce: str = ""  # the agent's own word for it: what is signed names it
-    features: tuple[str, ...] = ()  # what the agent can do that older ones cannot
-    keys_told: tuple[str, ...] = ()  # by which the agent believes what is signed
-    whole_due: bool = True  # whether the next answer names everything that is wanted
-    wiping: bool = False  # whether it was told to wipe its node
+    nonce: str = ""  # chosen by the agent; lease tokens of this stream contain it
+    features: tuple[str, ...] = ()  # of the agent, beyond the oldest protocol
+    keys_told: tuple[str, ...] = ()  # ids of the signing keys that the agent trusts
+    whole_due: bool = True  # the next answer carries the whole wanted set
+    wiping: bool = False  # the agent was directed to wipe its node
     ended: Refusal | None = None
     _since: int = -1  # the revision of the last whole answer
-    _held_back: bool = True  # while a whole answer is being made, the first one too, nothing is pushed
-    _outbox: dict[str, tuple[int, pb.SchedulingDirective]] = field(default_factory=dict)  # by uid: the newest counts
+    _held_back: bool = True  # nothing is pushed while a whole answer is being built
+    _outbox: dict[str, tuple[int, pb.SchedulingDirective]] = field(default_factory=dict)  # by uid; the newest counts
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _pusher: asyncio.Task[None] | None = None
 
     def next_number(self) -> int:
-        """Of a beat of leases."""
+        """The next sequence number of a lease extension."""
         self.began += 1
         return self.began
 
     def skip_numbers(self) -> None:
-        """Somebody was further: the database's clock has gone back, as when another takes its place."""
+        """Skip numbers after a higher one was seen: the database's clock went back, as after a failover."""
         self.began += SKIPPED_NUMBERS
 
     def knows(self, revision: int) -> bool:
-        """Whether the last whole answer was of this revision or a later one."""
+        """Whether the last whole answer covered this revision."""
         return revision <= self._since
 
     def push(self, revision: int, directive: pb.SchedulingDirective) -> None:
@@ -128,13 +128,13 @@ class AgentStream:
             self._pusher = asyncio.create_task(self._push_all(), name="directives")
 
     def begin_whole(self) -> None:
-        """What is wanted is about to be read. What changes from then on must not overtake the answer, which does not
-        name it: the agent would stop it again."""
+        """Hold back pushes before the wanted set is read. A later change must not overtake the answer: the agent would
+        stop a placement that the complete answer does not name."""
         self.whole_due = False
         self._held_back = True
 
     async def answer(self, response: pb.HeartbeatResponse, *, since: int | None = None) -> None:
-        """Answer a beat; with `since` it is a whole answer of that revision."""
+        """Answer a heartbeat; with `since` it is a whole answer of that revision."""
         async with self._writing:
             if since is not None:
                 self._since, self._held_back = since, False
@@ -144,7 +144,7 @@ class AgentStream:
             await self.context.write(response)
 
     def end(self, why: Refusal) -> None:
-        """End it with these words, whatever it is doing."""
+        """End the stream with this status, whatever it is doing."""
         if self.ended is None:
             self.ended = why
             self.task.cancel()
@@ -154,14 +154,14 @@ class AgentStream:
             self._pusher.cancel()
 
     async def _push_all(self) -> None:
-        """For as long as there is something to say. Who cannot be written to has left, and its reader knows."""
+        """Write the outbox until it is empty. A failed write means that the stream has ended, which its reader sees."""
         try:
             while self._outbox and not self._held_back:
                 async with self._writing:
                     if not self._held_back and (directives := self._take()):
                         await self.context.write(pb.HeartbeatResponse(directives=directives))
         except Exception as error:
-            log.debug("a stream could not be written to", node=self.node, error=repr(error))
+            log.debug("stream_write_failed", message="a stream cannot be written to", node=self.node, error=repr(error))
         finally:
             self._pusher = None
 
@@ -174,7 +174,7 @@ class AgentStream:
         return taken
 
     def _forget_past(self, past: Iterable[pb.Acknowledgement]) -> None:
-        """Nothing is said of what is acknowledged in the same breath: it would be started again."""
+        """Drop directives for placements that the same answer acknowledges: they would start again."""
         for one in past:
             waiting = self._outbox.get(one.allocation_id)
             if waiting is not None and waiting[1].epoch == one.epoch:
@@ -188,11 +188,11 @@ class Hub:
         self._runtime = runtime
         self._feed = feed
         self._streams: dict[str, AgentStream] = {}
-        self._arriving: set[AgentStream] = set()  # of whom it is not known yet whether they may speak
-        # Work on several nodes, by uid: once it waits again, nothing says any more where it was.
+        self._arriving: set[AgentStream] = set()  # not admitted yet
+        # Nodes of multi-node work, by uid: once it is pending again, its status no longer names them.
         self._spread: dict[str, tuple[str, ...]] = {}
         self._spread_max = SPREAD_MAX
-        # By name, as of the change that is being told: changes come in their order, and names are given anew.
+        # Tenant uids by name, as of the change that is being processed: names may be reused later.
         self._tenant_uids: dict[str, str] = {}
         self._followed = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
@@ -207,7 +207,7 @@ class Hub:
         return self._streams.keys()
 
     async def enter(self, stream: AgentStream) -> None:
-        """A stream that may become its node's, for which the feed is followed."""
+        """Register an arriving stream, and start following the feed."""
         self._arriving.add(stream)
         if self._closed:
             stream.end(STOPPING)
@@ -216,9 +216,9 @@ class Hub:
         await self._followed.wait()
 
     def take_over(self, stream: AgentStream) -> None:
-        """The first beat was heard: this is the node's stream, and the older one that it may have here ends. Not
-        before: whoever comes with a certificate that was revoked ends nobody's. What is wanted is read after this, and
-        changes are pushed from now on: nothing falls between."""
+        """After its first recorded heartbeat the stream replaces an older stream of the node. Not earlier: a revoked
+        certificate must not end a valid stream. The wanted set is read after this, and changes are pushed from now on,
+        so that no change is missed."""
         self._arriving.discard(stream)
         older = self._streams.get(stream.node)
         self._streams[stream.node] = stream
@@ -234,7 +234,7 @@ class Hub:
         stream.close()
 
     def heard(self, node: str, standing: str) -> None:
-        """A node that was not thought to be ready has spoken. Those who return together are welcomed together."""
+        """A node that was not Ready sent a heartbeat; nodes that return together are recorded in one batch."""
         if standing == Liveness.READY or self._closed:
             return
         self._returning.add(node)
@@ -248,7 +248,7 @@ class Hub:
             self._spread[uid] = tuple(nodes)
 
     def _sweep(self) -> None:
-        """What none of these streams knows is told to nobody: its end came before its beginning, or its nodes left."""
+        """Remove entries of allocations that no stream of this process holds."""
         held = {uid for stream in self._streams.values() for uid in stream.places}
         self._spread = {uid: nodes for uid, nodes in self._spread.items() if uid in held}
         self._spread_max = max(SPREAD_MAX, 2 * len(self._spread))
@@ -271,26 +271,32 @@ class Hub:
                 try:
                     await node_alive(self._runtime, names)
                 except Exception as error:
-                    # Their next beats say it again.
-                    log.warning("nodes could not be said to be alive", nodes=len(names), error=repr(error))
+                    # The next heartbeats try again.
+                    log.warning(
+                        "liveness_write_failed", message="the heartbeats of nodes cannot be recorded",
+                        nodes=len(names), error=repr(error),
+                    )  # fmt: skip
                     await asyncio.sleep(ALIVE_SECONDS)
         finally:
             self._welcoming = None
 
-    # What happens.
+    # The change feed.
 
     async def _follow_for_ever(self) -> None:
-        """While there are any. Whenever something may have been missed, every stream is told everything."""
+        """Follow the feed while there are streams. After a gap every stream gets its whole wanted set."""
         while self._streams or self._arriving:
             try:
                 await self._follow()
             except FeedLagging:
-                log.warning("the streams fell behind the feed", streams=len(self._streams))
+                log.warning(
+                    "streams_resynced", message="the change feed was lost: every stream gets its wanted set again",
+                    streams=len(self._streams),
+                )  # fmt: skip
             except AWAY as error:
-                log.info("the streams wait for the database", error=repr(error))
+                log.info("streams_waiting", message="the streams wait for the database", error=repr(error))
                 await asyncio.sleep(AWAY_SECONDS)
             except Exception:
-                log.exception("following the feed failed")
+                log.exception("feed_following_failed", message="the streams cannot follow the change feed")
                 await asyncio.sleep(AWAY_SECONDS)
 
     async def _follow(self) -> None:
@@ -323,8 +329,8 @@ class Hub:
                 case "Tenant":
                     self._tenant_uids[fed.change.key.name] = fed.change.uid
         except Exception:
-            # One change that cannot be told must not keep the others back: its nodes are told everything instead.
-            log.exception("a change could not be told", key=fed.change.key)
+            # One bad change must not block the others: its nodes get their whole wanted set instead.
+            log.exception("change_push_failed", message="a change cannot be sent to its nodes", key=fed.change.key)
             named = {fed.change.key.name} if fed.change.key.kind == "Node" else set[str]()
             for node in {*named, *fed.nodes, *fed.before_nodes, *self._spread.get(fed.change.uid, ())}:
                 if stream := self._streams.get(node):
@@ -340,7 +346,7 @@ class Hub:
             stream.wiping = True
             stream.push(fed.change.revision, wipe)
         elif stream.wiping:
-            # It is wiped, or somebody said so: then others' work may be there soon, and no hook may still be at it.
+            # The wipe is over or was confirmed by hand: a whole answer stops a hook that still runs.
             stream.wiping, stream.whole_due = False, True
 
     def _take_allocation(self, fed: FedChange) -> None:
@@ -381,18 +387,19 @@ class Hub:
                 stream.push(fed.change.revision, stop_directive(order, now()))
 
     def _gone(self, fed: FedChange, first: str) -> None:
-        """It is bound nowhere any more. Its nodes have said so themselves, or somebody else has: then they must hear
-        of it."""
+        """The allocation is no longer bound: direct its former nodes to stop it, unless they reported its end."""
         change = fed.change
         for node in self._spread.pop(change.uid, (first,)):
             stream = self._streams.get(node)
             if stream is None or stream.knows(change.revision):
                 continue
             if (place := stream.places.pop(change.uid, None)) is not None:
-                stream.push(change.revision, end_directive(change.uid, place.epoch, "Released", "it is bound no more"))
+                stream.push(
+                    change.revision, end_directive(change.uid, place.epoch, "Released", "it is no longer placed here")
+                )
 
     async def _read_settings(self) -> None:
-        stored = await object_ops.get(self._runtime, Key("Settings", "", SYSTEM))
+        stored = await object_ops.get(self._runtime, SETTINGS_KEY)
         if not isinstance(stored, Refusal):
             with suppress(ValueError):
                 self._take_settings(stored.doc)
@@ -407,4 +414,4 @@ class Hub:
 
 
 def not_registered(node: str) -> Refusal:
-    return Refusal(Code.FORBIDDEN, f"there is no node {node!r}", f"Enrol it: bursar node token --name {node}")
+    return Refusal(Code.FORBIDDEN, f"node {node!r} does not exist", f"Enrol it: bursar node token --name {node}")

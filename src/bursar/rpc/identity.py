@@ -1,7 +1,6 @@
-"""Which node is calling: what its certificate says, and never what its messages say.
+"""Authentication of nodes: the caller's identity is that of its client certificate, never that of its messages.
 
-TLS has checked that the certificate is of our authority and has not expired, before any of this is asked. Whether it
-has been revoked only the database knows: see `revoked`.
+TLS has verified the signature and the expiry before. Revocation is checked in the database: see `revoked`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _ENROL = "enrol the node with a token: bursar node token --name NODE"
 
 
 def identity_of(context: grpc.aio.ServicerContext[Any, Any], *, insecure: bool) -> NodeIdentity | Refusal | None:
-    """The node that calls, with the generation of its certificate; None where the door is insecure."""
+    """The calling node, with the generation of its certificate; None without certificates."""
     if insecure:
         return None
     shown: Mapping[str, Iterable[bytes]] = context.auth_context()
@@ -30,19 +29,21 @@ def identity_of(context: grpc.aio.ServicerContext[Any, Any], *, insecure: bool) 
     names = [name.decode(errors="replace") for name in shown.get("x509_subject_alternative_name", ())]
     identity = identity_in(names)
     if identity is None:
-        return Refusal(Code.FORBIDDEN, "the certificate is not a node's: only nodes' agents call here", _ENROL)
+        return Refusal(
+            Code.FORBIDDEN, "the certificate is not that of a node: only node agents may call this service", _ENROL
+        )
     return identity
 
 
 def other_node(identity: NodeIdentity | None, said: str) -> Refusal | None:
-    """A node that speaks for another is refused; one that leaves its name out is who its certificate says."""
+    """Refuse a message that names another node than the certificate; an empty name is accepted."""
     if identity is None or said in ("", identity.node):
         return None
     return Refusal(Code.FORBIDDEN, f"the certificate is of node {identity.node!r}, which may not speak for {said!r}")
 
 
 async def revoked(database: Database, identity: NodeIdentity | None) -> Refusal | None:
-    """Why a certificate that TLS believed counts no more; None while it does."""
+    """Why the certificate is no longer valid; None while it is."""
     if identity is None:
         return None
     async with database.reader() as db:

@@ -1,7 +1,6 @@
-"""What a node says in the end of how long something ran there, where its lease had ended before.
+"""Late usage: corrects the cost of leases that ended before the node reported how long the work ran.
 
-So it is with a node that was given up and comes back, and with leases that ran out while nobody was heard: what they
-cost was put down as well as it could be known, and is put right now.
+This happens when a lost node returns, and when leases expire while a node is silent: their cost was an estimate.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from bursar.store.nodes.heartbeat import ReportedPlacement
 async def hear_last(
     runtime: Runtime, stream: AgentStream, ended: list[Spoken], claims: Mapping[str, ReportedPlacement]
 ) -> list[Spoken]:
-    """Write it down; which of these ends can be acknowledged. The others are said again with the next beat."""
+    """Record the usage of these ends; returns the ends to acknowledge. The others stay for the next heartbeat."""
     words = [
         LastWord(one.uid, one.epoch, stream.node, micros)
         for one in ended
@@ -39,13 +38,12 @@ async def hear_last(
 
 
 def measured_of(one: Spoken) -> int | None:
-    """For how many microseconds it ran, where the node knows that. Of what went with it, it knows what it had written
-    down, if anything."""
+    """The measured run time in microseconds, if known. After a node failure that is what the node's journal has."""
     if one.state not in ENDS or one.usage is None or (one.reason in WENT_WITH_ITS_NODE and not one.usage.seconds):
         return None
     return round(one.usage.seconds * MICROS)
 
 
 def _may_be_paid(one: Spoken, claim: ReportedPlacement | None) -> bool:
-    """Of what is not placed here any more nobody knows."""
+    """Whether a lease may pay for it; for placements without a claim that is unknown."""
     return claim is None or claim.epoch != one.epoch or claim.lease > 0

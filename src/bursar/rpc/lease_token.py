@@ -1,4 +1,4 @@
-"""What an answer grants, proven: the token of its leases, and the keys by which the agent believes it."""
+"""Signs the grants of an answer: the lease token, and the public keys that verify it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 
 async def sign(runtime: Runtime, stream: AgentStream, answer: pb.HeartbeatResponse) -> None:
-    """Agents believe what is signed, with the keys that their stream was told. What only ends work needs no proof."""
+    """Add the token, and the keys if they changed. Grants of zero seconds only end work and need no signature."""
     granted = [
         Granted(one.lease, one.allocation_id, one.epoch, one.seconds, one.rate_per_sec, one.expires_at, one.final)
         for one in answer.leases
@@ -21,7 +21,7 @@ async def sign(runtime: Runtime, stream: AgentStream, answer: pb.HeartbeatRespon
     try:
         ring = await runtime.signing.ring()
     except AWAY:
-        return  # It has what it was granted before.
+        return  # earlier grants stay valid
     if ring.ids != stream.keys_told:
         keys = ring.public_keys().items()
         answer.signing_keys.extend(pb.SigningKey(id=key_id, public_key=raw) for key_id, raw in keys)

@@ -1,8 +1,8 @@
-"""Work that is paid by another lease than when its node was told of it.
+"""Lease transfer: running work whose lease was replaced while it ran.
 
-So it is when the node is claimed by its user: from then on the claim's lease pays for what runs there, and its own is
-closed. A stream learns of that when it extends the old one: nobody is told that their time is over before it is known
-whether it really is.
+When a user claims the node, the claim's lease pays for the user's work there, and the work's own lease is closed. A
+stream notices when it extends the closed lease. It looks up the current lease before it tells the agent that the paid
+time is over.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def is_fenced(grant: object) -> bool:
 
 
 async def follow_leases(runtime: Runtime, stream: AgentStream, fenced: Collection[str]) -> Collection[str]:
-    """Those of which there is nothing to tell yet: another lease pays for them, and is extended by the next beat; or
-    nobody can be asked."""
+    """The placements whose grant is to be skipped: another lease pays for them and is extended at the next heartbeat,
+    or the database is unreachable."""
     try:
         async with runtime.database.reader() as db:
             claims = await store.load_claims(db, [(stream.node, uid) for uid in fenced])

@@ -1,7 +1,7 @@
-"""What a command has to be given before its node can start it: who runs with it, and its standard input.
+"""`PrepareAllocation`: the peers (rank, size, addresses) and the standard input that a command needs before its start.
 
-An agent asks for it, of what is placed on its node and nothing else. The members of a gang are placed all at once, so
-each can be told of all the others, and where their nodes can be reached. All are of one namespace, so of one tenant.
+An agent may ask only for placements on its own node. Members of a gang are placed together, so each can be given the
+addresses of all others. They share a namespace, and therefore a tenant.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from bursar.store.nodes.heartbeat import Needed
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
 
-_AWAY = Refusal(Code.UNAVAILABLE, "the database is away", "Ask again.")
+_AWAY = Refusal(Code.UNAVAILABLE, "the database is unreachable", "Try again.")
 
 
 class PreparingService(pb_grpc.NodeAgentServicer):
-    """The part of the service that answers it."""
+    """The part of the service that serves PrepareAllocation."""
 
     _runtime: Runtime
     _insecure: bool
@@ -60,7 +60,7 @@ class PreparingService(pb_grpc.NodeAgentServicer):
 
 
 async def prepared(runtime: Runtime, node: str, uid: str, epoch: int) -> pb.PrepareResponse | Refusal:
-    """What is needed for one placement on a node."""
+    """The peers and standard input of one placement on a node."""
     async with runtime.database.reader() as db:
         needed = await store.load_needed(db, node, uid)
         if needed is None or needed.epoch != epoch:
@@ -94,7 +94,7 @@ _decode_document = msgspec.json.Decoder(_Document).decode
 
 
 def _peers(needed: Needed) -> tuple[Peer, ...]:
-    """Its gang; else itself, where it runs on several nodes."""
+    """The members of its gang; else itself if it runs on several nodes; else none."""
     if rank_of(needed.peers, needed.key.name) is not None:
         return needed.peers
     nodes = tuple(one.name for one in _decode_status(needed.status).nodes)
@@ -108,7 +108,7 @@ def _together(
         return pb.PrepareResponse()
     own = next(one for one in peers if one.name == needed.key.name)
     first = (rank_of(peers, own.name) or 0) + (own.nodes.index(node) if node in own.nodes else 0)
-    # The first of a gang has another name with every try; what runs on several nodes, another epoch.
+    # Unique per attempt: the first member of a gang has a new name, multi-node work a new epoch.
     meeting = f"{needed.key.namespace}/{peers[0].name}" if len(peers) > 1 else f"{uid}/{needed.epoch}"
     return pb.PrepareResponse(
         peers=[
@@ -122,5 +122,5 @@ def _together(
 
 
 def _host(address: str) -> str:
-    """Agents say HOST:PORT; administrators may leave out the port, which nobody here asks for."""
+    """The host of an address; agents report HOST:PORT, administrators may omit the port."""
     return host_of(address) if is_address(address) else address

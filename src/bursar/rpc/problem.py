@@ -1,4 +1,4 @@
-"""How refusals look over gRPC: one table from code to status, and the refusal itself in the trailing metadata."""
+"""Refusals over gRPC: one table from refusal code to gRPC status, and the details in the trailing metadata."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ STATUS: dict[Code, grpc.StatusCode] = {
 }
 
 DETAILS: Final = "grpc-status-details-bin"
-# Clients take 8 KiB of metadata. Message and hint are in it as text, where a byte beyond ASCII takes three, and all of
-# it once more as details, where three bytes take four.
+# Clients accept 8 KiB of metadata. It holds message and hint as text, where a non-ASCII byte takes three, and the whole
+# refusal as base64 details, where three bytes take four.
 TEXT_BYTES_MAX: Final = 600
 CAUSES_BYTES_MAX: Final = 1500
 
@@ -59,13 +59,13 @@ _CAUSE_FIELDS: Final = tuple(pb.RefusalCause.DESCRIPTOR.fields_by_name)
 
 
 def status_of(document: Mapping[str, Any]) -> grpc.StatusCode:
-    """Of a Status as the REST API answers it; what is no refusal is a fault of ours."""
+    """The gRPC status of a REST `Status`; INTERNAL if it is not a refusal."""
     code = str((document.get("details") or {}).get("code", ""))
     return _STATUS_BY_CODE.get(code, grpc.StatusCode.INTERNAL)
 
 
 def refusal_of(document: Mapping[str, Any]) -> pb.Refusal:
-    """What a Status says, with as many of its causes as there is room for."""
+    """The refusal in a REST `Status`, with as many causes as fit."""
     details = document.get("details") or {}
     refusal = pb.Refusal(
         code=str(details.get("code", "internal")),
@@ -85,18 +85,18 @@ def refusal_of(document: Mapping[str, Any]) -> pb.Refusal:
 
 
 def _short(text: str) -> str:
-    """As much of it as there is room for."""
+    """The text, cut to TEXT_BYTES_MAX."""
     return text.encode()[:TEXT_BYTES_MAX].decode(errors="ignore")
 
 
 def sentence_of(refusal: pb.Refusal) -> str:
-    """The message, and what would help where that does not say it."""
+    """The message, and the hint if the message does not contain it."""
     hint = "" if refusal.hint in refusal.message else refusal.hint
     return f"{refusal.message}. {hint}".rstrip(". ")
 
 
 def details_of(status: grpc.StatusCode, refusal: pb.Refusal) -> bytes:
-    """As clients of gRPC read the details of an error."""
+    """The packed `google.rpc.Status` that gRPC clients read as error details."""
     packed = Packed()
     packed.Pack(refusal)
     number: int = status.value[0]

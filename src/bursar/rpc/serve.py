@@ -1,8 +1,8 @@
-"""The gRPC doors: one for the nodes' agents, one for administrators and tenants; each with the standard health service.
+"""The two gRPC servers: one for node agents, one for administrators and tenants, each with the gRPC health service.
 
-Agents must show a certificate of our own authority, in both directions, unless the door is insecure: then it is for
-this machine alone. Administrators and tenants show a token, and have no such certificate, which is why they have a door
-of their own: it has the certificate that HTTPS is served with.
+Agents authenticate with mutual TLS by the node CA; with `--grpc-insecure` without TLS, on loopback only. Administrators
+and tenants authenticate with tokens and have no client certificate, so they have a server of their own, which presents
+the HTTPS certificate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from bursar.ops.nodes.x509 import OUR_LIFE
 from bursar.ops.runtime.feed import Feed
 from bursar.ops.runtime.runtime import Runtime
-from bursar.rpc.admin import AdminService, Door
+from bursar.rpc.admin import AdminService, AsgiApp
 from bursar.rpc.agent import AgentService
 from bursar.rpc.hub import Hub
 from bursar.rpc.tls import server_credentials
@@ -35,9 +35,9 @@ GRACE_SECONDS = 2.0
 
 OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
-    # A whole wanted set is one message.
+    # A whole wanted set is one message, so the send limit is higher.
     ("grpc.max_send_message_length", 64 << 20),
-    # A node that is gone without a word is noticed, and what waits to be written to it is let go.
+    # Keepalive detects a dead node, and releases what is queued for it.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -60,44 +60,49 @@ async def opened_grpc(
     shared: bool = False,
     life: timedelta = OUR_LIFE,
 ) -> AsyncIterator[int]:
-    """Serve for as long as the block lasts; the port. `hosts` are the names that agents call it by, `life` is how long
-    each certificate lasts that it shows them. With `shared` other processes serve at the same address, and the kernel
-    gives each some of the connections: any of them may hold a node's stream."""
+    """Serve agents while the block runs; yields the port. `hosts` are names for the server certificate, `life` is its
+    validity. With `shared`, other processes serve at the same address (SO_REUSEPORT), and any of them may hold a node's
+    stream."""
     server = grpc.aio.server(options=_options(shared=shared))
-    servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     hub = Hub(runtime, feed)
     service = AgentService(runtime, hub, insecure=insecure)
     node_agent_pb2_grpc.add_NodeAgentServicer_to_server(service, server)
     credentials = None if insecure else await server_credentials(runtime.database, hosts, life=life)
-    port = _listen(server, address, credentials)
-    await server.start()
-    telling = asyncio.create_task(_tell_health(runtime.database, servicer), name="grpc-health")
-    try:
-        yield port
-    finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
-        await hub.close()
-        await server.stop(GRACE_SECONDS)
+    async with _started(server, address, credentials, runtime.database) as port:
+        try:
+            yield port
+        finally:
+            await hub.close()
 
 
 @asynccontextmanager
 async def opened_admin(
-    database: Database, app: Door, address: str, *, tls: tuple[Path, Path] | None = None, shared: bool = False
+    database: Database, app: AsgiApp, address: str, *, tls: tuple[Path, Path] | None = None, shared: bool = False
 ) -> AsyncIterator[int]:
-    """Serve administrators and tenants for as long as the block lasts; the port. `tls` is a certificate and its key."""
+    """Serve administrators and tenants while the block runs; yields the port. `tls` is a certificate and its key."""
     server = grpc.aio.server(options=_options(shared=shared))
-    servicer = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(app), server)
     credentials = None
     if tls is not None:
         certificate, key = (path.read_bytes() for path in tls)
         credentials = grpc.ssl_server_credentials([(key, certificate)])
-    port = _listen(server, address, credentials)
+    async with _started(server, address, credentials, database) as port:
+        yield port
+
+
+@asynccontextmanager
+async def _started(
+    server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None, database: Database
+) -> AsyncIterator[int]:
+    """Run a server with the health service while the block runs; yields the port."""
+    servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    try:
+        port = server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise AddressTaken("the address is in use, or not one of this machine's") from error
     await server.start()
-    telling = asyncio.create_task(_tell_health(database, servicer), name="grpc-admin-health")
+    telling = asyncio.create_task(_tell_health(database, servicer), name="grpc-health")
     try:
         yield port
     finally:
@@ -107,24 +112,17 @@ async def opened_admin(
 
 
 def _options(*, shared: bool) -> tuple[tuple[str, int], ...]:
-    """Two servers on one port share its connections, unseen: where that is not meant, the second is refused."""
+    """The server options. Without SO_REUSEPORT a second server on the same port fails instead of sharing it."""
     return (*OPTIONS, ("grpc.so_reuseport", int(shared)))
 
 
-def _listen(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
-    try:
-        return server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise AddressTaken("the address is in use, or not one of this machine's") from error
-
-
 async def _tell_health(database: Database, servicer: Any) -> None:
-    """For ever: the health that is told is the database's."""
+    """Report the health of the database as that of this process, for ever."""
     while True:
         try:
             healthy = await _answers(database)
         except Exception:
-            log.exception("health could not be found out")
+            log.exception("health_check_failed", message="the health of this process cannot be determined")
             healthy = False
         serving = health_pb2.HealthCheckResponse
         await servicer.set("", serving.SERVING if healthy else serving.NOT_SERVING)

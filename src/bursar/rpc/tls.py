@@ -1,8 +1,7 @@
-"""What gRPC proves itself with, in both directions: all of it is signed by our own authority, and so is whoever calls.
+"""TLS credentials of the control plane for gRPC: server and client certificates signed by the node CA.
 
-The certificates are made for this process, and their keys are never written anywhere. Each is made anew, with another
-key, long before it ends: a process may run for as long as it likes. Connections that are open keep what they were
-opened with, and notice nothing.
+Each process creates its own certificates; their keys are never written to disk. A certificate is replaced, with a new
+key, after two thirds of its life. Open connections keep the certificate they were opened with.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from bursar.store.db.database import Database
 log = structlog.get_logger()
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")
-# Addresses to listen on that nobody can call.
+# Wildcard addresses, which cannot be called.
 ANY_HOST = frozenset({"0.0.0.0", "::", ""})  # noqa: S104
 RENEW_AFTER = 2 / 3  # of its life
 
 
 @dataclass(slots=True)
 class ServerCredentials:
-    """A certificate of this process and its key. The authority's key is at hand, so nobody is asked for the next one:
-    whoever wants to show it gets one that is good, also after the machine has slept or its clock was set."""
+    """A certificate of this process and its key. It signs a new one itself when the old one is due, also after suspend
+    or a clock change."""
 
     sign: Callable[[datetime, timedelta], KeyPair]
     life: timedelta
@@ -49,7 +48,10 @@ class ServerCredentials:
         at = self.clock()
         if not self._begun <= at < self._begun + self.life * RENEW_AFTER:
             self._make(at)
-            log.info("a certificate of this process was renewed", expires=(at + self.life).isoformat())
+            log.info(
+                "server_certificate_renewed", message="a certificate of this process was renewed",
+                expires=(at + self.life).isoformat(),
+            )  # fmt: skip
         return self._pair
 
     def _make(self, at: datetime) -> None:
@@ -63,7 +65,7 @@ async def server_credentials(
     life: timedelta = OUR_LIFE,
     clock: Callable[[], datetime] = now,
 ) -> grpc.ServerCredentials:
-    """For a server that agents call at these hosts. Who calls must show a certificate of our authority."""
+    """Server credentials for these host names; clients must present a certificate of the node CA."""
     authority = await ensure_authority(database)
     credentials = ServerCredentials(lambda at, lasting: sign_server(authority, _names(hosts), at, lasting), life, clock)
     shown = credentials.newest()
@@ -72,7 +74,7 @@ async def server_credentials(
         return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], authority.pem)
 
     def changed() -> Any:
-        """Asked at every connection, in a thread of gRPC's; None is no change."""
+        """Called by gRPC at each connection, in its own thread; None means no change."""
         nonlocal shown
         if (pair := credentials.newest()) is shown:
             return None
@@ -83,7 +85,7 @@ async def server_credentials(
 
 
 def _names(hosts: Sequence[str]) -> set[str]:
-    """What the server may be called by. One that listens everywhere is called by any address of the machine."""
+    """The names of the server certificate. For a wildcard address they include all addresses of the machine."""
     named = {*ALWAYS, socket.gethostname(), *hosts}
     if named & ANY_HOST:
         there = (one for addresses in psutil.net_if_addrs().values() for one in addresses)
@@ -92,9 +94,9 @@ def _names(hosts: Sequence[str]) -> set[str]:
 
 
 class Calling:
-    """What agents are called with. Open a channel with `channel_options(node)`, or its certificate is not believed.
+    """Client credentials for calling agents. Open channels with `channel_options(node)`, which checks the node's name.
 
-    A channel shows what it was opened with whenever it connects again: it is not kept when there is something newer.
+    A channel reconnects with the credentials it was opened with, so it is replaced when there are newer ones.
     """
 
     def __init__(self, authority: bytes, credentials: ServerCredentials) -> None:
@@ -104,7 +106,7 @@ class Calling:
         self._made: grpc.ChannelCredentials | None = None
 
     def newest(self) -> grpc.ChannelCredentials:
-        """The same until there is something newer."""
+        """The current credentials; the same object until they are renewed."""
         pair = self._credentials.newest()
         if self._made is None or pair is not self._pair:
             self._pair = pair
@@ -122,5 +124,5 @@ async def calling(database: Database, *, life: timedelta = OUR_LIFE, clock: Call
 
 
 def channel_options(node: str) -> tuple[tuple[str, str], ...]:
-    """Whatever address the node gave, the one who answers there must be this node."""
+    """Verify the certificate by the node's name, whatever address the node advertised."""
     return (("grpc.ssl_target_name_override", server_name(node)),)

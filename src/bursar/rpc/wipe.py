@@ -1,8 +1,7 @@
-"""Nodes that are to be wiped, and what their agents say of that.
+"""Wipe directives to agents, and their reports.
 
-That a node is to be wiped is state, kept with the node: it is told when its agent comes and when it is decided, and
-how it ended is told by the agent until it is acknowledged. So whoever dies meanwhile, it is neither forgotten nor
-believed twice: what is said of another attempt than the last is of the past.
+A pending wipe is state of the node: it is directed when it is decided and whenever the agent connects. The agent
+reports the result until it is acknowledged. Reports for an earlier attempt are acknowledged but not applied.
 """
 
 from __future__ import annotations
@@ -25,37 +24,37 @@ from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 WORDS_CHARS_MAX = 512
 
 
-class _Told(msgspec.Struct):
+class _Claim(msgspec.Struct):
     id: str = ""
     state: str = ""
     attempt: int = 0
 
 
 class _Status(msgspec.Struct):
-    claim: _Told | None = None
+    claim: _Claim | None = None
 
 
 _decode = msgspec.json.Decoder(_Status).decode
 
 
 def is_wipe(one: Spoken) -> bool:
-    """Claims are told apart from allocations by their uids."""
+    """Whether a status is that of a wipe: the uids of claims have a prefix of their own."""
     return one.uid.startswith(f"{UID_PREFIX}-")
 
 
 def wipe_wanted(claim: NodeClaim | None) -> pb.SchedulingDirective | None:
-    """What is told to an agent whose node is to be wiped; None where it is not."""
+    """The wipe directive of a claim; None if no wipe is pending."""
     if claim is None or claim.state is not ClaimState.WIPING:
         return None
     return _directive(claim.id, claim.attempt)
 
 
 def wipe_of_change(change: Change) -> pb.SchedulingDirective | None:
-    """The same, when a node was changed."""
+    """The wipe directive that follows from a change of a node."""
     if change.type == "DELETED" or b'"claim"' not in change.status:
         return None
-    told = _decode(change.status).claim
-    return _directive(told.id, told.attempt) if told is not None and told.state == ClaimState.WIPING else None
+    claim = _decode(change.status).claim
+    return _directive(claim.id, claim.attempt) if claim is not None and claim.state == ClaimState.WIPING else None
 
 
 def _directive(claim: str, attempt: int) -> pb.SchedulingDirective:
@@ -63,7 +62,7 @@ def _directive(claim: str, attempt: int) -> pb.SchedulingDirective:
 
 
 async def hear_wipes(runtime: Runtime, node: str, wipes: Iterable[Spoken]) -> list[Spoken]:
-    """Record how wiping ended; what is recorded, or of the past, is to be acknowledged. The rest is said again."""
+    """Record the results of wipes; returns those to acknowledge. The agent repeats the others."""
     acknowledged = []
     for one in wipes:
         if one.state not in ENDS:
@@ -79,7 +78,7 @@ async def hear_wipes(runtime: Runtime, node: str, wipes: Iterable[Spoken]) -> li
 
 
 def _words(one: Spoken) -> str:
-    """Not what the hook wrote: that stays on the node."""
+    """The cause of a failed wipe, without the hook's output, which stays on the node."""
     if one.reason or one.message:
         return ": ".join(filter(None, (one.reason, one.message)))[:WORDS_CHARS_MAX]
     return f"the wipe hook ended with exit code {one.exit_code}"

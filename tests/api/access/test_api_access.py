@@ -15,7 +15,7 @@ import pytest_asyncio
 from joserfc import jwt
 from joserfc.jwk import OKPKey
 
-from bursar.api.http.oidc import OidcSettings
+from bursar.api.http.oidc_settings import OidcSettings
 from bursar.api.site.routes import build_routes
 from bursar.config import ConfigError, requests_per_minute_from_environment
 from support.api.site import STRATEGIC, Site, allocation, eventually, opened_site

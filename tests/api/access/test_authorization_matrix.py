@@ -396,7 +396,7 @@ async def matrix(embedded_postgres: Embedded, database_template: str) -> AsyncIt
 
 
 @dataclass(slots=True)
-class Walk:
+class Requests:
     """Everything that was asked, and the database before and after the denied requests, and after the tenants' own."""
 
     matrix: Matrix
@@ -406,7 +406,7 @@ class Walk:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def run_batch(matrix: Matrix) -> Walk:
+async def run_batch(matrix: Matrix) -> Requests:
     """Everything is asked once; the tests look at what came of it."""
     planned = [matrix.requests(caller, relation) for caller in matrix.callers for relation in RELATIONS]
     denied = [one for some in planned for one in some if one.expected is not Outcome.DONE]
@@ -434,10 +434,10 @@ async def run_batch(matrix: Matrix) -> Walk:
         told += await matrix.ask(those(sees_everything=True, own=False))
         told += await matrix.ask(those(sees_everything=True, own=True))
         dumps.append(await dump(matrix.site))
-    return Walk(matrix, told, dumps, watchers)
+    return Requests(matrix, told, dumps, watchers)
 
 
-async def test_every_operation_has_its_rights_and_every_right_its_operation(run_batch: Walk) -> None:
+async def test_every_operation_has_its_rights_and_every_right_its_operation(run_batch: Requests) -> None:
     assert {*LETTERS.values()} == {*Role, "joining node"}
     none(run_batch.matrix.faults)
     used = {place(one, run_batch.matrix.table) for one in run_batch.matrix.operations}
@@ -446,7 +446,7 @@ async def test_every_operation_has_its_rights_and_every_right_its_operation(run_
     none(f"{one} is not tried by anybody who may use it" for one in run_batch.matrix.operations if one.id not in tried)
 
 
-async def test_every_answer_is_the_one_that_is_expected(run_batch: Walk) -> None:
+async def test_every_answer_is_the_one_that_is_expected(run_batch: Requests) -> None:
     """Hence none is 5xx, but of logs that no agent can be asked for."""
     none(
         f"{one}, should be {one.request.expected.value} with {sorted(right)}: {one.answer.body[:300].decode()}"
@@ -455,12 +455,12 @@ async def test_every_answer_is_the_one_that_is_expected(run_batch: Walk) -> None
     )
 
 
-async def test_denied_requests_change_nothing(run_batch: Walk) -> None:
+async def test_denied_requests_change_nothing(run_batch: Requests) -> None:
     """Not a row of any table."""
     none(f"{table} {how}: {row}" for table, how, row in changes(*run_batch.dumps[:2]))
 
 
-async def test_tenants_change_nothing_of_others(run_batch: Walk) -> None:
+async def test_tenants_change_nothing_of_others(run_batch: Requests) -> None:
     """Every row that changed by allowed requests of tenants and nodes is marked as theirs, or not at all."""
     matrix, changed = run_batch.matrix, changes(*run_batch.dumps[1:3])
     callers = [one for one in matrix.callers if one.role and not one.sees_everything]
@@ -480,7 +480,7 @@ async def test_tenants_change_nothing_of_others(run_batch: Walk) -> None:
             assert f"user:{one.family.own.tenant}/{one.user}" in actors, "they did change what is theirs"
 
 
-async def test_answers_tell_nothing_of_others(run_batch: Walk) -> None:
+async def test_answers_tell_nothing_of_others(run_batch: Requests) -> None:
     """Neither body nor headers nor continue tokens hold a mark that is hidden from the caller, but those it sent."""
     fingerprints = run_batch.matrix.fingerprints
     none(
@@ -497,7 +497,7 @@ async def test_answers_tell_nothing_of_others(run_batch: Walk) -> None:
     )
 
 
-async def test_marks_are_shown_to_whoever_may_see_them(run_batch: Walk) -> None:
+async def test_marks_are_shown_to_whoever_may_see_them(run_batch: Requests) -> None:
     """Hence their absence elsewhere is no accident."""
     told = [one for one in run_batch.told if one.request.caller.role == "system-admin"]
     own, bodies = told[0].request.caller.family.own.tenant, b"\n".join(one.answer.body for one in told)
@@ -505,7 +505,7 @@ async def test_marks_are_shown_to_whoever_may_see_them(run_batch: Walk) -> None:
     assert {text for text in planted if MARK.fullmatch(text)} <= set(MARK.findall(bodies))
 
 
-async def test_hidden_is_answered_as_absent(run_batch: Walk) -> None:
+async def test_hidden_is_answered_as_absent(run_batch: Requests) -> None:
     """Word for word; nodes, which everybody sees, are not."""
     known = run_batch.matrix.fingerprints.known
 
@@ -524,7 +524,7 @@ async def test_hidden_is_answered_as_absent(run_batch: Walk) -> None:
     )
 
 
-async def test_watches_tell_nothing_of_others(run_batch: Walk) -> None:
+async def test_watches_tell_nothing_of_others(run_batch: Requests) -> None:
     fingerprints = run_batch.matrix.fingerprints
     none(
         f"{one.operation.id} as {one.caller.name} tells {text}: {mark}"
@@ -537,7 +537,7 @@ async def test_watches_tell_nothing_of_others(run_batch: Walk) -> None:
 SHOWS_VARIABLES = frozenset({"Allocation", "AllocationList", "Job", "JobList"})
 
 
-async def test_values_of_variables_are_shown_by_objects_alone(run_batch: Walk) -> None:
+async def test_values_of_variables_are_shown_by_objects_alone(run_batch: Requests) -> None:
     """By operations that answer with the allocation or job itself, and by their watches."""
     fingerprints = run_batch.matrix.fingerprints
     said = [(one.request.operation, str(one), one.answer.body) for one in run_batch.told]
@@ -550,7 +550,7 @@ async def test_values_of_variables_are_shown_by_objects_alone(run_batch: Walk) -
     )
 
 
-async def test_values_of_variables_are_kept_with_objects_alone(run_batch: Walk) -> None:
+async def test_values_of_variables_are_kept_with_objects_alone(run_batch: Requests) -> None:
     """Not in notices to webhooks, usage, leases or statements: nothing that is sent or exported is made of more."""
     fingerprints = run_batch.matrix.fingerprints
     assert run_batch.dumps[-1]["notice"], "there are notices"

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from bursar.cli.main import cli
+from bursar.commands.workloads.report import Report
 from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import FROZEN
 from bursar.core.credit.shortfall import OUT_OF_CREDIT
@@ -19,7 +20,7 @@ from bursar.core.objects.object import Key
 from bursar.loops.schedule import run_schedule
 from bursar.ops.credit.agentless_billing import pay_on
 from bursar.ops.scheduling.leader import resign, stand
-from bursar.ops.workloads.report import Report, report
+from bursar.ops.workloads.report import report
 from support.api.site import TABLE, Document, Reply, Site, allocation, eventually
 from support.credit.ledgers import funded, priced
 from support.credit.paying import account
@@ -259,7 +260,7 @@ async def test_what_runs_and_is_paid_no_further_is_told_so(site: Site, tmp_path:
     after = (await site.get(f"{where}/train")).body["status"]
     assert not {"reason", "message"} & after.keys()
     assert OUT_OF_CREDIT not in {one["type"] for one in after["conditions"]}
-    assert (await events(site, team, "train"))[-1] == ("Normal", "CreditRestored", "its time is paid for again")
+    assert (await events(site, team, "train"))[-1] == ("Normal", "CreditRestored", "its lease is extended again")
     assert "out of credit" not in (await site.get(f"{where}/train/explain")).body["message"]
     assert "out of credit" not in await command(site, tmp_path, f"status train -n {team}")
 
@@ -316,7 +317,7 @@ async def test_what_stands_still_is_told_so_wherever_it_is_looked_at(site: Site)
     for frozen in (False, True):
         said = Report(key=key, origin=TEST, phase=Phase.RUNNING, node=f"node-{team}", frozen=frozen)
         assert code(await report(site.context.runtime, said)) == "ok"
-    still = f"its account spends too fast: it stands still on node-{team}, and goes on once more may be spent"
+    still = f"its account spends too fast: it is frozen on node-{team}, and resumes once the account may spend more"
     status = (await site.get(f"{where}/train")).body["status"]
     assert (status["reason"], status["message"]) == (FROZEN, still)
     assert (await site.get(f"{where}/train/explain")).body["message"].endswith(f" ({FROZEN}: {still})")

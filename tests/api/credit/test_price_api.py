@@ -42,7 +42,7 @@ async def test_what_has_not_begun_is_taken_back_and_can_be_set_anew(site: Site) 
     assert await begins(site, name) == [begun]
     again = await site.delete("prices", resource=name, effective_from=LATER)
     assert code(again) == (404, "not_found")
-    assert again.body["details"]["hint"] == f"See when they begin: bursar price list --resource {name} --history"
+    assert again.body["details"]["hint"] == f"List its prices: bursar price list --resource {name} --history"
     await priced(site, name, "3", LATER)
     ahead = (await site.get("prices", resource=name, at="2101-01-01")).body["items"]
     assert [one["per_second"] for one in ahead] == ["3"]

@@ -2,7 +2,7 @@
 
 from prometheus_client import generate_latest
 
-from bursar.api.site.ledger_gauges import show_sealing
+from bursar.api.site.gauges import show_sealing
 from bursar.ops.credit.ledger_verify import review
 from bursar.ops.credit.seal import seal
 from bursar.ops.runtime.runtime import Runtime

@@ -147,7 +147,7 @@ async def test_references_to_what_does_not_exist_are_named(site: Site) -> None:
     assert "no-queue" in reply.message
     assert "no-class" in reply.message
     hint = reply.body["details"]["hint"]
-    assert hint == "Create it first, or name one that there is: bursar get priorityclasses,queues"
+    assert hint == "Create it first, or name an existing one: bursar get priorityclasses,queues"
     async with nothing_stored(site):
         for spec in ({"parent": "nobody"}, {"tier": "none"}):
             reply = await site.post("tenants", {"metadata": {"name": "orphan"}, "spec": spec})

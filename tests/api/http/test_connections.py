@@ -161,7 +161,7 @@ async def test_what_comes_after_a_body_is_no_header(edge: Edge) -> None:
     assert status == 401
 
 
-async def test_requests_one_after_another_have_room_each(edge: Edge) -> None:
+async def test_requests_one_after_another_have_their_own_bounds(edge: Edge) -> None:
     reader, writer = await edge.open()
     one = edge.get("/hello", more=f"X-A: {'y' * 30_000}\r\n")
     writer.write(one * 5)
@@ -171,6 +171,37 @@ async def test_requests_one_after_another_have_room_each(edge: Edge) -> None:
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         await reader.readexactly(length)
     writer.close()
+
+
+@pytest.mark.parametrize("path", ["/hello", "/api/v1/tenants"])
+async def test_bytes_that_are_no_request_do_not_cost_the_one_before_its_answer(edge: Edge, path: str) -> None:
+    before = refused("malformed")
+    status, rest = await asked(edge, edge.get(path) + b"\x00\x01 garbage\r\n\r\n")
+    assert (status, refused("malformed")) == (200, before + 1)
+    assert rest.count(b"HTTP/1.1") == 0, "the garbage has no answer of its own"
+
+
+async def test_a_body_that_is_no_http_is_refused(edge: Edge) -> None:
+    head = f"POST /api/v1/tenants HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {edge.site.admin}\r\n"
+    status, rest = await asked(edge, f"{head}Transfer-Encoding: chunked\r\n\r\nzzz\r\n".encode())
+    assert (status, b'"code":400' in rest) == (400, True)
+
+
+async def test_a_refused_connection_reads_only_so_much(edge: Edge) -> None:
+    """While the request before garbage is answered, the garbage is thrown away, and there is a bound on it."""
+    reader, writer = await edge.open()
+    writer.write(edge.get("/api/v1/allocations?watch=true") + b"\x00\r\n\r\n")
+    assert await status_of(reader) == 200
+    with pytest.raises(ConnectionError):
+        await flood(writer, 4 * connection.UNREAD_BYTES_MAX)
+    writer.close()
+    await eventually(lambda: settled(edge.gate))
+
+
+async def flood(writer: asyncio.StreamWriter, size_bytes: int) -> None:
+    for _ in range(size_bytes >> 16):
+        writer.write(bytes(1 << 16))
+        await writer.drain()
 
 
 # Time.

@@ -20,7 +20,8 @@ from bursar.api.http.identity import (
     RETRY_SECONDS,
     Authenticator,
 )
-from bursar.api.http.oidc import Oidc, OidcSettings
+from bursar.api.http.oidc import Oidc
+from bursar.api.http.oidc_settings import OidcSettings
 from bursar.core.values.access import Identity, Role
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.access.token import consume_token, create_token, revoke_token
@@ -158,7 +159,7 @@ async def test_a_joining_node_is_marked(authenticator: Authenticator, db: Connec
     assert (identity.bootstrap, identity.actor) == (True, "node:gpu-1")
     assert await consume_token(db, record.id, NOW)
     clock.seconds += FRESH_SECONDS + 0.1
-    assert "was for one use" in await _refused(authenticator, header)
+    assert "was for a single use" in await _refused(authenticator, header)
     _, lasting = await _token(db, **node)
     identity = await authenticator.authenticate(lasting)
     assert isinstance(identity, Identity)
@@ -327,7 +328,7 @@ async def test_an_expired_token_is_refused_also_while_the_database_is_away(
     assert "expired" in await _refused(authenticator, header)
 
 
-async def test_jwts_come_through_the_same_door(
+async def test_jwts_are_authenticated_in_the_same_place(
     database_url: str, clock: Clock, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     key = OKPKey.generate_key("Ed25519", {"kid": "ed-1"})

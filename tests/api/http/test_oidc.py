@@ -15,7 +15,8 @@ from joserfc import jws, jwt
 from joserfc.jwk import ECKey, KeySet, OctKey, OKPKey, RSAKey
 from structlog.testing import capture_logs
 
-from bursar.api.http.oidc import REFRESH_REGULAR_SECONDS, REFRESH_UNKNOWN_SECONDS, Oidc, OidcSettings, Verified
+from bursar.api.http.oidc import REFRESH_REGULAR_SECONDS, REFRESH_UNKNOWN_SECONDS, Oidc, Verified
+from bursar.api.http.oidc_settings import OidcSettings
 from bursar.core.values.access import Identity, Role
 from bursar.core.values.refusal import Code, Refusal
 

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 import bursar
 from bursar.api.http.route import Answer, Outcome
 from bursar.api.site.routes import build_routes
-from support.process.server import Server, data_directory, started
+from support.process.server import Server, migrated_directory, started
 
 SOAK = os.environ.get("BURSAR_SOAK") == "1"
 EXAMPLES = 300 if SOAK else 4
@@ -45,7 +45,7 @@ schema = schemathesis.openapi.from_dict(_document())
 @pytest.fixture(scope="module")
 def victim() -> Iterator[Server]:
     """A server of its own: what is generated may delete whatever there is."""
-    with data_directory() as data, started(data) as running:
+    with migrated_directory() as data, started(data) as running:
         yield running
 
 

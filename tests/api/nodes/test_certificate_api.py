@@ -93,7 +93,7 @@ async def test_a_token_is_good_for_one_use(site: Site) -> None:
     assert (await ask(site, name, token)).status == 201
     again = await ask(site, name, token)
     assert again.status == 401
-    assert "was for one use, and was used at" in again.message
+    assert "was for a single use, and was used at" in again.message
 
 
 async def test_who_did_not_get_the_answer_asks_again_with_the_same_key(site: Site) -> None:
@@ -106,7 +106,7 @@ async def test_who_did_not_get_the_answer_asks_again_with_the_same_key(site: Sit
     assert read(again.body["certificate"]).public_key() == key.public_key()
     other = await ask(site, name, token)
     assert other.status == 401
-    assert "was for one use, and was used at" in other.message
+    assert "was for a single use, and was used at" in other.message
     assert (await site.post("nodes", {"metadata": {"name": name}}, token=token)).status == 401
     assert (await site.get(f"nodes/{name}", token=token)).status == 403
     async with site.context.database.reader() as db:

@@ -64,7 +64,7 @@ async def test_tokens_that_are_revoked_with_their_tenant_or_node_are_told_of_as_
     worker = (await node(site))["metadata"]["name"]
     own = (await site.post("tokens", {"role": "node", "node": worker, "single_use": False})).body["metadata"]["name"]
     assert (await site.delete(f"nodes/{worker}")).status == 200
-    assert (await lines(site, own))[1:] == [("Token", "Deleted", "revoke by system: its node is gone")]
+    assert (await lines(site, own))[1:] == [("Token", "Deleted", "revoke by system: its node was deleted")]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ async def test_what_fails_in_a_stream_is_logged_with_the_requests_id(
         headers = {"x-request-id": "watch-life"}
         async with watching(site, path, headers=headers, resourceVersion=version) as events:
             assert await rest(events) == []
-    (line,) = [one for one in lines if one["event"] == "a stream failed"]
+    (line,) = [one for one in lines if one["event"] == "stream_failed"]
     assert line["request_id"] == "watch-life"
     assert isinstance(line["exc_info"], ZeroDivisionError)
 

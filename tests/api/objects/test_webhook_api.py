@@ -221,7 +221,7 @@ async def test_only_what_notices_are_sent_to_can_be_tried(site: Site) -> None:
     async with site.context.database.reader() as db:
         await db.execute("UPDATE webhook SET stopped = 'the receiver answered 410 Gone' WHERE name = 'ops'")
     stopped = await site.post("webhooks/ops/test", {})
-    assert (stopped.status, stopped.body["details"]["hint"]) == (409, "Remove it, and make it anew.")
+    assert (stopped.status, stopped.body["details"]["hint"]) == (409, "Remove it, and create it again.")
     assert (await site.post("webhooks/ghost/test", {})).status == 404
     assert (await site.get("webhooks/ghost/deliveries")).status == 404
     token = await site.token("tenant-admin", user="ann", tenant="default")

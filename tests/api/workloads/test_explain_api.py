@@ -90,7 +90,7 @@ async def test_why_it_waits_is_told_in_words_and_numbers(site: Site) -> None:
     assert found.status == 200, found
     body = found.body
     assert (body["kind"], body["name"], body["namespace"], body["phase"]) == ("Explanation", "a", team, "Pending")
-    assert body["message"] == "no node has 4 nvidia.com/gpu free: the most is 2, on 1 of 1 matching node"
+    assert body["message"] == "needs 4 nvidia.com/gpu on one node; the most free is 2, on 1 of 1 matching node"
     assert body["reason"]["code"] == f"no_capacity_{GPU}"
     assert body["reason"]["short"] == [{"resource": GPU, "needs": "4", "has": "2", "shortBy": "2", "nodes": 1}]
     assert "2 more nvidia.com/gpu" in body["reason"]["help"]
@@ -128,13 +128,13 @@ async def test_what_does_not_wait_says_where_it_is(site: Site) -> None:
     # Nobody needs to lead for that.
     body = (await site.get(f"namespaces/{team}/allocations/a/explain")).body
     assert (body["phase"], body["nodes"][0]["name"]) == ("Scheduled", where)
-    assert body["message"].startswith(f"it is not waiting: it is Scheduled on {where} since ")
+    assert body["message"].startswith(f"Scheduled on {where} since ")
     for status in ({"phase": "Running"}, {"phase": "Failed", "reason": "Broken", "message": "its disk is full"}):
         told = await site.patch(f"namespaces/{team}/allocations/a/status", {"status": {"epoch": 1, **status}})
         assert told.status == 200, told
     ended = (await site.get(f"namespaces/{team}/allocations/a")).body["status"]["endTime"]
     body = (await site.get(f"namespaces/{team}/allocations/a/explain")).body
-    assert body["message"] == f"it is not waiting: it is Failed on {where} since {ended} (Broken: its disk is full)"
+    assert body["message"] == f"Failed on {where} since {ended} (Broken: its disk is full)"
 
 
 async def test_what_the_scheduler_does_not_know_yet_is_told_as_it_was_stored(site: Site) -> None:
@@ -292,7 +292,7 @@ async def test_of_a_gang_is_told_how_many_would_fit_together(site: Site) -> None
         reason = (await site.get(f"namespaces/{team}/allocations/a/explain")).body["reason"]
     assert reason["code"] == f"no_capacity_{GPU}"
     assert reason["short"] == [{"resource": "members", "needs": "3", "has": "2", "shortBy": "1", "nodes": 0}]
-    assert reason["message"] == "there is no room for all 3 members at once: 2 would fit now, on 1 node of 1"
+    assert reason["message"] == "not enough capacity for all 3 members at once: 2 would fit now, on 1 node of 1"
 
 
 async def test_what_would_be_refused_is_refused(site: Site) -> None:
@@ -422,5 +422,5 @@ async def test_a_reservation_is_told_with_its_nodes(site: Site) -> None:
 
 
 async def test_a_job_without_pending_work_counts_its_allocations() -> None:
-    assert _none_waits(1) == "its allocation is not waiting"
-    assert _none_waits(2) == "none of its 2 allocations is waiting"
+    assert _none_waits(1) == "its allocation is not pending"
+    assert _none_waits(2) == "none of its 2 allocations is pending"

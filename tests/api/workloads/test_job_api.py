@@ -96,7 +96,7 @@ async def test_the_documented_example_is_accepted_as_it_is(site: Site) -> None:
     assert len(listed.names) == 8
 
 
-async def test_without_room_it_is_403_with_numbers_and_nothing_is_stored(site: Site) -> None:
+async def test_without_capacity_it_is_403_with_numbers_and_nothing_is_stored(site: Site) -> None:
     where = await site.namespace()
     hard = {GPU: "4"}
     await site.post(f"namespaces/{where}/resourcequotas", {"metadata": {"name": "small"}, "spec": {"hard": hard}})

@@ -12,7 +12,8 @@ import pytest
 from bursar.api.objects import watch
 from bursar.client import AsyncClient, Conflict, Gone, NotFound, Retries, Unavailable
 from bursar.core.objects.allocation import Phase
-from bursar.rpc.agent_client import Agents
+from bursar.core.values.refusal import Refusal
+from bursar.rpc.agent_client import Agents, Resolve
 from support.api.site import Site, allocation, eventually
 from support.nodes.log_nodes import Logbook, advertise, kept
 from support.process.server import free_port
@@ -252,7 +253,7 @@ async def test_a_node_without_an_agent_is_said(site: Site) -> None:
     await site.post(where, allocation("train", spec={"command": ["true"]}, cpu=1))
     await bind(site.context.runtime, namespace, "train", name)
     reply = await site.get(f"{where}/train/log")
-    assert (reply.status, reply.message) == (503, f"node {name} has no agent that can be asked")
+    assert (reply.status, reply.message) == (503, f"node {name} runs no agent, so logs are unavailable")
 
 
 async def test_a_node_that_is_away_is_said_and_found_again(site: Site, tmp_path: Path) -> None:
@@ -282,11 +283,60 @@ async def test_no_address_that_is_no_nodes_is_called(site: Site, agents: Agents,
     async with placed(site, tmp_path) as one:
         one.write(b"here\n")
         await advertise(site.context.runtime, one.ledger.name, address)
+        assert isinstance(await agents._take(one.ledger.name), Refusal), "before anything is sent"
         reply = await site.get(one.path)
         assert reply.status == 503
-        assert "its address is no node's" in reply.message
+        assert "link-local" in reply.message
         assert address not in str(reply.body)
         assert one.ledger.name not in agents._lines, "no channel was made"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "called"),
+    [
+        (["127.0.0.1"], ""),
+        (["127.0.1.1", "::1"], ""),
+        (["169.254.169.254"], ""),
+        (["::ffff:169.254.169.254", "fe80::1%lo", "0.0.0.0", "::", "224.0.0.1"], ""),
+        ([], ""),
+        (["169.254.169.254", "10.0.0.9"], "10.0.0.9:7"),
+        (["fd00::9"], "[fd00::9]:7"),
+    ],
+)
+async def test_a_name_is_held_to_the_rule_for_numbers_where_it_resolves_to(
+    site: Site, agents: Agents, tmp_path: Path, numbers: list[str], called: str
+) -> None:
+    """A channel connects when it is first used: none of these is."""
+    async with placed(site, tmp_path) as one:
+        await advertise(site.context.runtime, one.ledger.name, "gpu-7.example:7")
+        names = Agents(site.context.database, resolve=hosts({"gpu-7.example": numbers}))
+        line = await names._take(one.ledger.name)
+        assert ("" if isinstance(line, Refusal) else line.address) == called
+        await names.close()
+
+
+async def test_a_name_is_called_at_the_number_that_was_checked(site: Site, agents: Agents, tmp_path: Path) -> None:
+    """It is resolved once for each reading, and whoever answers must still be the node, by its certificate."""
+    async with placed(site, tmp_path) as one:
+        one.write(b"by name\n")
+        port = one.ledger.address.rpartition(":")[2]
+        await advertise(site.context.runtime, one.ledger.name, f"Agent.localhost:{port}")
+        known = {"Agent.localhost": ["169.254.169.254", "127.0.0.1"]}
+        site.context.informer = Agents(site.context.database, credentials=agents._credentials, resolve=hosts(known))
+        try:
+            assert await one.read() == "by name\n"
+            known["Agent.localhost"] = ["169.254.169.254"]
+            assert "link-local" in (await site.get(one.path)).message
+        finally:
+            await site.context.informer.close()
+            site.context.informer = agents
+
+
+def hosts(known: dict[str, list[str]]) -> Resolve:
+    async def resolve(host: str) -> list[str]:
+        return known[host]
+
+    return resolve
 
 
 async def test_a_log_is_read_only_from_nodes_that_the_allocation_was_on(site: Site, tmp_path: Path) -> None:
@@ -304,7 +354,8 @@ async def test_a_log_is_read_only_from_nodes_that_the_allocation_was_on(site: Si
 
 
 async def test_without_certificates_only_this_machine_is_called(site: Site, tmp_path: Path) -> None:
-    secure, site.context.informer = site.context.informer, Agents(site.context.database, insecure=True)
+    secure, insecure = site.context.informer, Agents(site.context.database, insecure=True)
+    site.context.informer = insecure
     try:
         async with placed(site, tmp_path) as one:
             (tmp_path / "plain").mkdir()
@@ -312,9 +363,12 @@ async def test_without_certificates_only_this_machine_is_called(site: Site, tmp_
                 plain.write(one.uid, 1, b"plain\n")
                 assert await one.read() == "plain\n"
                 await advertise(site.context.runtime, one.ledger.name, "192.0.2.1:50051")
+                assert isinstance(await site.context.informer._take(one.ledger.name), Refusal), (
+                    "before anything is sent"
+                )
                 reply = await site.get(one.path)
                 assert reply.status == 503
-                assert "only this machine is called" in reply.message
+                assert "only agents on this machine are called" in reply.message
     finally:
         await site.context.informer.close()
         site.context.informer = secure
@@ -434,5 +488,5 @@ async def test_the_sdk_gives_up_on_a_node_that_has_no_agent(site: Site) -> None:
     await bind(site.context.runtime, namespace, "train", name)
     once = Retries(attempts_max=1)
     async with AsyncClient(site.url, site.admin, retries=once) as client:
-        with pytest.raises(Unavailable, match="has no agent"):
+        with pytest.raises(Unavailable, match="runs no agent"):
             [piece async for piece in client.allocations(namespace).log("train")]

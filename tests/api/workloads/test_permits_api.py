@@ -245,7 +245,7 @@ async def test_a_node_that_offers_more_than_before_is_told_of(site: Site) -> Non
     path = f"nodes/{name}/status"
     with structlog.testing.capture_logs() as logs:
         await site.patch(path, {"status": {"allocatable": {GPU: "2"}}}, token=token)
-        assert not [one for one in logs if one["event"] == "a node offers more than before"]
+        assert not [one for one in logs if one["event"] == "capacity_rose"]
         await site.patch(path, {"status": {"allocatable": {GPU: "999"}}}, token=token)
-    (told,) = [one for one in logs if one["event"] == "a node offers more than before"]
+    (told,) = [one for one in logs if one["event"] == "capacity_rose"]
     assert (told["node"], told["before"], told["now"]) == (name, "2", "999")

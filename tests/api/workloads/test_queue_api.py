@@ -20,7 +20,7 @@ async def test_a_queue_for_sensitive_work_is_kept_while_work_is_in_it(site: Site
         await site.put(f"queues/{queue}", {"metadata": {"name": queue}, "spec": {}}),
     ):
         assert (refused.status, refused.body["details"]["code"]) == (409, "in_use")
-        assert "1 allocation that waits" in refused.message
+        assert "1 pending allocation" in refused.message
         assert f"--field-selector spec.queue={queue}" in refused.body["details"]["hint"]
     assert await site.state() == before
     assert (await site.delete(f"{path}/study")).status == 200

@@ -192,6 +192,53 @@ async def test_a_refusal_is_not_remembered_under_its_request_id(cluster: Site) -
     assert (await cluster.post(path, body, headers=key)).status == 201
 
 
+async def test_nodes_that_are_dedicated_to_other_tenants_do_not_count(cluster: Site) -> None:
+    """Nodes dedicated to the tenant or to an ancestor count; a refusal shows nothing of other nodes."""
+    for name, parent in (("acme", {}), ("acme-vision", {"parent": "acme"}), ("rival", {})):
+        assert (await cluster.post("tenants", {"metadata": {"name": name}, "spec": parent})).status == 201
+        await cluster.namespace(name, f"{name}-lab")
+
+    async def sent(tenant: str, gpu: int, **spec: Any) -> Reply:
+        return await cluster.post(
+            f"namespaces/{tenant}-lab/allocations", allocation("one", gpu=gpu, spec=spec), dryRun="All"
+        )
+
+    await register(cluster, "large", **WORKER, tenants=["acme"])
+    assert (await sent("rival", 1000)).status == 201, "no node is open to it: an administrator can change that"
+    await register(cluster, "small", capacity={"cpu": "8", GPU: "2"})
+    await register(cluster, "smaller", capacity={"cpu": "8", GPU: "1", "tpu": "1"}, tenants=["rival"])
+    refused = await sent("rival", 8)
+    assert_never(refused, "nvidia.com/gpu 8 requested, the largest node that its tenant may use has 2")
+    assert "acme" not in str(refused.body)
+    assert (await sent("rival", 1, nodes=2)).status == 201
+    message = "3 nodes requested, the cluster has 2 that its tenant may use large enough for nvidia.com/gpu 1"
+    assert_never(await sent("rival", 1, nodes=3), message)
+    gang = {"gangScheduling": {"groupId": "g", "minMembers": 4}}
+    message = (
+        "a gang of 4 requested, each with nvidia.com/gpu 1; the nodes that its tenant may use hold 3 when they are"
+    )
+    assert_never(await sent("rival", 1, **gang), f"{message} empty")
+    for tenant in ("acme", "acme-vision"):
+        assert (await sent(tenant, 8)).status == 201
+        unknown = await cluster.post(f"namespaces/{tenant}-lab/allocations", allocation("one", tpu=1))
+        assert_never(unknown, "tpu 1 requested, the largest node that its tenant may use has 0")
+    assert (await cluster.patch("nodes/large", {"spec": {"tenants": ["acme", "rival"]}})).status == 200
+    assert (await sent("rival", 8)).status == 201
+
+
+async def test_a_tenant_that_was_moved_elsewhere_a_moment_ago_may_use_what_its_parent_may(cluster: Site) -> None:
+    for name in ("acme", "vision"):
+        assert (await cluster.post("tenants", {"metadata": {"name": name}})).status == 201
+    await cluster.namespace("vision", "lab")
+    await register(cluster, "large", **WORKER, tenants=["acme"])
+    await register(cluster, "small", capacity={"cpu": "4"})
+    body = allocation("one", gpu=8)
+    async with opened_site(cluster.context.database.url) as other:
+        assert (await cluster.post("namespaces/lab/allocations", body, dryRun="All")).status == 422
+        assert (await other.patch("tenants/vision", {"spec": {"parent": "acme"}})).status == 200
+        assert (await cluster.post("namespaces/lab/allocations", body, dryRun="All")).status == 201
+
+
 async def test_the_ceiling_is_that_of_the_database_after_any_history(cluster: Site) -> None:
     """Nodes come, go, change and come again under the same name; another process that starts afresh agrees."""
     spec = AllocationSpec(resources=Resources(requests={"cpu": "8"}))
@@ -202,13 +249,13 @@ async def test_the_ceiling_is_that_of_the_database_after_any_history(cluster: Si
             for index, cpus in enumerate(sizes):
                 await register(cluster, f"n{index}", capacity={"cpu": str(cpus)})
             expected = bool(sizes) and sizes.count(8) < 2
-            refused = await unsatisfiable(watching.runtime, spec, 2)
+            refused = await unsatisfiable(watching.runtime, spec, 2, tenant="")
             async with opened_context(cluster.context.database.url) as fresh:
-                assert isinstance(await unsatisfiable(fresh.runtime, spec, 2), Refusal) is expected, step
+                assert isinstance(await unsatisfiable(fresh.runtime, spec, 2, tenant=""), Refusal) is expected, step
             # What fits may be let in on what was read within the last second; what is refused was read just now.
             assert expected or refused is None, step
             watching.runtime.ceilings.forget()
-            assert isinstance(await unsatisfiable(watching.runtime, spec, 2), Refusal) is expected, step
+            assert isinstance(await unsatisfiable(watching.runtime, spec, 2, tenant=""), Refusal) is expected, step
 
 
 # What contradicts itself is a mistake, with or without nodes.

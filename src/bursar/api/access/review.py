@@ -1,4 +1,4 @@
-"""Handlers that tell callers who they are and what they may do: whoami, and Kubernetes' self-reviews."""
+"""Handlers of the caller's identity and permissions: whoami, and the self-reviews of Kubernetes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import msgspec
 
 from bursar.api.http.body import read_document
 from bursar.api.http.route import Answer, Call, Outcome
-from bursar.core.values.access import allows, rules
 from bursar.core.values.refusal import Refusal, invalid
 from bursar.wire.shared.document import encode
 
@@ -37,7 +36,7 @@ async def access_review(call: Call) -> Outcome:
     if not isinstance(attributes, dict):
         return invalid("resourceAttributes must be an object")
     words = [str(attributes.get(name, "")) for name in ("verb", "resource", "subresource")]
-    allowed = allows(call.identity, *words) if attributes else True
+    allowed = call.context.policy.allows(call.identity, *words) if attributes else True
     status: dict[str, Any] = {"allowed": allowed}
     if not allowed:
         status["reason"] = f"role {call.identity.role} may not"
@@ -48,7 +47,7 @@ async def rules_review(call: Call) -> Outcome:
     """`kubectl auth can-i --list`."""
     listed = [
         {"verbs": list(rule.verbs), "apiGroups": [""], "resources": list(rule.resources)}
-        for rule in rules(call.identity)
+        for rule in call.context.policy.rules(call.identity)
     ]
     status = {"resourceRules": listed, "nonResourceRules": [], "incomplete": False}
     return Answer(201, encode({**_headed("SelfSubjectRulesReview"), "spec": {}, "status": status}))

@@ -1,4 +1,4 @@
-"""Handlers of tokens: made, listed, revoked. The secret is in the answer that made it, and nowhere else."""
+"""Handlers of bearer tokens: create, list and revoke. Only the answer that creates a token has its secret."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from bursar.api.http.route import NO_STORE, Answer, Call, Outcome
 from bursar.core.quota.tenant_tree import sees
 from bursar.core.values.access import Role, grantable, reach
 from bursar.core.values.duration import DurationError, parse_seconds
+from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Cause, Code, Refusal, invalid
 from bursar.ops.access import token as ops
-from bursar.ops.runtime.clock import now, timestamp
+from bursar.ops.runtime.clock import now
 from bursar.store.access.token import TokenRecord
 from bursar.store.db import idempotency as request_store
 from bursar.store.db.database import Connection
 from bursar.store.quota import tenant_tree as tree_store
 from bursar.wire.shared.document import encode
 
-# A secret is remembered nowhere, so that a repeated request has one effect like any other, but not the same answer.
+# Secrets are not stored, so a repeated request has one effect like any other, but not the same answer.
 REPEATED = Refusal(
     Code.REQUEST_REUSED,
     "tokens cannot be repeated: the secret was in the first answer, and is nowhere else",
@@ -132,8 +133,8 @@ async def _made(call: Call, db: Connection, wanted: NewToken) -> tuple[TokenReco
 
 
 async def _tenant_uid(call: Call, db: Connection, tenant: str) -> str | Refusal:
-    """Which tenant has that name, if the caller sees it. It cannot be deleted before the transaction ends: no token is
-    left under a name that another may be given."""
+    """The tenant of that name, if the caller sees it. It is locked against deletion, so that no token remains under a
+    name that another tenant can get."""
     tree = await call.context.runtime.trees.at(db, await tree_store.lock_shared(db))
     if tenant not in tree.tenants or not sees(tree, reach(call.identity), tenant):
         return Refusal(Code.NOT_FOUND, f'tenants "{tenant[:63]}" not found')
@@ -141,7 +142,7 @@ async def _tenant_uid(call: Call, db: Connection, tenant: str) -> str | Refusal:
 
 
 def _dry(call: Call) -> Refusal | None:
-    """What other writes offer and these do not is refused, so that nobody relies on it."""
+    """Refuse options of other writes that tokens do not support."""
     dry = dry_run(call)
     if isinstance(dry, Refusal):
         return dry
@@ -162,7 +163,7 @@ def _read(document: Any) -> NewToken | Refusal:
     if wanted.ttl is not None:
         try:
             if parse_seconds(wanted.ttl) <= 0:
-                return invalid("ttl must be longer than nothing")
+                return invalid("ttl must be more than 0")
         except DurationError as error:
             return invalid(f"ttl: {error}")
     return wanted

@@ -1,4 +1,4 @@
-"""Handlers of accounts: what comes to them, what they may spend, and how they stand."""
+"""Handlers of accounts: top-ups, refunds, adjustments, limits and status."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from bursar.api.credit.credit import (
     words_faults,
 )
 from bursar.api.http.route import Answer, Call, Outcome
+from bursar.commands.credit.credit import PutAccount
+from bursar.commands.credit.ledger import Receipt
 from bursar.core.credit.account import Account, Owner, no_account
 from bursar.core.credit.account_change import GPUS_MAX
 from bursar.core.credit.drift import NO_DRIFT, first_hour
@@ -29,7 +31,6 @@ from bursar.core.values.money import credits_of, nanocredits
 from bursar.core.values.quantity import amount
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault
 from bursar.ops.credit import credit as ops
-from bursar.ops.credit.ledger import Receipt
 from bursar.store.credit import ledger as store
 from bursar.store.credit import reconcile as reconcile_store
 from bursar.wire.reports.credit import (
@@ -60,11 +61,11 @@ from bursar.wire.shared.limits import quantity_text
 ACCOUNTS_MAX = 500
 
 
-# What comes and goes.
+# Payments and adjustments.
 
 
 async def top_up(call: Call) -> Outcome:
-    """Put credit into an account. A tenant's own begins with its first top-up."""
+    """Top up an account. The first top-up of a tenant opens its pool."""
     order = await read_order(call, NewTopup, "top-up", _topup_faults)
     if isinstance(order, Refusal):
         return order
@@ -87,13 +88,13 @@ async def top_up(call: Call) -> Outcome:
 
 
 async def refund(call: Call) -> Outcome:
-    """Give back what was spent."""
+    """Refund spent credit."""
     order = await read_order(call, NewRefund, "refund", _refund_faults)
     return order if isinstance(order, Refusal) else await _move(call, order, ops.refund)
 
 
 async def adjust(call: Call) -> Outcome:
-    """Put a balance right by hand; who did, and why, is kept with the entry."""
+    """Adjust a balance by hand; the entry keeps the actor and the reason."""
     order = await read_order(call, NewAdjustment, "adjustment", _adjustment_order_faults)
     return order if isinstance(order, Refusal) else await _move(call, order, ops.adjust)
 
@@ -119,7 +120,7 @@ async def _move(call: Call, order: NewRefund | NewAdjustment, verb: Any) -> Outc
 
 
 async def _lease_of(call: Call, account: Account, name: str) -> int | Refusal:
-    """The lease that it is about, which must be this account's; 0 for none."""
+    """The lease of the refund, which must be of this account; 0 for none."""
     if not name:
         return 0
     number = lease_number(name)
@@ -131,7 +132,7 @@ async def _lease_of(call: Call, account: Account, name: str) -> int | Refusal:
 
 
 async def _owner(call: Call, in_body: str) -> Owner | Refusal:
-    """Whose account is meant, whether or not there is one yet."""
+    """The owner in the request, whether or not the account exists."""
     owner = named_owner(call, in_body)
     if isinstance(owner, Refusal):
         return owner
@@ -171,7 +172,7 @@ def _adjustment_order_faults(order: NewAdjustment) -> list[Cause]:
     return [*adjustment_faults("amount", order.amount), *words_faults("reason", order.reason, required=True)]
 
 
-# How they stand.
+# Standing.
 
 
 async def list_accounts(call: Call) -> Outcome:
@@ -195,7 +196,7 @@ async def get_account(call: Call) -> Outcome:
 
 
 async def open_account(call: Call) -> Outcome:
-    """Open an account. A user's own pays for that user from then on, and the tenant's no longer does."""
+    """Open an account. A user's own account then pays for that user instead of the tenant's pool."""
     order = await read_order(call, NewAccount, "account", _account_faults, required=False)
     if isinstance(order, Refusal):
         return order
@@ -208,7 +209,7 @@ async def open_account(call: Call) -> Outcome:
     changes: dict[str, Any] = {"credit_limit": nanocredits(order.credit_limit)}
     if order.low_balance is not None:
         changes["low_balance"] = nanocredits(order.low_balance)
-    command = ops.PutAccount(
+    command = PutAccount(
         claim=claim_for(call, order, tenant_uid),
         actor=call.identity.actor,
         tenant_uid=tenant_uid,
@@ -220,7 +221,7 @@ async def open_account(call: Call) -> Outcome:
 
 
 async def change_account(call: Call) -> Outcome:
-    """Suspend it, let it go on, close it; how far it may go below nothing; and when its owner is warned."""
+    """Change the status, the credit limit and the low-balance threshold of an account."""
     order = await read_order(call, AccountChange, "account", _change_faults, required=False)
     if isinstance(order, Refusal):
         return order
@@ -244,7 +245,7 @@ async def get_limits(call: Call) -> Outcome:
 
 
 async def put_limits(call: Call) -> Outcome:
-    """Replace all limits of an account. Without a burst, what may be leased at once is one window's worth."""
+    """Replace all limits of an account. The default burst is the cost of one window."""
     order = await read_order(call, NewLimits, "set of limits", _limit_faults, required=False)
     if isinstance(order, Refusal):
         return order
@@ -269,7 +270,7 @@ async def _amend(call: Call, order: AccountChange | NewLimits, changes: dict[str
     account = await find_account(call)
     if isinstance(account, Refusal):
         return account
-    command = ops.PutAccount(
+    command = PutAccount(
         claim=claim_for(call, order, account.tenant_uid),
         actor=call.identity.actor,
         tenant_uid=account.tenant_uid,
@@ -281,7 +282,7 @@ async def _amend(call: Call, order: AccountChange | NewLimits, changes: dict[str
 
 
 def _put(receipt: Receipt | Refusal, status: int) -> Outcome:
-    """The account as it was written, which is all that a repeated request can be answered with."""
+    """The account as it was written: the answer that a repeated request gets again."""
     if isinstance(receipt, Refusal):
         return receipt
     assert receipt.account is not None

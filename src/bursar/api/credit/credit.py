@@ -1,4 +1,4 @@
-"""What the handlers of credit share: bodies whose amounts lose no digit, whose account is meant, and who may see it."""
+"""Shared parts of the credit handlers: bodies with exact amounts, the account of a request, and its visibility."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from bursar.core.credit.account import Account, Owner, account_name, no_account,
 from bursar.core.credit.lease import Lease, lease_number
 from bursar.core.quota.tenant_tree import is_current, lineage
 from bursar.core.values.access import Role, reach
+from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.ops.credit.ledger import ledger_claim
 from bursar.store.credit import ledger as store
-from bursar.store.db.idempotency import IdempotencyKey
 from bursar.wire.reports.credit import Order
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.faults import all_faults
@@ -64,7 +64,7 @@ async def read_order(
 
 
 def bare_order(call: Call) -> Order | Refusal:
-    """A request without a body: all that it may say of itself is its id."""
+    """A request without a body; it may have a request id."""
     if refusal := _no_dry_run(call):
         return refusal
     order = Order(call.headers.get("idempotency-key", ""))
@@ -74,7 +74,7 @@ def bare_order(call: Call) -> Order | Refusal:
 
 def _read(call: Call) -> Any:
     """The body as plain values. A number with a fraction becomes the text that it was written as: a float would have
-    lost digits before anybody could count them."""
+    lost digits before they are counted."""
     document = read_document(call)
     if isinstance(document, Refusal) or not isinstance(document, dict):
         return document if isinstance(document, Refusal) else invalid("the body must be an object")
@@ -90,7 +90,7 @@ def _plain(value: Any) -> Any:
 
 
 def _exact(text: str) -> Decimal | float:
-    """A number as it was written; what is too long or too large to be an amount stays a number that is none."""
+    """A number as it was written; one too long or too large for an amount stays an invalid number."""
     try:
         if len(text) <= _NUMBER_CHARS_MAX and abs((value := Decimal(text)).adjusted()) <= _EXPONENT_MAX:
             return value
@@ -104,7 +104,7 @@ _canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
 def _no_dry_run(call: Call) -> Refusal | None:
-    """What other writes offer and these do not is refused, so that nobody relies on it."""
+    """Refuse options of other writes that these do not support."""
     dry = dry_run(call)
     if isinstance(dry, Refusal):
         return dry
@@ -129,9 +129,9 @@ def words_faults(field: str, text: str, *, required: bool = False) -> list[Cause
 
 
 def claim_for(call: Call, order: Order, tenant_uid: str) -> IdempotencyKey | None:
-    """What the request id stands for: this order, sent here, by this caller. How its body was written makes no
-    difference: the order of its fields, white space, or what is said and would be so anyway. Ids are the tenant's own
-    whose account it is about, and are kept for ever."""
+    """The idempotency key of an order: its id, path, caller and content. The form of the body makes no difference: the
+    order of fields, white space, or values that equal the default. Ids are unique in the tenant that owns the account,
+    and are kept for ever."""
     if not order.request_id:
         return None
     path = "/".join((call.route.path, *call.parameters.values()))
@@ -145,7 +145,7 @@ def claim_for(call: Call, order: Order, tenant_uid: str) -> IdempotencyKey | Non
 
 
 def instant_of(call: Call, name: str) -> int | Refusal | None:
-    """A time in the query, in microseconds; None where none is given."""
+    """A time in the query, in microseconds; None if it is not given."""
     text = call.query.get(name, "")
     try:
         return micros_of(text) if text else None
@@ -154,7 +154,7 @@ def instant_of(call: Call, name: str) -> int | Refusal | None:
 
 
 def limit_of(call: Call, most: int) -> int | Refusal:
-    """How many are asked for at once, at most."""
+    """The page size of the query."""
     text = call.query.get("limit", "")
     if text and not (text.isascii() and text.isdigit() and len(text) < 10):
         return invalid("limit must be a number from 1 on")
@@ -166,7 +166,7 @@ def continue_token(*place: int | str) -> str:
 
 
 def continue_place(call: Call, form: type[P]) -> P | Refusal | None:
-    """Where the page before ended; None at the beginning."""
+    """The end of the previous page; None for the first one."""
     text = call.query.get("continue", "")
     if not text:
         return None
@@ -185,15 +185,15 @@ def not_ours() -> Refusal:
 
 
 def _is_place(one: int | str) -> bool:
-    """Whether the database could know it: anybody may write a token."""
+    """Whether the database could know it: a caller may send any text as a token."""
     return "\0" not in one if isinstance(one, str) else 0 <= one <= PLACE_MAX
 
 
-# Whose account.
+# Accounts of callers.
 
 
 async def find_account(call: Call, in_body: str = "") -> Account | Refusal:
-    """The account that is named, else the one that pays for the caller. What the caller may not see does not exist."""
+    """The named account, else the one that pays for the caller. An invisible one is answered as not found."""
     owner = named_owner(call, in_body)
     if isinstance(owner, Refusal):
         return owner
@@ -250,7 +250,7 @@ async def sees(call: Call, tenant: str, user: str) -> bool:
     return is_current(tree, whose) and whose.sees_account(lineage(tree, tenant), user, call.identity.user)
 
 
-# Whose lease.
+# Leases of callers.
 
 
 async def find_lease(call: Call, *, spending: bool = False) -> tuple[Lease, Account] | Refusal:
@@ -266,7 +266,7 @@ async def find_lease(call: Call, *, spending: bool = False) -> tuple[Lease, Acco
         lease = open_ones.get(number) or (await store.load_ended(db, [number])).get(number)
         if lease is None:
             return missing
-        # An administrator's name is no user's: nobody has an account of that name.
+        # An administrator's name is no user's: no account has that name.
         owner = (call.identity.tenant, call.identity.user) if call.identity.role is Role.USER else ("", "")
         account, own, opened_by = await store.load_payers(db, lease, owner)
     if account is None:

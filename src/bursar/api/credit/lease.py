@@ -1,4 +1,4 @@
-"""Handlers of leases: the paid right to run, also for work that is not placed here."""
+"""Handlers of credit leases, also for work that Bursar does not place."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from bursar.api.credit.credit import (
     read_order,
 )
 from bursar.api.http.route import Answer, Call, Outcome
+from bursar.commands.credit.credit import CloseLeaseCommand, ExtendLeaseCommand, OpenLease
+from bursar.commands.credit.ledger import Receipt
 from bursar.core.credit.account import Account, Owner, spends_anothers
 from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.credit.lease import Lease
-from bursar.core.credit.price import is_device
 from bursar.core.nodes.node import WHOLE
 from bursar.core.quota.permit import Asking, too_small
 from bursar.core.quota.tenant_tree import billing_terms
 from bursar.core.values.access import Role, reach
 from bursar.core.values.money import MICROS, credits_of
-from bursar.core.values.quantity import amount
+from bursar.core.values.quantity import amount, is_device
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
 from bursar.ops.credit import credit as ops
-from bursar.ops.credit.ledger import Receipt
 from bursar.store.credit import lease as lease_store
 from bursar.store.credit import ledger as store
 from bursar.wire.reports.credit import (
@@ -56,7 +56,7 @@ GPUS_MAX = 10**9  # thousandths in one lease
 
 
 async def open_lease(call: Call) -> Outcome:
-    """Hold the first window, if there is credit and every limit has room."""
+    """Open a lease: hold its first window, if the account has credit and every limit has headroom."""
     tree = await call.context.tree()
     order = await read_order(call, NewLease, "lease", lambda one: _faults(one, tree.credits))
     if isinstance(order, Refusal):
@@ -68,7 +68,7 @@ async def open_lease(call: Call) -> Outcome:
         return account
     terms = billing_terms(tree, account.tenant)
     window = tree.credits.window(terms) if order.window_seconds is None else order.window_seconds * MICROS
-    command = ops.OpenLease(
+    command = OpenLease(
         claim=claim_for(call, order, account.tenant_uid),
         actor=call.identity.actor,
         tenant_uid=account.tenant_uid,
@@ -98,7 +98,7 @@ async def open_lease(call: Call) -> Outcome:
 
 
 async def _payer(call: Call, in_body: str) -> Account | Refusal:
-    """Users spend what pays for them: they do not choose between their own account and the tenant's."""
+    """Users spend from the account that pays for them: they cannot choose between their own and the tenant's."""
     account = await find_account(call, in_body)
     if isinstance(account, Refusal) or call.identity.role is not Role.USER:
         return account
@@ -147,7 +147,7 @@ def _faults(order: NewLease, policy: CreditPolicy) -> list[Cause]:
 
 
 async def extend_lease(call: Call) -> Outcome:
-    """Pay for more time, as far ahead as the settings allow."""
+    """Extend a lease, as far ahead as the settings allow."""
     policy = (await call.context.tree()).credits
     order = await read_order(
         call, ExtendLease, "extension", lambda one: seconds_faults("delta_seconds", one.delta_seconds, SECONDS_MAX)
@@ -158,7 +158,7 @@ async def extend_lease(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     lease, account = found
-    command = ops.ExtendLeaseCommand(
+    command = ExtendLeaseCommand(
         claim=claim_for(call, order, account.tenant_uid),
         actor=call.identity.actor,
         number=lease.id,
@@ -177,7 +177,7 @@ SECONDS_MAX = 30 * 86_400
 
 
 async def close_lease(call: Call) -> Outcome:
-    """Settle it by our own clock; the rest of what is held is free again. One that has ended stays as it ended."""
+    """Close a lease: settle it by the server's clock and release its hold. An ended lease stays unchanged."""
     order = await read_order(call, CloseLease, "closing", lambda _: [])
     if isinstance(order, Refusal):
         return order
@@ -185,7 +185,7 @@ async def close_lease(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     lease, account = found
-    command = ops.CloseLeaseCommand(
+    command = CloseLeaseCommand(
         claim=claim_for(call, order, account.tenant_uid), actor=call.identity.actor, number=lease.id
     )
     receipt: Receipt | Refusal = await ops.close_lease(call.context.runtime, command, account.tenant)
@@ -208,7 +208,7 @@ async def get_lease(call: Call) -> Outcome:
 
 
 async def list_leases(call: Call) -> Outcome:
-    """The open ones of an account, or of all that the caller may see; or those of an account that have ended."""
+    """List the open leases of an account or of all visible accounts, or the ended leases of an account."""
     state, limit = call.query.get("state", "open"), limit_of(call, LEASES_MAX)
     if isinstance(limit, Refusal):
         return limit
@@ -256,7 +256,7 @@ def _listed(found: Sequence[Lease], payers: Mapping[int, Account], following: st
 
 
 async def _scope(call: Call) -> lease_store.LeaseScope | Refusal:
-    """Whose leases may be listed."""
+    """The accounts whose leases the caller may list."""
     identity = call.identity
     if named_owner(call) is not None:
         account = await find_account(call)

@@ -1,4 +1,4 @@
-"""Handlers of the ledger as a whole: how far it is sealed, and whether it is what was written."""
+"""Handlers of the ledger as a whole: its sealed blocks, and its verification."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from bursar.api.http.route import Answer, Call, Outcome, Param
 from bursar.core.credit.hash_chain import Anchor, Finding
+from bursar.core.values.instant import timestamp
 from bursar.core.values.money import credits_of
 from bursar.core.values.refusal import Refusal, field_fault, invalid
 from bursar.ops.credit import ledger_verify, seal
 from bursar.ops.credit.statement import system_balances
-from bursar.ops.runtime.clock import timestamp
 from bursar.wire.shared.document import encode
 
 PARAMS: Final = (
@@ -34,7 +34,7 @@ class FindingView(Struct):
 
 class Verdict(Struct):
     """`sound` is said of the blocks up to `through`; where there is `more`, ask again with it as `after`. `head` is the
-    newest block and its hash: whoever keeps it can prove later that nothing before it was changed."""
+    newest block and its hash: a reader who keeps it can prove later that nothing before it was changed."""
 
     sound: bool
     findings: list[FindingView]
@@ -46,7 +46,7 @@ class Verdict(Struct):
 
 
 class LedgerStanding(Struct):
-    """`accounts` are the system's own, the other side of everybody's entries."""
+    """`accounts` are the system's own, the other side of all entries."""
 
     last_entry: int
     sealed_entry: int
@@ -118,5 +118,5 @@ def _anchor(call: Call) -> Anchor | Refusal | None:
         return None
     match = _ANCHOR.fullmatch(text)
     if match is None:
-        return invalid("anchor must be BLOCK:HASH, as verify tells it", field_fault("anchor", "must be BLOCK:HASH"))
+        return invalid("anchor must be BLOCK:HASH, as verify prints it", field_fault("anchor", "must be BLOCK:HASH"))
     return Anchor(int(match[1]), bytes.fromhex(match[2]))

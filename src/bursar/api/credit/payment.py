@@ -1,4 +1,4 @@
-"""Handler of payments: whoever takes money for us says so here, signed, and the account is topped up."""
+"""Handler of the payment webhook: a signed payment event tops up an account."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bursar.wire.shared.instant import time_text
 
 
 class Payment(Order, kw_only=True):
-    """So much was paid for an account: a tenant, or tenant/user."""
+    """A payment for an account: a tenant, or tenant/user."""
 
     account: str
     amount: Credits
@@ -22,7 +22,7 @@ class Payment(Order, kw_only=True):
 
 
 async def take(call: Call) -> Outcome:
-    """No token: the signature says who speaks, and the event's id has one effect for ever."""
+    """Authenticate by the signature instead of a token; the event's id is the idempotency key."""
     id_ = call.headers.get("webhook-id", "")
     payer = await ops.find_payer(
         call.context.runtime,

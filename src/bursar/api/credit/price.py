@@ -1,12 +1,14 @@
-"""Handlers of prices: what a second of each resource costs, and from when on."""
+"""Handlers of prices: versions per resource and class, each from a time on."""
 
 from __future__ import annotations
 
 from bursar.api.credit.credit import bare_order, claim_for, instant_of, read_order
 from bursar.api.http.route import Answer, Call, Outcome
-from bursar.core.credit.price import Price, is_device
+from bursar.commands.credit.credit import DropPrice, PutPrice
+from bursar.core.credit.price import Price
 from bursar.core.values.money import nanocredits
 from bursar.core.values.names import qualified_name
+from bursar.core.values.quantity import is_device
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
 from bursar.ops.credit import credit as ops
 from bursar.store.credit import ledger as ledger_store
@@ -27,7 +29,7 @@ CLASS_CHARS_MAX = 63
 
 
 async def list_prices(call: Call) -> Outcome:
-    """Those in force now, or at a time; with `history`, all versions there are, also those to come."""
+    """List the prices in force now or at a time; with `history`, all past and future versions."""
     at = instant_of(call, "at")
     if isinstance(at, Refusal):
         return at
@@ -41,18 +43,18 @@ async def list_prices(call: Call) -> Outcome:
 
 
 def _in_force(known: list[Price], at: int) -> list[Price]:
-    """Of each resource and class the youngest that had begun; they come in the order of their beginning."""
+    """The latest version of each resource and class that has begun, in the order of their beginnings."""
     latest = {(one.resource, one.klass): one for one in known if one.effective_from <= at}
     return list(latest.values())
 
 
 async def set_price(call: Call) -> Outcome:
-    """A new price, from now on or from a later time. What has begun is never changed."""
+    """Set a price from now or a later time on. A price that has begun cannot be changed."""
     order = await read_order(call, NewPrice, "price", _faults, required=False)
     if isinstance(order, Refusal):
         return order
     order = one_name_each(order)
-    command = ops.PutPrice(
+    command = PutPrice(
         claim=claim_for(call, order, ""),
         actor=call.identity.actor,
         resource=order.resource,
@@ -68,7 +70,7 @@ async def set_price(call: Call) -> Outcome:
 
 
 async def drop_price(call: Call) -> Outcome:
-    """Take back a price that has not begun."""
+    """Delete a price that has not begun."""
     order, begin = bare_order(call), instant_of(call, "effective_from")
     if isinstance(order, Refusal):
         return order
@@ -78,7 +80,7 @@ async def drop_price(call: Call) -> Outcome:
     if missing or begin is None:
         faults = [field_fault(name, "is required: it says which price is meant") for name in missing]
         return invalid(f"{' and '.join(missing)} must be given", *faults)
-    command = ops.DropPrice(
+    command = DropPrice(
         claim=claim_for(call, order, ""),
         actor=call.identity.actor,
         resource=call.query["resource"],

@@ -50,7 +50,7 @@ Period = tuple[int, int]
 
 
 async def get_balance(call: Call) -> Outcome:
-    """What there is, what of it is held, and what may be spent; or what there was at a time."""
+    """The posted, held and available credit of an account; or the posted credit at a time."""
     account, at = await find_account(call), instant_of(call, "at")
     if isinstance(account, Refusal):
         return account
@@ -71,7 +71,7 @@ async def get_forecast(call: Call) -> Outcome:
 
 
 async def get_statement(call: Call) -> Outcome:
-    """Of one account, or of all of a tenant's."""
+    """The statement of one account, or of all accounts of a tenant."""
     period = await _period(call)
     if isinstance(period, Refusal):
         return period
@@ -103,14 +103,14 @@ async def _period(call: Call) -> Period | Refusal:
 
 
 def _month_of(now: int) -> int:
-    """When the month began."""
+    """The beginning of the month."""
     return micros_of(f"{datetime.fromtimestamp(now // 10**6, UTC):%Y-%m}-01")
 
 
 async def _tenant_statement(call: Call, period: Period) -> Outcome:
     tenant = call.query["tenant"]
     whose = reach(call.identity)
-    # Who sees only its own account within the tenant is shown nothing of the others.
+    # A caller who sees only its own account within the tenant gets no lines of the others.
     if not tenant or not (whose.everything or (whose.subtree and await call.context.sees(call.identity, tenant))):
         return no_account(Owner(tenant))
     if named_owner(call) is not None:
@@ -134,8 +134,7 @@ async def _page(call: Call, account: int, period: Period) -> Outcome:
 
 
 async def _token(call: Call, account: int, place: PageEnd | None) -> str:
-    """What the next page goes on with. It carries sums, so it is sealed: of what others write in it nothing is told
-    as ours."""
+    """The continue token of the next page. It is sealed, because it carries sums that clients must not forge."""
     if place is None:
         return ""
     message = encode(
@@ -165,7 +164,7 @@ async def _place(call: Call, account: int) -> PageEnd | Refusal | None:
 
 
 def _numbers(place: PageEnd) -> tuple[int, ...]:
-    """As texts they are exact: sums may be larger than a number of JSON."""
+    """Sums as texts, which are exact: they may exceed the numbers of JSON."""
     return (
         place.lease, place.last_lease, place.item, place.since, place.through, place.begin, place.end, place.opening,
         place.closing,
@@ -177,7 +176,7 @@ SEAL_BYTES = 32
 
 
 async def _csv(call: Call, account: int, period: Period) -> Outcome:
-    """All of it, page by page, of the same entries: what is committed meanwhile is not in it."""
+    """Stream the statement page by page over the same entries, without those committed meanwhile."""
     whole = await _whole(call, account, period)
     if isinstance(whole, Refusal):
         return whole

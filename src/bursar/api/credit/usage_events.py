@@ -1,4 +1,4 @@
-"""Handler of usage: what was measured of jobs, one event or many. Each is counted once, however often it is sent."""
+"""Handler of usage events: measurements of jobs, one or many. Each is counted once, however often it is sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVENTS_MAX = 1000
 
 
 async def report(call: Call) -> Outcome:
-    """Take events down; what they cost is put right when their lease is reconciled."""
+    """Record usage events; reconciliation of the lease corrects its cost by them."""
     events = _read(call)
     if isinstance(events, Refusal):
         return events
@@ -83,7 +83,7 @@ async def _measures(call: Call, events: list[NewUsage]) -> list[Measure]:
 
 
 async def _accounts(call: Call, names: set[str]) -> dict[str, int]:
-    """The accounts that are named; one that is out of sight is nobody's, and no lease is paid by it."""
+    """The named accounts; an invisible one is treated as an account without leases."""
     owners: dict[str, tuple[str, str]] = {}
     for name in names:
         tenant, _, user = name.partition("/")

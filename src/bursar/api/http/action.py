@@ -1,4 +1,4 @@
-"""What actions such as preempt, drain and cancel are told: bodies that are no objects, and the faults they share."""
+"""Bodies of actions such as preempt, drain and cancel, which are no objects, and their common faults."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import msgspec
 
 from bursar.api.http.body import claim_of, dry_run, read_document
 from bursar.api.http.route import Call
+from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
-from bursar.store.db.idempotency import IdempotencyKey
 from bursar.wire.shared.faults import all_faults
 
 GRACE_SECONDS_MAX = 10**7

@@ -1,4 +1,4 @@
-"""The door: ASGI in, one handler called, ASGI out.
+"""The ASGI application: routes a request to its handler, and sends the response.
 
 Every request takes the same steps here: find the route, know who is asking, count it against the tenant's rate, ask
 whether the role may do this at all, read a bounded body, call the handler, and turn what comes back into bytes. What is
@@ -8,7 +8,7 @@ refused anywhere is answered in one form.
 from __future__ import annotations
 
 import asyncio
-import secrets
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
@@ -23,7 +23,7 @@ from bursar.api.http.problem import answer_of
 from bursar.api.http.ratelimit import MemoryRateLimit, RateVerdict, message
 from bursar.api.http.route import Answer, BrokenOff, Call, Outcome, Route, Stream
 from bursar.api.http.seats import party
-from bursar.core.values.access import Identity, Role, allows
+from bursar.core.values.access import Identity, Policy, Role
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops.runtime.lane import Closed, Overloaded
 from bursar.store.db.database import AWAY
@@ -43,8 +43,8 @@ RESERVE_PART = 10  # one in so many of a tenant's requests is kept for its admin
 
 _PARAMETER = "\0"  # what no segment can be
 _ONCE = (b"authorization", b"content-type", b"idempotency-key", b"host")
-_PLAIN = ((b"x-content-type-options", b"nosniff"),)
-_SECURE = (*_PLAIN, (b"strict-transport-security", b"max-age=31536000"))
+_NOSNIFF = (b"x-content-type-options", b"nosniff")
+_HSTS = (b"strict-transport-security", b"max-age=31536000")
 _GONE: tuple[type[Exception], ...] = (*AWAY, Closed)
 
 
@@ -80,7 +80,7 @@ class Router:
 
 
 def _segments(path: str) -> list[str]:
-    # One slash at the end is a habit of clients; a second one is an empty name, and nobody's.
+    # One slash at the end is a habit of clients; a second one is an empty name, which no object has.
     inner = path.removeprefix("/").removesuffix("/")
     return inner.split("/") if inner else []
 
@@ -101,7 +101,7 @@ def _know(scope: AsgiScope) -> None:
 
 
 def _given_twice(headers: list[tuple[bytes, bytes]]) -> Refusal | None:
-    """A header that says who asks, or for what, is given once: others on the way may have looked at the other one."""
+    """Refuse a repeated header of identity or routing: a proxy may have checked the other value."""
     names = [name for name, _ in headers]
     for name in _ONCE:
         if names.count(name) > 1:
@@ -133,12 +133,11 @@ class App:
         if isinstance(outcome, Refusal):
             outcome = _refused(outcome, scope, call, request_id)
         status = 200
-        always = _SECURE if scope.get("scheme") == "https" else _PLAIN
+        told = _told(scope, request_id, rate)
         if isinstance(outcome, Stream):
-            await self._stream(outcome, [*always, *_told(request_id, rate)], receive, send, request_id)
+            await self._stream(outcome, told, receive, send, request_id)
         else:
             status = outcome.status
-            told = [*always, *_told(request_id, rate)]
             await _send_answer(outcome, told, send, head=scope["method"] == "HEAD")
         _account(scope, route, status, time.perf_counter() - started, request_id)
 
@@ -147,7 +146,7 @@ class App:
         method = scope["method"]
         if len(headers) != len(scope["headers"]) and (refusal := _given_twice(scope["headers"])):
             return refusal
-        # A name with a NUL character can be nobody's: the database cannot even be asked for it.
+        # No object has a name with a NUL character: PostgreSQL cannot even be queried for it.
         found = self._router.find(_segments_of(scope)) if "\0" not in scope["path"] else None
         if found is None:
             return Refusal(
@@ -175,7 +174,7 @@ class App:
                 rate = await self._take(identity, call.route)
                 if rate is not None and not rate.allowed:
                     return _limited(identity, rate), rate
-                if refusal := _forbidden(identity, call.route):
+                if refusal := _forbidden(self._context.policy, identity, call.route):
                     return refusal, rate
             if refusal := _read_query(call, scope) or _dry_run_missing(call):
                 return refusal, rate
@@ -191,7 +190,13 @@ class App:
             return Refusal(Code.OVERLOADED, str(error), "Nothing happened: send the request again later.",
                            retry_after_seconds=error.retry_after_seconds), rate  # fmt: skip
         except _GONE as error:
-            log.warning("unavailable", path=scope["path"], error=repr(error), request_id=call.request_id)
+            log.warning(
+                "database_unavailable",
+                message="the database is away or takes no changes; the request is answered with 503",
+                path=scope["path"],
+                error=repr(error),
+                request_id=call.request_id,
+            )
             return Refusal(
                 Code.UNAVAILABLE,
                 "the database is away or not taking changes now",
@@ -199,7 +204,13 @@ class App:
                 retry_after_seconds=1,
             ), rate
         except Exception:
-            log.exception("internal error", path=scope["path"], method=scope["method"], request_id=call.request_id)
+            log.exception(
+                "request_failed",
+                message="a request failed unexpectedly and is answered with 500",
+                path=scope["path"],
+                method=scope["method"],
+                request_id=call.request_id,
+            )
             return Answer(500, _internal(call.request_id)), rate
 
     async def _take(self, identity: Identity, route: Route) -> RateVerdict | None:
@@ -212,7 +223,7 @@ class App:
             rate = await limits.take(party(identity), limit)
         if rate.allowed or identity.role is not Role.TENANT_ADMIN:
             return rate
-        # Who would stop a flood of their tenant's requests is not locked out by it.
+        # A tenant admin keeps a reserve, to be able to stop a flood of their tenant's requests.
         reserve = await limits.take(f"reserve:{identity.tenant}", max(1, limit // RESERVE_PART))
         return reserve if reserve.allowed else rate
 
@@ -232,14 +243,16 @@ class App:
             try:
                 await stream.pieces.aclose()
             except Exception:
-                log.exception("a stream could not be closed", request_id=request_id)
+                log.exception(
+                    "stream_not_closed", message="the source of a stream could not be closed", request_id=request_id
+                )
 
     async def _send_until_left(self, stream: Stream, request_id: str, receive: Receive, send: AsgiSend) -> None:
         sender = asyncio.create_task(_send_pieces(stream, send))
         leaver = asyncio.create_task(_wait_for_leave(receive))
         self._streams.add(sender)
         if self._is_closing:
-            sender.cancel()  # Whoever was let go comes again at once, until nobody listens any more.
+            sender.cancel()  # Clients reconnect at once, until the listener is closed.
         try:
             await asyncio.wait((sender, leaver), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -250,9 +263,16 @@ class App:
             await asyncio.gather(sender, leaver, return_exceptions=True)
             error = None if sender.cancelled() else sender.exception()
             if isinstance(error, BrokenOff):
-                log.info("a stream broke off", request_id=request_id, why=str(error))
+                log.info(
+                    "stream_broken_off",
+                    message="a stream was cut off before its end",
+                    request_id=request_id,
+                    error=str(error),
+                )
             elif error is not None:
-                log.error("a stream failed", request_id=request_id, exc_info=error)
+                log.error(
+                    "stream_failed", message="a stream failed unexpectedly", request_id=request_id, exc_info=error
+                )
             if here and not stream.breaks and (sender.cancelled() or error is not None):
                 await send({"type": "http.response.body", "body": b""})
 
@@ -276,19 +296,21 @@ def _refused(refusal: Refusal, scope: AsgiScope, call: Call | Refusal, request_i
 def _account(scope: AsgiScope, route: Route | None, status: int, seconds: float, request_id: str) -> None:
     metrics.observe(route, scope["method"], status, seconds)
     if status >= 500:
-        log.info("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4),
-                 request_id=request_id)  # fmt: skip
+        log.info(
+            "request_answered", message="a request was answered with a server error", method=scope["method"],
+            path=scope["path"], status=status, seconds=round(seconds, 4), request_id=request_id,
+        )  # fmt: skip
 
 
 def _request_id(given: str) -> str:
     """The caller's own id where it is short and plain, else a new one."""
     if given and len(given) <= 64 and given.isascii() and given.isprintable():
         return given
-    return secrets.token_hex(8)
+    return f"{random.getrandbits(64):016x}"  # names a request in the log, and protects nothing
 
 
-def _forbidden(identity: Identity, route: Route) -> Refusal | None:
-    if not route.resource or allows(identity, route.verb, route.resource, route.subresource):
+def _forbidden(policy: Policy, identity: Identity, route: Route) -> Refusal | None:
+    if not route.resource or policy.allows(identity, route.verb, route.resource, route.subresource):
         return None
     what = f"{route.resource}/{route.subresource}" if route.subresource else route.resource
     return Refusal(
@@ -384,9 +406,11 @@ class _Deadline:
             self._task.uncancel()
 
 
-def _told(request_id: str, rate: RateVerdict | None) -> list[tuple[bytes, bytes]]:
-    """What every answer says of its request."""
-    told = [(b"x-request-id", request_id.encode("latin-1"))]
+def _told(scope: AsgiScope, request_id: str, rate: RateVerdict | None) -> list[tuple[bytes, bytes]]:
+    """The headers of every answer."""
+    told = [(b"x-request-id", request_id.encode("latin-1")), _NOSNIFF]
+    if scope.get("scheme") == "https":
+        told.append(_HSTS)
     if rate is not None:
         told += [
             (b"x-ratelimit-limit", b"%d" % rate.limit),

@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 import msgspec
 
 from bursar.api.http.route import JSON, UNREAD, Call
+from bursar.core.values.idempotency import IdempotencyKey, RequestKey
 from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
-from bursar.store.db.idempotency import IdempotencyKey, RequestKey
 from bursar.wire.shared import protobuf, yaml_text
 from bursar.wire.shared.bounds import (
     VALUES_MAX,
@@ -36,7 +36,7 @@ REQUEST_ID_CHARS_MAX = 128
 DEPTH_MAX = 64
 # Longer bodies are read in a thread.
 INLINE_BYTES_MAX = 16_384
-# What is not a plain, sound object takes longer to read, and to find everything that is wrong with it.
+# Bodies that are not plain, valid objects take longer to read: every fault is looked for.
 INLINE_SLOW_BYTES_MAX = 2_048
 NULS_SHOWN_MAX = 10
 FAULTY_MAX = 8  # values that are found to be of the wrong type one after another
@@ -67,7 +67,7 @@ class Body:
 
 
 async def read_object(call: Call, kind: Kind) -> Body | Refusal:
-    """Decode strictly, in one go; only what fails that is looked at again, to name every fault or to be lenient."""
+    """Decode strictly in one pass; only a body that fails is read again, to name every fault or to be lenient."""
     if len(call.body) > INLINE_BYTES_MAX:
         return await _apart(call, read_object_now, call, kind)
     body = _read_plain(call, kind)
@@ -79,7 +79,7 @@ async def read_object(call: Call, kind: Kind) -> Body | Refusal:
 
 
 async def _apart(call: Call, read: Callable[..., T], *arguments: Any) -> T:
-    """Read a body in a thread: the loop that serves others goes on meanwhile. One at a time, tenants in turn."""
+    """Read a body in a thread, so that the event loop is not blocked. One at a time, round robin over tenants."""
     async with call.context.bodies.taken(call.identity):
         return await asyncio.to_thread(read, *arguments)
 
@@ -131,7 +131,7 @@ async def weigh(call: Call) -> Refusal | None:
     """Bound a body that is not short before a handler reads it. The document of one that takes long to read is made
     here, in a thread, whatever the route is."""
     if BYTES in call.route.body_media:
-        return None  # Nobody reads it as a document.
+        return None  # It is not read as a document.
     if len(call.body) <= INLINE_BYTES_MAX and call.media_type != PROTOBUF and not _is_yaml(call.media_type):
         return None  # It is too short to hold too many values.
     document = await _apart(call, _read_bounded, call)
@@ -148,7 +148,7 @@ def _read_bounded(call: Call) -> Any:
 
 
 async def read_beside(call: Call, read: Callable[[Call], T]) -> T:
-    """Read a body in a way of its own: in a thread where it is long."""
+    """Read a body with this function, in a thread if the body is long."""
     return await _apart(call, read, call) if len(call.body) > INLINE_BYTES_MAX else read(call)
 
 
@@ -189,7 +189,7 @@ def read_document(call: Call) -> Any:
 
 
 def _nul_faults(document: Any) -> list[Cause]:
-    """PostgreSQL's text holds every character but this one, and nobody means to write it."""
+    """NUL characters, which PostgreSQL's text cannot hold, as faults of their fields."""
     paths = islice(_nul_paths(document, ()), NULS_SHOWN_MAX)
     return [field_fault(dotted(path).replace("\0", "\\0"), "must not contain a NUL character") for path in paths]
 
@@ -227,7 +227,7 @@ def too_deep(value: Any, depth: int = 0) -> bool:
 
 
 def convert(call: Call, kind: Kind, document: Any) -> Body | Refusal:
-    """A plain document as an object: nulls mean "not given"; unknown fields are refused, told, or ignored."""
+    """A plain document as an object: nulls mean "not given"; unknown fields are refused, reported, or ignored."""
     if not isinstance(document, dict):
         return invalid("the body must be an object")
     document = _given(kind.type, document)
@@ -252,7 +252,7 @@ def faulty(call: Call, kind: Kind, document: Any, error: str) -> Refusal:
     readable = None if has_more_values(document, VALUES_COMPARED_MAX) else _readable(kind, document, faults)
     causes = [Cause("FieldValueInvalid", message, field=path) for path, message in faults.items()]
     if readable is not None:
-        # What was left out to read the rest is not missing, and the rest of an element means little without it.
+        # Values left out to read the rest are not missing, and the rest of an element means little without them.
         torn = {_element(path) for path in faults} - {""}
         others = identify(call, kind, readable) + check(kind, readable)
         causes += [one for one in others if one.field not in faults and _element(one.field) not in torn]
@@ -265,8 +265,7 @@ def _element(path: str) -> str:
 
 
 def _readable(kind: Kind, document: Any, faults: dict[str, str]) -> Object | None:
-    """What can be read of a body without the values that are of the wrong type; those that only reading shows to be so
-    are added to the faults."""
+    """Decode a body without its values of the wrong type; faults that only decoding reveals are added."""
     try:
         kept = without_faulty(kind.type, prune(kind.type, document, "", []), faults)
         for _ in range(FAULTY_MAX):
@@ -310,7 +309,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def prune(kind_type: Any, value: Any, path: str, dropped: list[str]) -> Any:
-    """Take out the fields that a type does not know, and say which."""
+    """Remove the fields that a type does not have, and name them."""
     struct = _struct_in(kind_type)
     if struct is not None and isinstance(value, dict):
         fields = _fields_of(struct)
@@ -360,7 +359,7 @@ def check(kind: Kind, one: Object) -> list[Cause]:
 
 
 def identify(call: Call, kind: Kind, one: Object) -> list[Cause]:
-    """Fill in what the path says; a body that says otherwise is wrong."""
+    """Fill in the name and namespace of the path; a body that contradicts them is refused."""
     causes: list[Cause] = []
     metadata = one.metadata
     if one.kind and one.kind != kind.name:
@@ -382,7 +381,7 @@ def _name(call: Call, metadata: Any) -> list[Cause]:
     if named:
         if metadata.name and metadata.name != named:
             return [field_fault("metadata.name", f"is {metadata.name[:63]!r}, the path says {named!r}")]
-        # What exists has a good name, whatever the rules were when it got it; see `name_faults` for what does not.
+        # The name of an existing object is valid, whatever the rules were at its creation; new ones: `name_faults`.
         metadata.name = named
         return []
     if not metadata.name and metadata.generate_name:
@@ -393,14 +392,14 @@ def _name(call: Call, metadata: Any) -> list[Cause]:
 
 
 def name_faults(metadata: Any) -> list[Cause]:
-    """What is wrong with the name of something new."""
+    """The faults of a new object's name."""
     return [field_fault("metadata.name", fault) for fault in dns_subdomain(metadata.name)]
 
 
 def claim_of(call: Call, in_body: Any = "") -> IdempotencyKey | Refusal | None:
-    """The request's id, from the body or the Idempotency-Key header, and what exactly it stands for.
+    """The idempotency key of a request: its id, from the body or the Idempotency-Key header, and a hash of its content.
 
-    A dry run claims nothing: what it is told depends on how things stand now, and the id is left for the real one.
+    A dry run claims no key: its answer depends on the current state, and the id is left for the real request.
     """
     request_id = in_body or call.headers.get("idempotency-key", "")
     if not request_id:
@@ -412,7 +411,7 @@ def claim_of(call: Call, in_body: Any = "") -> IdempotencyKey | Refusal | None:
         return None
     path = "/".join((call.route.path, *call.parameters.values()))
     query = urlencode(sorted((name, value) for name, value in call.query.items() if name not in _NO_MATTER))
-    # Who asks is part of what is asked: nobody is given an answer that was another's.
+    # The caller is part of the hash: no caller gets the answer to another's request.
     parts = (call.route.method, path, query, call.identity.tenant, call.identity.actor)
     what = hashlib.sha256(b"\0".join((*(part.encode() for part in parts), call.body))).hexdigest()
     verb = f"{call.route.verb} token" if call.route.resource == "tokens" else call.route.verb

@@ -1,8 +1,8 @@
-"""Connections: how many there are, how long a request may take to come, and how long an answer may wait to be read.
+"""Limits of connections: their number, the time to receive a request, and the time until an answer is read.
 
-uvicorn bounds none of this. Each connection counts the bytes of the request that it is receiving, and is known once a
-token on it was good; the gate counts those that are not known by their address, and looks at all of them every second
-or two. So nothing is added to what an ordinary request costs but a few additions.
+uvicorn bounds none of this. Each connection counts the bytes of the request that it is receiving, and is authenticated
+once a token on it was good; the gate counts the other ones by address, and scans all of them every second or two. So an
+ordinary request costs only a few additions more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bursar.core.values.refusal import Code, Refusal
 HEADER_BYTES_MAX = 65_536  # of the request line and all headers
 HEADERS_MAX = 100
 URL_BYTES_MAX = 16_384
-# What may come of a body after its request was answered, or between two of its chunks.
+# Bytes of a body that may arrive after its request was answered, or between two of its chunks.
 UNREAD_BYTES_MAX = 16 << 20
 # A reader that takes less than this in the time that it has does not read.
 PROGRESS_BYTES_MIN = 4_096
@@ -30,12 +30,17 @@ CONNECTIONS_MAX = 20_000
 CONNECTIONS_PER_ADDRESS_MAX = 512
 
 _NO_TRAILERS: deque[tuple[bytes, bytes]] = deque(maxlen=0)  # takes everything, and keeps nothing
+# Called for every request: `super()` costs more.
+_parse = HttpToolsProtocol.data_received
+_begin = HttpToolsProtocol.on_headers_complete
+_complete = HttpToolsProtocol.on_message_complete
+
 _PHRASES = {400: "Bad Request", 408: "Request Timeout", 414: "URI Too Long", 431: "Request Header Fields Too Large"}
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What an operator may want to set; the seconds are for tests."""
+    """Limits of connections; operators may set the counts, tests the seconds."""
 
     connections: int = CONNECTIONS_MAX
     connections_per_address: int = CONNECTIONS_PER_ADDRESS_MAX
@@ -56,7 +61,7 @@ class ConnectionGate:
         return len(self._open)
 
     def unknown(self, address: str) -> int:
-        """How many connections of an address have shown no token."""
+        """The number of connections of an address that have shown no token."""
         return self._unknown[address]
 
     def enter(self, one: HttpConnection) -> str:
@@ -71,7 +76,7 @@ class ConnectionGate:
         return ""
 
     def know(self, one: HttpConnection) -> None:
-        """A token on it was good: whose it is, is known, and what it may do is counted by other means."""
+        """Mark a connection as authenticated: its tenant's rate limit applies, no longer that of its address."""
         if one.is_known or one not in self._open:
             return
         one.is_known = True
@@ -91,7 +96,7 @@ class ConnectionGate:
             del self._unknown[address]
 
     def look(self, now: float) -> None:
-        """End the connections whose time is up."""
+        """Close the connections that exceed a time limit."""
         for one in tuple(self._open):
             one.look(now)
 
@@ -102,7 +107,7 @@ class ConnectionGate:
             self.look(loop.time())
 
     def protocol(self) -> type[HttpConnection]:
-        """What uvicorn makes for each connection."""
+        """The protocol class that uvicorn instantiates for each connection."""
         return type("GatedConnection", (HttpConnection,), {"gate": self})
 
 
@@ -120,7 +125,7 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._head_since = 0.0  # when the request began to come; 0 while none does
-        self._body_since = 0.0
+        self._body_since = 0.0  # when the body of an answered request was first seen to be still coming; 0 before that
         self._unread_bytes = 0
         self._unsent_bytes = 0
         self._unsent_since = 0.0
@@ -144,28 +149,33 @@ class HttpConnection(HttpToolsProtocol):
     def know(self) -> None:
         self.gate.know(self)
 
-    # What comes in.
+    # Receiving.
 
     def data_received(self, data: bytes) -> None:
+        head_bytes = self._head_bytes + len(data)
+        if not self._in_head or self._is_refused or head_bytes > HEADER_BYTES_MAX:
+            self._receive_bounded(data)
+            return
+        # Most requests arrive whole: no clock is read for them.
+        self._head_bytes = head_bytes
+        _parse(self, data)
+        if self._head_bytes and not self._head_since and self._in_head:
+            self._head_since = self.loop.time()
+
+    def _receive_bounded(self, data: bytes) -> None:
         # A closing connection consumes no more bytes, so the loop must end here or it would never end.
-        while not self._is_refused and not self.transport.is_closing():
-            if not self._in_head:
+        while data and not self.transport.is_closing():
+            if self._is_refused or not self._in_head:
                 self._unread_bytes += len(data)
                 if self._unread_bytes > UNREAD_BYTES_MAX:
                     self._end("body")
-                    return
-                super().data_received(data)
+                elif not self._is_refused:
+                    _parse(self, data)
                 return
-            if not self._head_since:
-                self._head_since = self.loop.time()
+            # Parse at most the maximum size of a head, until its end is found.
             capacity = HEADER_BYTES_MAX - self._head_bytes
-            if len(data) <= capacity:
-                self._head_bytes += len(data)
-                super().data_received(data)
-                return
-            # Only as much as may belong to the head is parsed before it is known whether it ends there.
-            self._head_bytes = HEADER_BYTES_MAX
-            super().data_received(data[:capacity])
+            self._head_bytes = min(HEADER_BYTES_MAX, self._head_bytes + len(data))
+            _parse(self, data[:capacity])
             if self._in_head and self._head_bytes >= HEADER_BYTES_MAX and not self.transport.is_closing():
                 self._refuse("headers", _headers_too_large())
             data = data[capacity:]
@@ -179,9 +189,9 @@ class HttpConnection(HttpToolsProtocol):
             return
         self._in_head = False
         self._unread_bytes = 0
-        self._body_since = self.loop.time()
-        super().on_headers_complete()
-        # What comes after a body in chunks is no header: it would be taken for one of this request.
+        self._body_since = 0.0
+        _begin(self)
+        # Bytes after a chunked body are no header: they would be taken for one of this request.
         self.headers = _NO_TRAILERS  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
@@ -199,17 +209,23 @@ class HttpConnection(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._head_since = 0.0
-        super().on_message_complete()
+        _complete(self)
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 — uvicorn's signature
         """Refuse bytes that the parser does not accept as HTTP, in the same form as every other refusal."""
         self._refuse("malformed", Refusal(Code.INVALID, "this is not a valid HTTP/1.1 request", "Check the client."))
 
     def _refuse(self, bound: str, refusal: Refusal) -> None:
-        """Answer what is not even a request, and hear no more of it."""
+        """Answer bytes that are not even a request, after the request before them, and parse no more of them."""
         metrics.CONNECTIONS_REFUSED.labels(bound).inc()
         self._is_refused = True
-        if self.cycle is None or self.cycle.response_complete:
+        self._unread_bytes = 0
+        cycle = self.cycle
+        is_answered = cycle is None or cycle.response_complete
+        if not is_answered and self._in_head:
+            cycle.keep_alive = False  # The request before came whole: its answer ends the connection.
+            return
+        if is_answered or not cycle.response_started:
             answer = answer_of(refusal, "")
             self.transport.write(
                 b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
@@ -223,17 +239,19 @@ class HttpConnection(HttpToolsProtocol):
         self._is_refused = True
         self.transport.abort()
 
-    # What does not go on.
+    # Timeouts.
 
     def look(self, now: float) -> None:
-        """End it if a head does not get complete, a body goes on after its answer, or nobody reads what was sent."""
+        """Close it if its head stays incomplete, a body continues after its answer, or the client does not read."""
         bounds = self.gate.bounds
         if not self._is_refused:
             if self._in_head and self._head_since and now - self._head_since > bounds.header_seconds:
                 self._refuse("slow_headers", _too_slow(bounds.header_seconds))
             is_answered = not self._in_head and self.cycle is not None and self.cycle.response_complete
-            if is_answered and now - self._body_since > bounds.unread_seconds + bounds.header_seconds:
-                self._end("slow_body")
+            if is_answered:
+                self._body_since = self._body_since or now
+                if now - self._body_since > bounds.unread_seconds + bounds.header_seconds:
+                    self._end("slow_body")
         self._look_at_unsent(now, bounds.unread_seconds)
 
     def _look_at_unsent(self, now: float, seconds: float) -> None:
@@ -249,7 +267,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 def address_of(client: tuple[str, int] | None) -> str:
-    """What connections are counted by: an IPv4 address, or the network of an IPv6 address, which has 2^64 of them."""
+    """The key that connections are counted by: an IPv4 address, or the /64 network of an IPv6 address."""
     host = client[0] if client else ""
     if ":" not in host:
         return host

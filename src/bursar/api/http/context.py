@@ -1,4 +1,4 @@
-"""What handlers share: the office, the feed, who may come in and how often."""
+"""`ApiContext`, shared by all handlers: the runtime, the change feed, authentication, access rules and limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, RateLimit
 from bursar.api.http.seats import Seats
 from bursar.api.http.spool import Spools
 from bursar.core.quota.tenant_tree import Tree, is_current, sees, subtree
-from bursar.core.values.access import Identity, Reach, reach
+from bursar.core.values.access import Identity, Policy, Reach, reach
 from bursar.ops.nodes.cluster import ClusterCache
 from bursar.ops.runtime.feed import Feed
 from bursar.ops.runtime.runtime import Runtime
@@ -20,11 +20,12 @@ from bursar.ops.scheduling.queue_depth import QueueDepths
 from bursar.ops.workloads.log_source import LogKeeper
 from bursar.ops.workloads.priority import Priorities
 from bursar.store.db.database import AWAY, Database
+from bursar.wire.kinds.registry import policy
 
 TREE_AGE_SECONDS_MAX = 1.0
 READY_SECONDS_MAX = 2.0
 READY_AGE_SECONDS_MAX = 0.5
-# How many may read everything at once, and how many of one tenant: each holds a connection to the database meanwhile.
+# Concurrent full reads, in all and for one tenant: each holds a connection to the database meanwhile.
 LISTS_MAX = 4
 LISTS_EACH_MAX = 2
 STATES_MAX = 4
@@ -42,7 +43,8 @@ class ApiContext:
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT
     version: str = ""
     grpc_address: str = ""  # where agents are served, as host:port; empty where that is not known
-    informer: LogKeeper | None = None  # who is asked for what work has written; None where nobody can be
+    informer: LogKeeper | None = None  # reads the output of work from nodes; None where that is not served
+    policy: Policy = field(default_factory=policy)
     _tree_read_at: float = field(default=-1e9)
     _tree_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watches: Counter[str] = field(default_factory=Counter)  # how many are open, by whose they are
@@ -76,17 +78,17 @@ class ApiContext:
         return self.runtime.trees.latest
 
     async def tree_for(self, whose: Reach) -> Tree:
-        """The tree, for what somebody may see. Where it knows another tenant under the caller's name it is read again:
-        one of the two was deleted a moment ago."""
+        """The tree, for what a caller may see. It is read again if it has another tenant under that name: one of
+        the two was deleted a moment ago."""
         tree = await self.tree()
         return tree if is_current(tree, whose) else await self.tree(fresh=True)
 
     def forget_tree(self) -> None:
-        """This process changed the tree: who asks next sees the change."""
+        """Invalidate the cached tree after a change by this process: the next reader sees the change."""
         self._tree_read_at = -1e9
 
     async def fault(self) -> str:
-        """Why requests cannot be served now; empty when they can. However many ask, the database is asked once."""
+        """The reason why requests cannot be served now, or an empty string; concurrent callers share one query."""
         async with self._fault_lock:
             if asyncio.get_running_loop().time() - self._fault_read_at > READY_AGE_SECONDS_MAX:
                 self._fault = await self._find_fault()
@@ -102,14 +104,14 @@ class ApiContext:
         return "the database is a standby: it takes no writes" if standby else ""
 
     async def sees(self, identity: Identity, tenant: str) -> bool:
-        """Whether an identity may see what belongs to a tenant; what belongs to none is for everybody."""
+        """Whether an identity may see what belongs to a tenant; what belongs to no tenant is visible to all."""
         whose = reach(identity)
         if whose.everything or not tenant:
             return True
         return sees(await self.tree_for(whose), whose, tenant)
 
     async def visible_tenants(self, identity: Identity) -> tuple[str, ...] | None:
-        """The tenants whose objects an identity may list; None means everybody's."""
+        """The tenants whose objects an identity may list; None means all."""
         whose: Reach = reach(identity)
         if whose.everything:
             return None

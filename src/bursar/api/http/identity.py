@@ -1,8 +1,8 @@
-"""Who is asking: from the Authorization header to an Identity, or a Refusal that says what to do next.
+"""Authentication: turns the Authorization header into an Identity, or a Refusal with a remedy.
 
-Rows of tokens are remembered for two seconds, unknown ids too, and whatever is asked while one question is under way
-goes together into the next: however many requests come, with good tokens or bad ones, the database is asked one
-question at a time. What is remembered is the row; the secret and the expiry are looked at again for every request.
+Token rows are cached for two seconds, unknown ids too. Lookups that arrive while a query is running are batched into
+the next one, so however many requests arrive, with good tokens or bad ones, the database gets one query at a time. Only
+the row is cached; the secret and the expiry are checked for every request.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
-from bursar.api.http.oidc import Oidc, Verified
 from bursar.core.values.access import Identity, Role, unauthenticated
+from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Refusal
 from bursar.ops.access.token import TokenText, find_tokens, is_token_of, parse_token, token_death
 from bursar.ops.quota.tenant_tree import TreeCache
-from bursar.ops.runtime.clock import timestamp
 from bursar.store.access.token import TokenRecord
 from bursar.store.db.database import Database, Unavailable
 
+if TYPE_CHECKING:
+    from bursar.api.http.oidc import Oidc, Verified
+
 FRESH_SECONDS = 2.0
-# While the database is away those it vouched for a moment ago go on: watching, and being told 503 about the rest.
+# While the database is away, tokens verified a moment ago stay valid: watches continue, other requests get a 503.
 FRESH_WHILE_AWAY_SECONDS = 30.0
 ANSWER_SECONDS_MAX = 2.0
 RETRY_SECONDS = 1.0
@@ -149,7 +151,7 @@ class Authenticator:
             question = self._questions[token_id] = asyncio.get_running_loop().create_future()
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask_database())
-        # Shielded: whoever hangs up must not take the answer away from the others.
+        # Shielded: a client that disconnects must not cancel the query of the others.
         return await asyncio.shield(question)
 
     async def _ask_database(self) -> None:
@@ -165,11 +167,11 @@ class Authenticator:
                 else:
                     self._remember(asked_at, questions, found)
             finally:
-                # After a bug, or at the end of this process: nobody is left waiting.
+                # After a bug, or at the end of this process: no request is left waiting.
                 _answer_all(questions, Unavailable("tokens could not be read"))
 
     async def _read_in_time(self, token_ids: list[str]) -> Found:
-        # Not by asyncio.timeout: a connection that hangs takes seconds more to be given back, and nobody waits for it.
+        # Not by asyncio.timeout: a hanging connection takes seconds more to be released, and no request waits for it.
         read = asyncio.create_task(self._read(token_ids))
         self._reads.add(read)
         read.add_done_callback(self._reads.discard)
@@ -219,10 +221,10 @@ class Authenticator:
         return verified.identity
 
     async def _settled(self, verified: Verified) -> Identity | Refusal:
-        """A JWT speaks of a tenant by its name. It is good for the one that there is, if that is no younger than the
-        JWT: what was issued before was meant for another.
+        """Resolve the tenant of a JWT, which names it. A JWT issued before the tenant was created is refused: it was
+        meant for an earlier tenant of that name.
 
-        The tree as last seen is good enough: whoever was let in for a tenant that is gone by now sees nothing.
+        The cached tree is fresh enough: a caller admitted for a deleted tenant sees nothing.
         """
         identity, issued_at = verified.identity, verified.issued_at
         if not identity.tenant:

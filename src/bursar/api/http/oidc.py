@@ -1,8 +1,8 @@
 """JWTs of an OIDC provider: verified against its published keys, and turned into an Identity.
 
 Only signatures with a private key count: `none` and the HMAC algorithms are not in the list, and symmetric keys are
-not taken from a key set, so that nobody signs with what is public. The key set is kept while the provider is away;
-it is read again when a token names a key that is not in it, at most every ten seconds, and now and then besides, so
+not taken from a key set, so that a public key cannot be used as an HMAC secret. The key set is kept while the
+provider is away; it is read again when a token names an unknown key, at most every ten seconds, and periodically, so
 that a key the provider withdrew is not trusted for ever.
 """
 
@@ -13,7 +13,7 @@ import math
 import ssl
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +26,7 @@ from joserfc import jws, jwt
 from joserfc.errors import ExpiredTokenError, InvalidClaimError, JoseError, MissingClaimError, SecurityWarning
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
+from bursar.api.http.oidc_settings import OidcSettings
 from bursar.core.values.access import Identity, Role, identity_fault, unauthenticated
 from bursar.core.values.refusal import Code, Refusal
 
@@ -33,7 +34,7 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 LEEWAY_SECONDS = 30
 REFRESH_UNKNOWN_SECONDS = 10.0
 REFRESH_REGULAR_SECONDS = 300.0
-# Before there is any key set nothing works, so it is looked for more eagerly.
+# Without any key set no JWT can be verified, so the retries are more frequent.
 REFRESH_EMPTY_SECONDS = 1.0
 
 _FETCH_SECONDS_MAX = 5.0
@@ -45,19 +46,6 @@ _log = structlog.get_logger(__name__)
 _REGISTRY = jws.JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
 
 SigningJwk = RSAKey | ECKey | OKPKey
-
-
-@dataclass(frozen=True, slots=True)
-class OidcSettings:
-    """`jwks` is the path or the URL of the key set; left out, it is where the issuer's discovery document says."""
-
-    issuer: str
-    audience: str
-    jwks: str = ""
-    user_claims: Sequence[str] = ("sub", "preferred_username")
-    tenant_claim: str = "bursar_tenant"
-    role_claim: str = "bursar_role"
-    ca_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +134,7 @@ class Oidc:
         role_name = _text(claims.get(settings.role_claim))
         if not role_name:
             return unauthenticated(f"the JWT gives no role: the claim {settings.role_claim} is missing", _ASK)
-        # A node proves itself with a key made on the node, never with what a provider says of it.
+        # Nodes authenticate with a key made on the node, never with a JWT of a provider.
         roles = [str(role) for role in Role if role is not Role.NODE]
         if role_name not in roles:
             return unauthenticated(f"the JWT's {settings.role_claim} must be one of {', '.join(roles)}", _ASK)
@@ -174,14 +162,18 @@ class Oidc:
 
     async def _refresh(self, at_least_seconds_apart: float) -> None:
         async with self._refreshing:
-            # Those who waited here while another looked find that it has just been done.
+            # A caller that waited for the lock while another one read the keys finds them fresh.
             if self._monotonic() - self._tried_at < at_least_seconds_apart:
                 return
             self._tried_at = self._monotonic()
             try:
                 self._keys = _import_keys(await self._fetch_jwks())
             except KeysError as error:
-                _log.warning("the OIDC provider's keys cannot be read; the last ones are kept", reason=str(error))
+                _log.warning(
+                    "oidc_keys_unreadable",
+                    message="the keys of the OIDC provider cannot be read; the last ones are kept",
+                    error=str(error),
+                )
 
     async def _fetch_jwks(self) -> object:
         where = self._settings.jwks or await self._discover()

@@ -1,4 +1,4 @@
-"""How refusals look over HTTP: one table from code to status and reason, and Kubernetes' Status as the body."""
+"""Refusals over HTTP: one table from code to status and reason, and Kubernetes' Status as the body."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 
 from bursar.api.http.route import Answer
 from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.wire.kinds.registry import BY_PLURAL
 
 _encode = msgspec.json.Encoder().encode
 
@@ -53,13 +54,11 @@ TABLE: dict[Code, tuple[int, str]] = {
 CAUSES_MAX = 50
 NAME_CHARS_MAX = 320  # no name is longer, nor is NAME@UID of a deleted tenant
 
-# Kinds for which running into a quota is a 403, as the allocation API has it; for all others it is a 409.
-FORBIDDEN_FOR_QUOTA = frozenset({"allocations", "jobs"})
-
 
 def status_of(refusal: Refusal, resource: str = "") -> tuple[int, str]:
-    if refusal.code is Code.QUOTA_EXCEEDED and resource not in FORBIDDEN_FOR_QUOTA:
-        return 409, "Conflict"
+    if refusal.code is Code.QUOTA_EXCEEDED:
+        kind = BY_PLURAL.get(resource)
+        return TABLE[refusal.code] if kind is not None and kind.forbidden_by_quota else (409, "Conflict")
     return TABLE[refusal.code]
 
 
@@ -134,7 +133,7 @@ def answer_of(
     if refusal.retry_after_seconds:
         extra["Retry-After"] = str(refusal.retry_after_seconds)
     if status == 408:
-        # What is left of the body would be taken for the next request.
+        # The rest of the body would be taken for the next request.
         extra["Connection"] = "close"
     if status == 401:
         extra["WWW-Authenticate"] = 'Bearer realm="bursar"'

@@ -1,4 +1,4 @@
-"""What a route is. The one route table (routes.py) is made of these; the server, discovery and OpenAPI all read it."""
+"""`Route`, the entry of the route table (site/routes.py), which the server, discovery and OpenAPI all read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 NO_STORE = {"Cache-Control": "no-store"}  # of answers that hold a secret which is nowhere else
-UNREAD: Any = object()  # a body that nobody has made a document of yet
+UNREAD: Any = object()  # a body that is not parsed yet
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An answer that goes on: the door sends each piece as it comes, and closes `pieces` when the client leaves."""
+    """A streamed response: the application sends each piece as it arrives, and closes `pieces` on disconnect."""
 
     pieces: Any  # AsyncGenerator[bytes, None]
     media_type: str

@@ -13,7 +13,7 @@ from bursar.core.values.access import Identity
 
 
 def party(identity: Identity) -> str:
-    """Whose share a request is counted against: a tenant's, a node's, or that of a user without a tenant."""
+    """The party whose share a request counts against: a tenant, a node, or a user without a tenant."""
     if identity.node:
         return f"node:{identity.node}"
     return f"tenant:{identity.tenant}" if identity.tenant else f"{identity.role}:{identity.user}"
@@ -26,7 +26,7 @@ class Seats:
         self._shares: dict[str, _Share] = {}
 
     def __len__(self) -> int:
-        """How many parties have a seat, or wait for one."""
+        """The number of parties that have a seat, or wait for one."""
         return len(self._shares)
 
     @asynccontextmanager

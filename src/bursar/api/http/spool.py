@@ -1,7 +1,7 @@
 """Spools: answers that are too long for memory wait in files until they are read.
 
 An answer is written here as fast as the database gives it, so that neither a connection to the database nor a seat is
-held while somebody reads it slowly, or does not. Small ones stay in memory, as long as all of them together are small.
+held while a client reads it slowly, or does not. Small ones stay in memory, as long as all of them together are small.
 Files have no name, so nothing is left of them when the process ends, and are read and written by threads.
 """
 
@@ -25,7 +25,7 @@ PIECE_BYTES = 256 << 10
 
 
 class SpoolFull(Exception):
-    """There is no room to keep more answers that nobody reads; or none for this tenant."""
+    """The spool has no free space for more unread answers, in all or for this tenant."""
 
     def __init__(self, bytes_max: int) -> None:
         super().__init__(bytes_max)
@@ -38,7 +38,7 @@ class SpoolFull(Exception):
 
 
 class Spools:
-    """How much of the process's memory and disk its spools take."""
+    """The memory and disk that the spools of the process take."""
 
     def __init__(
         self,

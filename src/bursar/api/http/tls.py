@@ -19,7 +19,7 @@ def ensure_server_certificate(
 ) -> tuple[Path, Path, Path]:
     """(certificate, key, CA certificate) for these hosts, signed by our CA; made anew when it is old or another's.
 
-    The readers' group, if one is given, may read the certificate's key; nobody else may read the CA's.
+    The readers' group, if one is given, may read the certificate's key; only the owner may read the CA's.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     ca_path, ca_key_path = directory / "ca.crt", directory / "ca.key"

@@ -1,1 +1,4 @@
-"""Handlers of nodes beside the common ones: joining, certificates, claims, drains, fences, evictions, utilisation."""
+"""Handlers of nodes beside the common ones: joining, certificates, claims, drains, fences, evictions, utilisation.
+
+Read `routes.py` first.
+"""

@@ -1,4 +1,4 @@
-"""Handlers of nodes' identity: a node's key is certified, and whoever asks is told which authority does that.
+"""Handlers of nodes' identity: the certificate of a node's key, and the certificate of the authority that signs it.
 
 A node comes with a token that is good for one use, and for the same key again while it lives, should the answer have
 been lost. If the node does not exist yet it is registered, as it describes itself;
@@ -19,12 +19,12 @@ from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.nodes.node import others_node, use_up_token
 from bursar.api.objects.object import key_of, kind_of, origin_of
 from bursar.core.values.access import Role
+from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Code, Refusal, invalid
-from bursar.ops.lifecycle.dispatch import create_command
+from bursar.ops.lifecycle.create import create_command
 from bursar.ops.nodes import node_ca as ops
 from bursar.ops.nodes.x509 import Issued, fingerprint, read_request
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.clock import timestamp
 from bursar.wire.kinds.node import Node, describe_itself
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.kind import Object

@@ -1,4 +1,4 @@
-"""Handlers with which nodes are claimed for sensitive work, given back, and said to be wiped."""
+"""Handlers of claims of nodes for sensitive work: claim, release, wipe, and confirm a wipe."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from msgspec import UNSET, UnsetType
 from bursar.api.http.action import faulty, read_action, words_faults
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.object import find, key_of, kind_of, origin_of, written_answer
+from bursar.commands.nodes.claim import NOBODYS, ReleaseNode
+from bursar.commands.objects.object import submitter
 from bursar.core.nodes.node_claim import NodeClaim
 from bursar.core.objects.object import Origin
 from bursar.core.values.access import Role, reach
+from bursar.core.values.idempotency import IdempotencyKey as RequestClaim
 from bursar.core.values.refusal import Code, Refusal, field_fault
 from bursar.core.values.replace import replace
 from bursar.ops.nodes import claim as ops
-from bursar.ops.nodes.claim import NOBODYS, ReleaseNode
-from bursar.ops.objects.object import submitter
-from bursar.store.db.idempotency import IdempotencyKey as RequestClaim
 from bursar.wire.shared.document import encode
 
-# Who may end others' claims as well, and claim for them: those that they see.
+# Roles that may also end claims of other users, and claim for them, as far as they see them.
 _ADMINS = frozenset({Role.SYSTEM_ADMIN, Role.TENANT_ADMIN})
 
 
 class ClaimOrder(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """What for, and for whom: an administrator may claim for somebody else, as `name` or `tenant/name`."""
+    """The reason and the user of a claim: administrators may claim for another user, `name` or `tenant/name`."""
 
     reason: str = ""
     user: str = ""
 
 
 class ReleaseOrder(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """Why a node is given back, wiped again, or said to be wiped."""
+    """The reason of a release, a repeated wipe, or the confirmation of a wipe."""
 
     reason: str = ""
 
 
 class ShownClaim(msgspec.Struct, rename="camel"):
-    """Whose a node is; `state` is Claimed, Wiping or WipeFailed."""
+    """The claim of a node; `state` is Claimed, Wiping or WipeFailed."""
 
     node: str
     id: str
@@ -51,7 +51,7 @@ class ShownClaim(msgspec.Struct, rename="camel"):
 
 
 class PoolFigures(msgspec.Struct, rename="camel"):
-    """How many nodes may be claimed in the whole system, and how many are."""
+    """The system's limit on claimed nodes, and their number."""
 
     size: int
     claimed: int
@@ -88,25 +88,25 @@ async def start(call: Call) -> Outcome:
 
 
 async def _whom(call: Call, wanted: str) -> tuple[str, str] | Refusal:
-    """For whom a node is claimed, as (tenant, user)."""
+    """The user of a claim, as (tenant, user)."""
     identity = call.identity
     first, slash, last = wanted.partition("/")
     tenant, user = (first, last) if slash else (identity.tenant, wanted)
     if not wanted:
         tenant, user = identity.tenant, identity.user
     if not tenant or not user:
-        message = "must say for whom, as tenant/name: a node is claimed for a person of a tenant"
-        hint = "Name somebody of a tenant: `bursar node claim NODE --for TENANT/NAME`."
+        message = "must name a user, as tenant/name: a node is claimed for a user of a tenant"
+        hint = "Name a user of a tenant: `bursar node claim NODE --for TENANT/NAME`."
         return replace(faulty("claim", [field_fault("user", message)]), hint=hint)
     if (tenant, user) == (identity.tenant, identity.user):
         return tenant, user
     if identity.role not in _ADMINS or not await call.context.sees(identity, tenant):
-        return Refusal(Code.FORBIDDEN, "only an administrator of their tenant may claim a node for somebody else")
+        return Refusal(Code.FORBIDDEN, "only an administrator of their tenant may claim a node for another user")
     return tenant, user
 
 
 async def end(call: Call) -> Outcome:
-    """Give a node back: its holder may, and administrators."""
+    """Release a node; for its holder and administrators."""
     asked = _asked(call, "release")
     if isinstance(asked, Refusal):
         return asked
@@ -122,7 +122,7 @@ async def end(call: Call) -> Outcome:
 
 
 async def wipe(call: Call) -> Outcome:
-    """Have a node wiped again."""
+    """Retry a failed wipe."""
     asked = _asked(call, "wipe")
     if isinstance(asked, Refusal):
         return asked
@@ -132,7 +132,7 @@ async def wipe(call: Call) -> Outcome:
 
 
 async def confirm(call: Call) -> Outcome:
-    """Believe an administrator that a node is wiped: others may use it from now on."""
+    """Confirm that a node has been wiped: others may use it from now on."""
     asked = _asked(call, "confirmation")
     if isinstance(asked, Refusal):
         return asked
@@ -154,7 +154,7 @@ def _asked(call: Call, what: str) -> tuple[str, RequestClaim | None, bool] | Ref
 
 
 def _origin_for(call: Call, holder: str, reason: str) -> Origin:
-    """The audit says for whom, where that is another."""
+    """The audit reason, which names the user if it is not the caller."""
     origin = origin_of(call, reason)
     if submitter(origin) == holder:
         return origin
@@ -162,7 +162,7 @@ def _origin_for(call: Call, holder: str, reason: str) -> Origin:
 
 
 async def list_claims(call: Call) -> Outcome:
-    """The claims whose holders the caller may know, and how full the pool is."""
+    """List the claims whose holders the caller may see, and the use of the pool."""
     pool = await ops.load_pool(call.context.runtime, reach(call.identity))
     items = [_shown(node, claim) for node, claim in pool.claims]
     return Answer(200, encode(ClaimList(PoolFigures(pool.size, pool.claimed), items)))

@@ -1,4 +1,4 @@
-"""Handlers of the cluster in numbers: how full it is, and how its queues stand."""
+"""Handlers of cluster figures: capacity, utilisation and queues."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from bursar.core.nodes.node import WHOLE
 from bursar.core.nodes.node_claim import ClaimState
 from bursar.core.scheduling.explain.explain_types import Figures, QueueFigures
 from bursar.core.values.access import Reach
+from bursar.core.values.instant import timestamp
 from bursar.core.values.quantity import format_granted
 from bursar.core.values.refusal import Refusal
 from bursar.ops.nodes.claim import load_pool
 from bursar.ops.nodes.cluster import ClusterTotals
 from bursar.ops.nodes.fence import load_patience
-from bursar.ops.runtime.clock import now, timestamp
+from bursar.ops.runtime.clock import now
 from bursar.store.db.database import AWAY
 from bursar.store.nodes import liveness as liveness_store
 from bursar.wire.shared.document import encode
 
-# The cluster's own figures come without the scheduler's, should it not be there to tell them.
+# Without a leader, the cluster's figures are shown without the scheduler's.
 FIGURES_SECONDS_MAX = 1.0
 GPU = "/gpu"
 UNKNOWN = float("nan")
@@ -40,7 +41,7 @@ class NodeCounts(msgspec.Struct, rename="camel"):
 
 
 class MeasuredResource(msgspec.Struct, rename="camel"):
-    """What there is of a resource; `used` and `utilization` are null where no node measures it."""
+    """The capacity and use of a resource; `used` and `utilization` are null if no node measures it."""
 
     capacity: str
     allocatable: str
@@ -175,7 +176,7 @@ def _scheduling(found: Figures) -> SchedulingFigures:
 
 
 def rate(per_second: float) -> str:
-    """A slow trickle is not nothing: below ten, two digits are told."""
+    """A rate, rounded: below ten to two digits, so that a low rate is not shown as 0."""
     return f"{per_second:.2g}/sec" if per_second < 10 else f"{round(per_second)}/sec"
 
 
@@ -183,7 +184,7 @@ def rate(per_second: float) -> str:
 
 
 async def show_nodes(context: ApiContext) -> None:
-    """How nodes stand, as gauges."""
+    """The liveness of nodes as gauges."""
     metrics.NODES.clear()
     metrics.NODES_CLAIMED.clear()
     try:

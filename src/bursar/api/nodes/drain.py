@@ -1,4 +1,4 @@
-"""Handlers that empty a node, and tell how far that has come."""
+"""Handlers of drains: start and stop one, and report its progress."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import msgspec
 from bursar.api.http.action import faulty, grace_faults, read_action
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.object import find, key_of, origin_of
+from bursar.commands.command import Written
+from bursar.commands.nodes.drain import GRACE_SECONDS, Drain
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.nodes import drain as ops
-from bursar.ops.nodes.drain import GRACE_SECONDS, Drain, DrainProgress
-from bursar.ops.runtime.command import Written
+from bursar.ops.nodes.drain import DrainProgress
 from bursar.wire.shared.document import encode
 
 LEFT_SHOWN_MAX = 100
 
 
 class DrainNode(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """What `kubectl drain` would be told; the last two mean nothing to allocations, and are accepted."""
+    """The options of `kubectl drain`; the last two have no effect on allocations."""
 
     grace_period_seconds: int = GRACE_SECONDS
     force: bool = False

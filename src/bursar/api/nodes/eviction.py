@@ -1,7 +1,7 @@
-"""Evictions as nodes hear of them, and as Kubernetes clients ask for them.
+"""Evictions: the notices that nodes receive, and the eviction subresource of Kubernetes clients.
 
-A notice is state: it stands in the status of an allocation until its nodes have confirmed its end. So a node that
-connects is told first of all that are open, and then of new ones, and it does not matter if it hears of one twice.
+A notice is state: it is in the status of an allocation until its nodes have confirmed its end. So a node that connects
+gets all open notices first, and then new ones, and receiving one twice does no harm.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from bursar.api.objects.watch import (
     no_seat,
 )
 from bursar.api.workloads.pod import find_pod, pod_not_found, pod_uid
+from bursar.commands.objects.status import status_of
 from bursar.core.nodes.eviction import EvictionReason, EvictionRule, Notice
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.core.values.selector import parse_fields
 from bursar.ops.runtime.feed import FedChange, FeedLagging
 from bursar.ops.scheduling import evict as ops
-from bursar.ops.workloads.allocation import status_of
 from bursar.store.db.database import AWAY
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
@@ -50,7 +50,7 @@ _TERMINATING = parse_fields("status.phase=Terminating", ("status.phase",))
 
 
 class EvictionEvent(msgspec.Struct, rename="camel"):
-    """That an allocation must end on this node, why, and by when."""
+    """An eviction notice to a node: the allocation, the reason and the deadline."""
 
     type: str
     namespace: str
@@ -88,7 +88,7 @@ class _Told(msgspec.Struct, rename="camel"):
 
 
 class _Status(msgspec.Struct):
-    """As much of an allocation's status as a notice is made of."""
+    """The part of an allocation's status that a notice needs."""
 
     nodes: list[_Place] = []
     eviction: _Told | None = None
@@ -98,11 +98,11 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 _decode_document = msgspec.json.Decoder(_Document).decode
 
 
-# What a node is told.
+# Notices of a node.
 
 
 async def list_or_watch(call: Call) -> Outcome:
-    """The open notices of a node; with watch=true also those to come, for as long as the connection lasts."""
+    """List the open notices of a node; with watch=true, stream new ones as well."""
     if refusal := others_node(call):
         return refusal
     found = await find(call, key_of(call))
@@ -126,37 +126,37 @@ async def _open(call: Call, node: str) -> tuple[list[EvictionEvent], int]:
 
 
 def notice_of(key: Key, doc: bytes, status: bytes, *, node: str) -> EvictionEvent | None:
-    """The notice that a node is given of an allocation; None where it has none, or has ended there already."""
+    """The notice of an allocation for a node; None if there is none, or it has already ended there."""
     read = _decode_status(status)
-    told = read.eviction
-    if told is None or not any(place.name == node and not place.phase for place in read.nodes):
+    notice = read.eviction
+    if notice is None or not any(place.name == node and not place.phase for place in read.nodes):
         return None
     uid = _decode_document(doc).metadata.uid
     return EvictionEvent(
-        "EVICTION", key.namespace, key.name, uid, told.message, told.grace_period_seconds, told.deadline
+        "EVICTION", key.namespace, key.name, uid, notice.message, notice.grace_period_seconds, notice.deadline
     )
 
 
 @dataclass(slots=True)
 class _Listener:
-    """One watch, and which notices it has been told, by uid and with their deadlines."""
+    """One watch, and the notices already sent, by uid with their deadlines."""
 
     watch: Watch
     node: str
-    told: dict[str, str] = field(default_factory=dict)
+    sent: dict[str, str] = field(default_factory=dict)
 
     def news(self, change: FedChange) -> EvictionEvent | None:
         one = change.change
         if change.fields.get("status.phase") != "Terminating" or one.type == "DELETED":
-            self.told.pop(one.uid, None)
+            self.sent.pop(one.uid, None)
             return None
         notice = notice_of(one.key, one.doc, one.status, node=self.node)
         return notice if notice is not None and self.is_new(notice) else None
 
     def is_new(self, notice: EvictionEvent) -> bool:
-        if self.told.get(notice.uid) == notice.deadline:
+        if self.sent.get(notice.uid) == notice.deadline:
             return False
-        self.told[notice.uid] = notice.deadline
+        self.sent[notice.uid] = notice.deadline
         return True
 
     def wrapped(self, line: bytes, revision: int) -> bytes:
@@ -179,7 +179,7 @@ async def _notices(listener: _Listener) -> AsyncGenerator[bytes, None]:
     one = listener.watch
     feed = one.call.context.feed
     try:
-        # Listening comes first and reading what is open second: a notice given between the two is heard of in both.
+        # Subscribe before reading the open notices: a notice given between the two is in both.
         one.follower = await feed.follow("Allocation")
         notices, one.seen = await _open(one.call, listener.node)
         for notice in notices:
@@ -202,10 +202,10 @@ async def _notices(listener: _Listener) -> AsyncGenerator[bytes, None]:
     except FeedLagging:
         metrics.WATCHERS_LET_GO.inc()
     except AWAY:
-        return  # The node connects again, and is told first what is open.
+        return  # The node connects again, and gets the open notices first.
 
 
-# What Kubernetes clients ask for.
+# The eviction subresource.
 
 
 class Preconditions(msgspec.Struct, rename="camel"):
@@ -229,7 +229,7 @@ class Eviction(msgspec.Struct, rename="camel"):
 
 
 async def evict_pod(call: Call) -> Outcome:
-    """Stop the allocation that a pod stands for; it waits to be placed again, elsewhere if its node is cordoned."""
+    """Evict the allocation of a pod; it is pending again, and placed elsewhere if its node is cordoned."""
     document, dry = read_document(call) if call.body else {}, dry_run(call)
     if isinstance(document, Refusal):
         return document

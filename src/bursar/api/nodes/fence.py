@@ -1,4 +1,4 @@
-"""Handlers with which an administrator says that nothing of a node runs any more, and takes it back."""
+"""Handlers of fencing: an administrator guarantees that nothing runs on a lost node, or takes that back."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bursar.wire.shared.document import encode
 
 
 class FenceNode(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """Why it is certain that nothing runs there: that it is switched off, say."""
+    """The reason why nothing can run there, for instance that it is switched off."""
 
     reason: str = ""
 
 
 class FencedAllocations(msgspec.Struct):
-    """What became of what was placed there; of those stopping, parts still run on other nodes."""
+    """The effect on placed work; parts of `stopping` allocations still run on other nodes."""
 
     requeued: int
     failed: int
@@ -35,7 +35,7 @@ class FenceStatus(msgspec.Struct, rename="camel"):
 
 
 async def start(call: Call) -> Outcome:
-    """Fence a node that is silent. Repeating is harmless."""
+    """Fence a silent node. Repeating is harmless."""
     asked = read_action(call, FenceNode, "fence")
     if isinstance(asked, Refusal):
         return asked
@@ -59,7 +59,7 @@ async def start(call: Call) -> Outcome:
 
 
 async def end(call: Call) -> Outcome:
-    """Take a fence back; the node as it stands then."""
+    """Remove a fence, and return the node."""
     dry = dry_run(call)
     if isinstance(dry, Refusal):
         return dry

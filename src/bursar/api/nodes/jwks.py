@@ -1,4 +1,4 @@
-"""Handlers of the keys that sign what is granted to nodes: everybody may know them, administrators change them."""
+"""Handlers of the lease-signing keys: the public key set (JWKS), and their rotation."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from bursar.core.values.refusal import Refusal, field_fault, invalid
 from bursar.ops.nodes import signing as ops
 from bursar.wire.shared.document import encode
 
-# Whoever keeps them longer finds keys that it does not know, and asks again.
+# A client that caches them longer meets an unknown key, and reads them again.
 CACHE = {"Cache-Control": "public, max-age=60"}
 OVERLAP_SECONDS_MAX = 30 * 86_400
 
 
 class KeySet(msgspec.Struct):
-    """RFC 7517: the public halves, oldest first. The last of them signs."""
+    """The public keys (RFC 7517), oldest first. The last one signs."""
 
     keys: list[dict[str, Any]]
 
 
 class RotateKey(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """For how long what the older keys have signed is still believed; 0 where they may have been stolen."""
+    """A key rotation. Signatures of older keys stay valid for the overlap; 0 if the keys may have been stolen."""
 
     overlap_seconds: int = int(ops.OVERLAP_SECONDS)
     reason: str = ""
 
 
 class RotatedKey(msgspec.Struct):
-    """The key that signs from now on, and all that are believed."""
+    """The key that signs from now on, and all valid keys."""
 
     key: str
     believed: list[str]
@@ -43,7 +43,7 @@ async def show(call: Call) -> Outcome:
 
 
 async def rotate(call: Call) -> Outcome:
-    """A new key signs from now on."""
+    """Rotate the signing key."""
     asked = read_action(call, RotateKey, "rotation")
     if isinstance(asked, Refusal):
         return asked

@@ -1,4 +1,4 @@
-"""Handlers of nodes beside the common ones: registration with a bootstrap token, and a node's word about itself."""
+"""Handlers of nodes beside the common ones: registration with a bootstrap token, and status updates of nodes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import msgspec
 
 from bursar.api.http.body import Body, dry_run, read_object
 from bursar.api.http.route import JSON, NO_STORE, Answer, Call, Outcome
-from bursar.api.objects.edit import patch_object, replace_object
+from bursar.api.objects.edit import as_it_is, patch_object, replace_object
 from bursar.api.objects.object import create_object, get, kind_of
 from bursar.core.values.access import Role
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.access import token as token_ops
 from bursar.ops.credit.agentless_billing import pay_on
+from bursar.ops.nodes.capacity import cap
 from bursar.ops.nodes.liveness import node_alive
 from bursar.ops.runtime.clock import now
 from bursar.store.db.database import Connection
@@ -70,8 +71,8 @@ async def _create(call: Call, body: Body) -> Outcome:
     if not isinstance(outcome, Answer):
         return outcome
     document: dict[str, Any] = msgspec.json.decode(outcome.body)
-    # The answer to a repeated request shows what was made before, with another uid: its token was handed out then. Who
-    # joins has handed in what is good for one token, and gets it.
+    # The answer to a repeated request shows what was made before, with another uid: its token was issued
+    # then. A joining node has used up a bootstrap token, and gets one.
     if document["metadata"]["uid"] != body.object.metadata.uid and not call.identity.bootstrap:
         return outcome
     name = document["metadata"]["name"]
@@ -92,10 +93,12 @@ def others_node(call: Call) -> Refusal | None:
 
 
 async def patch_status(call: Call) -> Outcome:
-    """A status from the node itself is its heartbeat."""
+    """Store a status; from the node itself it is a heartbeat."""
     if refusal := others_node(call):
         return refusal
-    outcome = await (replace_object(call) if call.route.method == "PUT" else patch_object(call))
+    # A token may be stolen: the resources of its node were set by the administrator who registered it.
+    settle = cap if call.identity.role is Role.NODE else as_it_is
+    outcome = await (replace_object(call, settle) if call.route.method == "PUT" else patch_object(call, settle))
     if isinstance(outcome, Answer) and call.identity.role is Role.NODE and dry_run(call) is False:
         async with call.context.database.reader() as db:
             await node_store.save_seen(db, [call.parameters["name"]])

@@ -11,12 +11,12 @@ from bursar.api.http.body import claim_of, dry_run, read_document
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.object import find, key_of, kind_of, origin_of, query_of, recalled, written_answer
 from bursar.api.objects.render import shown
+from bursar.commands.command import Reply, Written
+from bursar.commands.lifecycle.dispatch import delete_command
+from bursar.commands.objects.object import DeletePreconditions
 from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Code, Refusal, invalid
-from bursar.ops.lifecycle.dispatch import delete_command
 from bursar.ops.objects import object as ops
-from bursar.ops.objects.object import DeletePreconditions
-from bursar.ops.runtime.command import Reply, Written
 from bursar.store.objects import listing
 from bursar.store.objects.listing import ListedObject, Query
 from bursar.wire.shared.document import render_list
@@ -102,7 +102,7 @@ async def delete(call: Call) -> Outcome:
 
 
 async def delete_collection(call: Call) -> Outcome:
-    """Delete everything that matches; what was gone meanwhile is fine."""
+    """Delete everything that matches; objects deleted meanwhile are skipped."""
     query, options, dry = await query_of(call), delete_options(call), dry_run(call)
     for refusal in (query, options, dry):
         if isinstance(refusal, Refusal):

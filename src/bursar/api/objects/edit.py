@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -27,23 +30,26 @@ from bursar.api.objects.object import (
     key_of,
     kind_of,
     origin_of,
+    out_of_sight,
     recalled,
     written_answer,
 )
+from bursar.commands.command import Command, Written
+from bursar.commands.lifecycle.dispatch import change_command
+from bursar.commands.objects.object import conflict
 from bursar.core.objects.object import Stored
-from bursar.core.quota.tenant_tree import sees
-from bursar.core.values.access import Role, allows, reach
+from bursar.core.quota.tenant_tree import Tree, sees
+from bursar.core.values.access import reach
+from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.names import quoted
 from bursar.core.values.patch import PatchError, TestFailed, json_patch, merge, strategic
 from bursar.core.values.refusal import Code, Refusal, invalid
-from bursar.ops.lifecycle.dispatch import change_command, owner_of
-from bursar.ops.nodes.node import cap
 from bursar.ops.objects import object as ops
-from bursar.ops.objects.object import conflict
-from bursar.ops.runtime.command import Command, Written
-from bursar.wire.kinds.node import Node
+from bursar.ops.objects.object import Unchanged
 from bursar.wire.shared.bounds import VALUES_MAX, has_more_values
 from bursar.wire.shared.kind import Kind, Object
+
+Document: TypeAlias = dict[str, Any]
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -54,14 +60,18 @@ SPEC_HINT = 'Name the fields to change or, where all of them are meant to go, re
 PATCHES = (MERGE_PATCH, STRATEGIC_PATCH, JSON_PATCH, APPLY_PATCH)
 
 
-async def replace_object(call: Call) -> Outcome:
-    """PUT: the body is the whole object; what it does not say is gone. The status has its own place."""
+def as_it_is(_: Object) -> None:
+    return None
+
+
+async def replace_object(call: Call, settle: Callable[[Object], None] = as_it_is) -> Outcome:
+    """PUT: the body is the whole object; a field that it leaves out is removed. The status has its own path."""
     kind = kind_of(call)
     body = await read_object(call, kind)
     if isinstance(body, Refusal):
         return body
     pinned = body.object.metadata.resource_version or ""
-    wanted: dict[str, Any] = msgspec.to_builtins(body.object)
+    wanted: Document = msgspec.to_builtins(body.object)
     return await edit_object(
         call,
         lambda _: wanted,
@@ -69,6 +79,7 @@ async def replace_object(call: Call) -> Outcome:
         request_id=body.request_id,
         warnings=body.warnings,
         lacks_spec=not wanted.get("spec") and _says_no_spec(call),
+        settle=settle,
     )
 
 
@@ -78,7 +89,7 @@ def _says_no_spec(call: Call) -> bool:
     return isinstance(document, dict) and document.get("spec") is None
 
 
-async def patch_object(call: Call) -> Outcome:
+async def patch_object(call: Call, settle: Callable[[Object], None] = as_it_is) -> Outcome:
     kind = kind_of(call)
     media = call.media_type
     if media not in PATCHES:
@@ -94,31 +105,33 @@ async def patch_object(call: Call) -> Outcome:
         # A part of what does not exist cannot be made without the rest.
         return missing if call.route.subresource else await _apply_new(call, kind, patch)
 
-    def edited(document: dict[str, Any]) -> Any:
-        if media == JSON_PATCH:
-            return json_patch(document, patch)
-        if media == STRATEGIC_PATCH:
-            return strategic(
-                document, patch, {"metadata.ownerReferences": "uid", "metadata.finalizers": "", **kind.merge_keys}
-            )
-        return merge(document, patch)
-
     if media != JSON_PATCH and not isinstance(patch, dict):
         return invalid("a merge patch must be an object")
     request_id = patch.pop("request_id", "") if isinstance(patch, dict) else ""
     lacks_spec = True if media == STRATEGIC_PATCH and _deletes_spec(patch) else None
-    return await edit_object(call, edited, pinned="", request_id=request_id, lacks_spec=lacks_spec)
+    return await edit_object(
+        call, partial(_patched, kind, media, patch), request_id=request_id, lacks_spec=lacks_spec, settle=settle
+    )
 
 
-def _deletes_spec(patch: dict[str, Any]) -> bool:
+def _patched(kind: Kind, media: str, patch: Any, document: Document) -> Any:
+    if media == JSON_PATCH:
+        return json_patch(document, patch)
+    if media == STRATEGIC_PATCH:
+        keys = {"metadata.ownerReferences": "uid", "metadata.finalizers": "", **kind.merge_keys}
+        return strategic(document, patch, keys)
+    return merge(document, patch)
+
+
+def _deletes_spec(patch: Document) -> bool:
     """Whether a strategic merge patch takes all of spec away by its directive, which leaves an empty object."""
     spec = patch.get("spec")
     return isinstance(spec, dict) and spec.get("$patch") == "delete"
 
 
 async def _apply_new(call: Call, kind: Kind, document: Any) -> Outcome:
-    """Server-side apply of what does not exist yet creates it, for those who may."""
-    if not allows(call.identity, "create", kind.plural):
+    """Create an object by server-side apply, if it does not exist yet and the caller may create it."""
+    if not call.context.policy.allows(call.identity, "create", kind.plural):
         return Refusal(
             Code.FORBIDDEN,
             f"{kind.plural} {quoted(call.parameters['name'])} not found, "
@@ -131,21 +144,112 @@ async def _apply_new(call: Call, kind: Kind, document: Any) -> Outcome:
     return faulty_causes(kind, causes) if causes else await create_object(call, kind, body)
 
 
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """An edit of an object: a pure function of the version that it is applied to, so that it can be tried again.
+
+    An edit that `lacks_spec` wants no spec, and is refused where there is one to lose; where that is None, an edit
+    lacks it if its result does.
+    """
+
+    call: Call
+    patch: Callable[[Document], Any]  # from the stored document to the wanted one
+    tree: Tree
+    claim: IdempotencyKey | None = None
+    lacks_spec: bool | None = None
+    settle: Callable[[Object], None] = as_it_is  # what its kind does to the checked object
+
+    def next(self, before: Stored, document: Document) -> Unchanged | Command | Refusal:
+        """The command that stores the next version of an object, of which `document` is the stored one."""
+        wanted = self._wanted(before, document)
+        if isinstance(wanted, Refusal):
+            return wanted
+        merged = _only_what_may_change(self._is_status, document, wanted)
+        if merged == document:
+            return Unchanged(before)
+        one = self._checked(merged)
+        if isinstance(one, Refusal):
+            return one
+        after: Document = msgspec.to_builtins(one)
+        after["metadata"]["resourceVersion"] = document["metadata"]["resourceVersion"]
+        if after == document:
+            return Unchanged(before)
+        if self._loses_spec(wanted) and document.get("spec") and after.get("spec") != document["spec"]:
+            return invalid(SPEC_REMOVED, hint=SPEC_HINT)
+        if refusal := self._out_of_sight(before, one) or finalizers_refused(self.call, self._kind, one, before):
+            return refusal
+        self.settle(one)
+        return change_command(
+            self._kind,
+            before,
+            one,
+            origin_of(self.call),
+            self.claim,
+            spec_changed=_spec(after) != _spec(document),
+            status=self._is_status,
+            admin=is_admin(self.call),
+        )
+
+    @property
+    def _kind(self) -> Kind:
+        return kind_of(self.call)
+
+    @property
+    def _is_status(self) -> bool:
+        return self.call.route.subresource == "status"
+
+    def _wanted(self, before: Stored, document: Document) -> Document | Refusal:
+        """The patched document, as far as it may be read and is of the same object and version."""
+        try:
+            wanted = self.patch(document)
+        except TestFailed as error:
+            return Refusal(Code.UNPROCESSABLE, f"the patch's test failed: {error}")
+        except PatchError as error:
+            return invalid(f"the patch cannot be applied: {error}")
+        if not isinstance(wanted, dict) or not isinstance(wanted.get("metadata", {}), dict) or too_deep(wanted):
+            return invalid("the result of the patch is not an object, or is nested too deep")
+        if has_more_values(wanted, VALUES_MAX):
+            message = f"the result of the patch has more than {VALUES_MAX} values"
+            return invalid(message, hint="Remove some of them first.")
+        version = str(wanted.get("metadata", {}).get("resourceVersion") or before.revision)
+        if version != str(before.revision):
+            return conflict(before.key)
+        return _other_identity(before, wanted) or wanted
+
+    def _checked(self, document: Document) -> Object | Refusal:
+        """The object of a document, in the form in which it is stored."""
+        body = convert(self.call, self._kind, document)
+        if isinstance(body, Refusal):
+            return body
+        if causes := identify(self.call, self._kind, body.object) + check(self._kind, body.object):
+            return faulty_causes(self._kind, causes)
+        self._kind.normalise(body.object)
+        return body.object
+
+    def _loses_spec(self, wanted: Document) -> bool:
+        lacks = wanted.get("spec") is None if self.lacks_spec is None else self.lacks_spec
+        return lacks and not self._is_status
+
+    def _out_of_sight(self, before: Stored, one: Object) -> Refusal | None:
+        """Refuse to move an object into a tenant that the caller does not see."""
+        owner, whose = self._kind.owner(one), reach(self.call.identity)
+        if owner in ("", before.tenant) or whose.everything or sees(self.tree, whose, owner):
+            return None
+        return out_of_sight(self._kind, owner)
+
+
 async def edit_object(
     call: Call,
-    edited: Any,
+    patch: Callable[[Document], Any],
     *,
-    pinned: str,
+    pinned: str = "",
     request_id: Any = "",
     warnings: tuple[str, ...] = (),
     lacks_spec: bool | None = None,
+    settle: Callable[[Object], None] = as_it_is,
 ) -> Outcome:
-    """Apply an edit to the latest version, and again while others are faster, unless the caller named a version.
-
-    An edit that `lacks_spec` asks for none, and is refused where there is one to lose; where that is None, an edit
-    lacks it if its result does.
-    """
-    kind, key = kind_of(call), key_of(call)
+    """Apply an edit to the latest version, and again while others are faster, unless the caller named a version."""
+    key = key_of(call)
     claim, dry = claim_of(call, request_id), dry_run(call)
     if isinstance(claim, Refusal):
         return claim
@@ -154,103 +258,29 @@ async def edit_object(
     found = await find(call, key)
     if isinstance(found, Refusal):
         return await recalled(call, claim, found)
-    unchanged: list[Stored] = []
-
-    def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
-        unchanged.clear()
-        result = next_version(call, kind, before, document, edited, lacks_spec=lacks_spec)
-        if isinstance(result, Refusal):
-            return result
-        one, spec_changed = result
-        if one is None:
-            unchanged.append(before)
-            return Refusal(Code.CONFLICT, "nothing to change")
-        if refusal := _out_of_sight(call, kind, before, one) or finalizers_refused(call, kind, one, before):
-            return refusal
-        if isinstance(one, Node) and call.identity.role is Role.NODE:
-            # A token may be stolen: what its node has was said by whoever registered it.
-            cap(one)
-        return change_command(
-            kind,
-            before,
-            one,
-            origin_of(call),
-            claim,
-            spec_changed=spec_changed,
-            status=call.route.subresource == "status",
-            admin=is_admin(call),
-        )
-
+    # The tree was read when the object was found.
+    edit = Edit(call, patch, call.context.runtime.trees.latest, claim, lacks_spec, settle)
     reply = await ops.change(
         call.context.runtime,
         key,
-        edit,
+        edit.next,
         tenant=found.tenant or call.identity.tenant,
         dry_run=dry,
         pinned=bool(pinned),
         first=found,
     )
-    if unchanged:
-        one = unchanged[0]
+    if isinstance(reply, Unchanged):
+        one = reply.before
         return await recalled(call, claim, Written(one.key, one.doc, one.status, one.revision))
-    return await written_answer(call, kind, reply, 200, warnings)
+    return await written_answer(call, kind_of(call), reply, 200, warnings)
 
 
-def _out_of_sight(call: Call, kind: Kind, before: Stored, one: Object) -> Refusal | None:
-    """Nobody moves a namespace into a tenant that they do not see; the tree was read when the object was found."""
-    owner, whose = owner_of(kind, one), reach(call.identity)
-    if kind.name != "Namespace" or owner == before.tenant or whose.everything:
-        return None
-    if sees(call.context.runtime.trees.latest, whose, owner):
-        return None
-    return Refusal(Code.FORBIDDEN, f"you may not put a namespace into tenant {owner!r}")
-
-
-def next_version(
-    call: Call, kind: Kind, before: Stored, document: dict[str, Any], edited: Any, *, lacks_spec: bool | None = None
-) -> tuple[Object | None, bool] | Refusal:
-    """The object after an edit, and whether its spec changed; None where nothing did."""
-    try:
-        wanted = edited(document)
-    except TestFailed as error:
-        return Refusal(Code.UNPROCESSABLE, f"the patch's test failed: {error}")
-    except PatchError as error:
-        return invalid(f"the patch cannot be applied: {error}")
-    if not isinstance(wanted, dict) or not isinstance(wanted.get("metadata", {}), dict) or too_deep(wanted):
-        return invalid("the result of the patch is not an object, or is nested too deep")
-    if has_more_values(wanted, VALUES_MAX):
-        return invalid(f"the result of the patch has more than {VALUES_MAX} values", hint="Remove some of them first.")
-    version = str(wanted.get("metadata", {}).get("resourceVersion") or before.revision)
-    if version != str(before.revision):
-        return conflict(before.key)
-    if refusal := _other_identity(before, wanted):
-        return refusal
-    is_status = call.route.subresource == "status"
-    merged = _only_what_may_change(is_status, document, wanted)
-    loses_spec = not is_status and (wanted.get("spec") is None if lacks_spec is None else lacks_spec)
-    if merged == document:
-        return None, False
-    body = convert(call, kind, merged)
-    if isinstance(body, Refusal):
-        return body
-    if causes := identify(call, kind, body.object) + check(kind, body.object):
-        return faulty_causes(kind, causes)
-    kind.normalise(body.object)
-    after: dict[str, Any] = msgspec.to_builtins(body.object)
-    after["metadata"]["resourceVersion"] = document["metadata"]["resourceVersion"]
-    if after == document:
-        return None, False
-    if loses_spec and document.get("spec") and after.get("spec") != document["spec"]:
-        return invalid(SPEC_REMOVED, hint=SPEC_HINT)
-    return body.object, _spec(after) != _spec(document)
-
-
-def _spec(document: dict[str, Any]) -> dict[str, Any]:
+def _spec(document: Document) -> Document:
     """Everything but metadata and status: not every kind calls it spec."""
     return {name: value for name, value in document.items() if name not in ("metadata", "status")}
 
 
-def _other_identity(before: Stored, wanted: dict[str, Any]) -> Refusal | None:
+def _other_identity(before: Stored, wanted: Document) -> Refusal | None:
     metadata = wanted.get("metadata", {})
     if metadata.get("uid", before.uid) != before.uid:
         return conflict(before.key, f"its uid is {before.uid}")
@@ -266,7 +296,7 @@ _OURS = (
 )  # fmt: skip
 
 
-def _only_what_may_change(is_status: bool, before: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+def _only_what_may_change(is_status: bool, before: Document, wanted: Document) -> Document:
     """A write of the status changes nothing else; a write of the object never changes its status."""
     if is_status:
         return {**before, "status": wanted.get("status") or {}}

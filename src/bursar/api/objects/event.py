@@ -11,25 +11,27 @@ import msgspec
 
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.table import wants_table
+from bursar.commands.usage.budget_alert import BUDGETS
 from bursar.core.objects.event_text import ObjectState, tell
 from bursar.core.objects.object import Key
 from bursar.core.quota.tenant_tree import Tree, saw
-from bursar.core.values.access import Reach, allows, reach
+from bursar.core.values.access import Reach, reach
 from bursar.core.values.duration import format_age
+from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import invalid
 from bursar.core.values.selector import Op, Selector, SelectorError, matches_fields, parse_fields
 from bursar.ops.access.audit import RESOURCES
-from bursar.ops.runtime.clock import now, timestamp
-from bursar.ops.usage.budget_alert import BUDGETS
+from bursar.ops.runtime.clock import now
 from bursar.store.db.database import Connection
 from bursar.store.objects import change as store
 from bursar.store.objects.change import AuditLine
+from bursar.wire.kinds.registry import BY_NAME
 from bursar.wire.shared.document import encode
 
 EVENTS_MAX = 500
 # Of so many the selector chooses, where it asks for more than one object's.
 LOOKED_THROUGH_MAX = 10_000
-# Without an object's name, only the newest revisions are looked through.
+# Without an object's name, only the newest revisions are searched.
 RECENT_REVISIONS = 100_000
 
 FIELDS = (
@@ -37,11 +39,7 @@ FIELDS = (
     "metadata.name", "metadata.namespace", "reason", "type", "source",
 )  # fmt: skip
 
-# What belongs to no tenant and is for everybody to see. Other things without a tenant are the administrators' own.
-CATALOGUE = ("Node", "PriorityClass", "Queue", "Tier")
-CLAIMING = frozenset({"claim", "release"})
-
-# What is told of tenants' budgets has a word of its own: (reason, type).
+# Reasons and types of the events of tenants' budgets.
 _TOLD = {
     (BUDGETS, "warn"): ("BudgetWarning", "Warning"),
     (BUDGETS, "exhaust"): ("BudgetExhausted", "Warning"),
@@ -54,12 +52,13 @@ async def list_events(call: Call) -> Outcome:
         selector = parse_fields(call.query.get("fieldSelector", ""), FIELDS)
     except SelectorError as error:
         return invalid(str(error))
-    # Who may see what is asked first: it needs a connection, and nobody waits for a second one while holding a first.
+    # Resolve visibility first: it takes a pool connection, and holding two could deadlock the pool.
     whose = reach(call.identity)
     tree, tenants = await call.context.tree_for(whose), await call.context.visible_tenants(call.identity)
     async with call.context.database.reader() as db:
         revision = (await store.load_position(db)).revision
         found = await _load(db, call.parameters.get("namespace", ""), selector, tenants, revision)
+    allows = call.context.policy.allows
     hidden = frozenset(kind for kind, resource in RESOURCES.items() if not allows(call.identity, "list", resource))
     seen = (event_of(one) for one in found if one.key.kind not in hidden and _visible(whose, tree, one))
     newest = list(islice((event for event in seen if matches_fields(selector, _fields(event))), EVENTS_MAX))
@@ -73,7 +72,7 @@ async def list_events(call: Call) -> Outcome:
 async def _load(
     db: Connection, namespace: str, selector: Selector, tenants: Sequence[str] | None, revision: int
 ) -> list[AuditLine]:
-    """What the selector may choose from, newest first."""
+    """The lines that the selector may choose from, newest first."""
     wanted = {term.key.removeprefix("involvedObject."): term.values[0] for term in selector.terms if term.op is Op.IN}
     namespace = namespace or wanted.get("namespace", "")
     if name := wanted.get("name"):
@@ -85,16 +84,18 @@ async def _load(
 
 
 def _visible(whose: Reach, tree: Tree, one: AuditLine) -> bool:
-    """What happened to a tenant that had the name before is an administrator's to see."""
+    """Whether the reader may see the event. Events of an earlier tenant of the same name are for administrators."""
     if whose.everything:
         return True
     if tenant := _tenant(one):
         return tenant in tree.tenants and saw(tree, whose, tenant, one.revision)
-    return not _tells_who(one) and one.key.kind in CATALOGUE
+    kind = BY_NAME.get(one.key.kind)
+    # Other objects without a tenant are visible to administrators only.
+    return kind is not None and kind.visible_to_all and not _tells_who(one)
 
 
 def _tenant(one: AuditLine) -> str:
-    """To whom it happened; empty where that is nobody's, or an administrator's."""
+    """The tenant that the event concerns; empty for events of the cluster and of administrators."""
     if not _tells_who(one):
         return one.tenant
     tenant, of_a_tenant, _ = one.actor.removeprefix("user:").partition("/")
@@ -102,12 +103,13 @@ def _tenant(one: AuditLine) -> str:
 
 
 def _tells_who(one: AuditLine) -> bool:
-    """That a node is claimed is for everybody to see, but not by whom."""
-    return one.key.kind == "Node" and one.verb in CLAIMING
+    """Whether the event names an actor that only the actor's tenant may see."""
+    kind = BY_NAME.get(one.key.kind)
+    return kind is not None and one.verb in kind.private_verbs
 
 
 def _fields(event: dict[str, Any]) -> dict[str, str]:
-    """What a field selector may ask of an event."""
+    """The fields of an event that selectors match."""
     return {
         **{f"involvedObject.{name}": value for name, value in event["involvedObject"].items()},
         "metadata.name": event["metadata"]["name"],
@@ -133,8 +135,8 @@ def event_of(one: AuditLine) -> dict[str, Any]:
     if of_budgets := _TOLD.get((one.actor, one.verb)):
         (reason, type_), message = of_budgets, one.reason
     else:
-        told = tell(one.type, one.verb, one.actor, one.reason, _standing(one))
-        reason, type_, message = told.reason, "Warning" if told.warning else "Normal", told.message
+        text = tell(one.type, one.verb, one.actor, one.reason, _standing(one))
+        reason, type_, message = text.reason, "Warning" if text.warning else "Normal", text.message
     return {
         "kind": "Event",
         "apiVersion": "v1",

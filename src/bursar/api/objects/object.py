@@ -15,33 +15,31 @@ from bursar.api.http.body import Body, claim_of, dry_run, read_object
 from bursar.api.http.route import JSON, Answer, Call, Outcome, Stream
 from bursar.api.http.seats import party
 from bursar.api.http.spool import Spool, SpooledPieces, SpoolFull
-from bursar.api.objects.queue_position import QUEUED, queue_of, with_glimpse, with_place
+from bursar.api.objects.queue_position import with_glimpse, with_place
 from bursar.api.objects.render import rows, show, show_written
 from bursar.api.objects.table import table, wants_table
 from bursar.api.objects.watch import watch
+from bursar.commands.command import Reply, Written
+from bursar.commands.objects.object import Recall, not_found
 from bursar.core.objects.finalizer import added, reserved
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.access import Identity, Role, reach
+from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.core.values.replace import replace
 from bursar.core.values.selector import SelectorError, parse, parse_fields
-from bursar.ops.lifecycle.dispatch import create_command, owner_of
+from bursar.ops.lifecycle.create import create_command
 from bursar.ops.objects import object as ops
-from bursar.ops.objects.object import not_found
 from bursar.ops.quota.cluster_ceiling import unsatisfiable
-from bursar.ops.runtime.command import Reply, Written
-from bursar.store.db.idempotency import IdempotencyKey
 from bursar.store.objects import listing
 from bursar.store.objects.listing import ListedObject, ListPage, Query
-from bursar.wire.kinds.allocation import gang_of
-from bursar.wire.kinds.job import allocation_spec, gang_size
-from bursar.wire.kinds.namespace import DEFAULT_TENANT, TENANT_LABEL
+from bursar.wire.kinds.registry import BY_NAME
 from bursar.wire.shared.document import encode, finalizers_of, is_ending, render_list
 from bursar.wire.shared.kind import Kind, Object
 
 LIMIT_MAX = 10_000
 PAGE_MAX = 200  # objects that are read by one statement
-WHOLE_BYTES_MAX = 256 << 10  # what is sent at once; more waits in a spool for who does not read
+WHOLE_BYTES_MAX = 256 << 10  # what is sent at once; longer answers wait in a spool for slow readers
 _NOT_OURS = invalid("the continue token is not one of ours", hint="Start the list anew, without it.")
 
 
@@ -59,7 +57,7 @@ def origin_of(call: Call, reason: str = "") -> Origin:
 
 
 def is_admin(call: Call) -> bool:
-    """Whether the caller may let work in beyond what its tenant may ask for."""
+    """Whether the caller may admit work beyond what its tenant may request."""
     return call.identity.role is Role.SYSTEM_ADMIN
 
 
@@ -67,7 +65,7 @@ def is_admin(call: Call) -> bool:
 
 
 async def find(call: Call, key: Key) -> Stored | Refusal:
-    """An object that the caller may see. What is another tenant's does not exist."""
+    """An object that the caller may see; another tenant's object is not found."""
     found = await ops.get(call.context.runtime, key)
     if isinstance(found, Refusal):
         return found
@@ -75,7 +73,7 @@ async def find(call: Call, key: Key) -> Stored | Refusal:
 
 
 async def may_see(call: Call, one: Stored) -> bool:
-    if one.key.kind == "Allocation" and reach(call.identity).node:
+    if BY_NAME[one.key.kind].placed and reach(call.identity).node:
         nodes = {node["name"] for node in msgspec.json.decode(one.status).get("nodes", ())}
         return reach(call.identity).sees_bound(nodes)
     return await call.context.sees(call.identity, one.tenant)
@@ -105,8 +103,8 @@ async def one_answer(call: Call, status: int, one: ListedObject) -> Answer:
 
 
 async def query_of(call: Call) -> Query | Refusal:
-    """What a list, watch or deletion of a collection chooses from. In a namespace of another tenant that is nothing, as
-    in one that does not exist: so neither tells whether there is one."""
+    """The query of a list, a watch or the deletion of a collection. In a namespace of another tenant it finds nothing,
+    as in one that does not exist, so that the two cannot be distinguished."""
     kind = kind_of(call)
     try:
         labels = parse(call.query.get("labelSelector", ""))
@@ -116,9 +114,9 @@ async def query_of(call: Call) -> Query | Refusal:
     except SelectorError as error:
         return invalid(str(error))
     tenants, node = await call.context.visible_tenants(call.identity), ""
-    if tenants is not None and (kind.name in ("Node", "PriorityClass", "Queue", "Tier", "Settings")):
+    if kind.visible_to_all:
         tenants = None
-    if tenants == () and kind.name == "Allocation" and call.identity.node:
+    elif kind.placed and call.identity.node:
         tenants, node = None, call.identity.node
     return Query(kind.name, call.parameters.get("namespace", ""), tenants, node, labels, fields)
 
@@ -157,7 +155,7 @@ async def list_objects(call: Call, query: Query) -> Outcome:
 
 
 async def _list_in_pages(call: Call, query: Query, first_revision: int) -> Outcome:
-    """A list that may be long: it is read and put away page by page, and sent when nothing is held for it any more."""
+    """Spool a list that may be long page by page, and send it when it holds no connection any more."""
     context = call.context
     spool = context.spools.open(party(call.identity))
     try:
@@ -201,7 +199,7 @@ async def _shown(call: Call, items: Sequence[ListedObject]) -> list[bytes]:
 
 
 def _around(call: Call, revision: int, found: ListPage) -> tuple[bytes, bytes]:
-    """What stands before the objects of a list, or the rows of a table, and what stands behind them."""
+    """The text before the objects of a list, or the rows of a table, and the text behind them."""
     kind, token = kind_of(call), ""
     if found.more:
         last = found.items[-1]
@@ -257,24 +255,24 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
     seen = await namespace_tenant(call, kind)
     if isinstance(seen, Refusal):
         return seen
-    if never := await never_runs(call, kind, one):
+    if never := await never_runs(call, kind, one, seen):
         # What was let in before is answered as before, whatever has become of the nodes.
         reply = await recall(call, claim, never)
         if isinstance(reply, Written):
-            reply = await with_place(call, reply, queue_of(one))
+            reply = await with_place(call, kind, one, reply)
         return await written_answer(call, kind, reply, 201, body.warnings)
-    if kind.name in QUEUED:
+    if kind.queue is not None:
         call.context.depths.look()
     command = create_command(kind, one, origin_of(call), claim, seen_tenant=seen, admin=is_admin(call))
     reply = await ops.submit(call.context.runtime, command, tenant=seen or call.identity.tenant, dry_run=dry)
-    if kind.name in QUEUED and isinstance(reply, Written):
-        reply = await with_place(call, reply, queue_of(one))
+    if isinstance(reply, Written):
+        reply = await with_place(call, kind, one, reply)
     return await written_answer(call, kind, reply, 201, body.warnings)
 
 
 def finalizers_refused(call: Call, kind: Kind, one: Object, before: Stored | None = None) -> Refusal | None:
-    """Why the finalizers of a new object, or of a new version of one, are not accepted. Somebody of a tenant must not
-    keep what is everybody's from going, nor clean up for those who watch over it."""
+    """Refuse changed finalizers on a new object or version unless the caller may set them. A user of a tenant must not
+    block the deletion of shared objects, nor release the finalizers of controllers."""
     were, are = finalizers_of(before.doc) if before is not None else (), tuple(one.metadata.finalizers or ())
     if were == are:
         return None
@@ -294,31 +292,29 @@ def finalizers_refused(call: Call, kind: Kind, one: Object, before: Stored | Non
     return Refusal(Code.UNPROCESSABLE, f"metadata.finalizers: {wrong}", causes=(cause,))
 
 
-async def never_runs(call: Call, kind: Kind, one: Object) -> Refusal | None:
-    """Why this could never run on the nodes there are."""
-    if kind.name == "Job":
-        spec, members = allocation_spec(one.metadata.name, one.spec), gang_size(one.metadata.name, one.spec)
-        return await unsatisfiable(call.context.runtime, spec, members, path="spec.template.spec")
-    if kind.name != "Allocation":
+async def never_runs(call: Call, kind: Kind, one: Object, tenant: str | None) -> Refusal | None:
+    """Why this could never run on the nodes that its tenant may use."""
+    if kind.demand is None:
         return None
-    gang = gang_of(one.metadata, one.spec)
-    return await unsatisfiable(call.context.runtime, one.spec, gang.min_members if gang is not None else 1)
+    demand = kind.demand(one)
+    return await unsatisfiable(call.context.runtime, demand.spec, demand.members, tenant=tenant or "", path=demand.path)
 
 
 async def adopt(call: Call, kind: Kind, one: Object) -> Refusal | None:
-    """A namespace without a tenant becomes its creator's; nobody creates or moves one into a tenant out of sight."""
-    if kind.name != "Namespace":
-        return None
-    labels = dict(one.metadata.labels or {})
-    labels.setdefault(TENANT_LABEL, call.identity.tenant or DEFAULT_TENANT)
-    one.metadata.labels = labels
-    if not await call.context.sees(call.identity, owner_of(kind, one)):
-        return Refusal(Code.FORBIDDEN, f"you may not put a namespace into tenant {labels[TENANT_LABEL]!r}")
+    """Complete a new object by its creator's tenant; refuse to create it in a tenant that the creator does not see."""
+    kind.adopt(one, call.identity.tenant)
+    owner = kind.owner(one)
+    if not await call.context.sees(call.identity, owner):
+        return out_of_sight(kind, owner)
     return None
 
 
+def out_of_sight(kind: Kind, owner: str) -> Refusal:
+    return Refusal(Code.FORBIDDEN, f"you may not put a {kind.singular} into tenant {owner!r}")
+
+
 async def namespace_tenant(call: Call, kind: Kind) -> str | Refusal | None:
-    """Whose namespace the path names; None for kinds without one."""
+    """The tenant of the namespace in the path; None for kinds without namespaces."""
     if not kind.namespaced:
         return None
     name = call.parameters["namespace"]
@@ -331,7 +327,7 @@ async def namespace_tenant(call: Call, kind: Kind) -> str | Refusal | None:
 
 
 def _missing_namespace(identity: Identity, name: str) -> Refusal:
-    """For who does not see everything it may well exist, and be another's: they are not told to create it."""
+    """Hint to create the namespace only for a caller who sees all: for others it may exist, and be hidden."""
     hint = "Name another one with -n: `bursar get namespaces` lists yours."
     if reach(identity).everything:
         hint = f"Create it first: bursar create namespace {name}"
@@ -357,12 +353,12 @@ async def written_answer(
 
 
 async def recalled(call: Call, claim: IdempotencyKey | None, otherwise: Reply) -> Outcome:
-    """What a request that has nothing left to do is answered: as before, if it is a repetition."""
+    """Answer a request that changes nothing: a repetition gets the answer that it got before."""
     return await written_answer(call, kind_of(call), await recall(call, claim, otherwise))
 
 
 async def recall(call: Call, claim: IdempotencyKey | None, otherwise: Reply) -> Reply:
     if claim is None:
         return otherwise
-    command = ops.Recall(key=key_of(call), origin=origin_of(call), claim=claim, otherwise=otherwise)
+    command = Recall(key=key_of(call), origin=origin_of(call), claim=claim, otherwise=otherwise)
     return await call.context.runtime.changing.submit(command, call.identity.tenant)

@@ -22,7 +22,7 @@ _PLAIN: Final = frozenset({"application/json", "application/*", "*/*"})
 
 
 def wants_table(accept: str) -> bool:
-    """Whether a Table is what the client would rather have, of all that it accepts and this server speaks."""
+    """Whether the client prefers a Table among the media types that it accepts and this server supports."""
     if "as=Table" not in accept:
         return False
     ranges = [_media_range(text) for text in accept.split(",")[:RANGES_MAX]]
@@ -117,7 +117,7 @@ def _metadata_only(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def age(timestamp: object, now_seconds: float) -> str:
-    """How long ago an RFC 3339 time was, as kubectl writes it."""
+    """The age of an RFC 3339 time, as kubectl writes it."""
     try:
         created = datetime.fromisoformat(str(timestamp))
     except ValueError:

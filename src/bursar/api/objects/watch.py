@@ -1,8 +1,8 @@
 """Watches: every change once, in commit order, from a revision on.
 
 A watch joins the process's feed first and reads what lies between its revision and that point from the database, so
-nothing falls between. Changes are rendered once per format and shared by all watchers. One that does not keep up is let
-go: it resumes from the last revision it saw. Whether the caller may still see this is asked again as long as it lasts.
+nothing falls between. Changes are rendered once per format and shared by all watchers. A slow
+watcher is disconnected: it resumes from the last revision it saw. Each watch is authenticated again periodically.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from bursar.api.http.problem import body_of
 from bursar.api.http.route import JSON, Call, Outcome, Stream
 from bursar.api.http.seats import party
 from bursar.api.http.spool import SpoolFull
-from bursar.api.objects.render import JOINED, conceals, rows, show
+from bursar.api.objects.figures import JOINS
+from bursar.api.objects.render import conceals, rows, show
 from bursar.api.objects.table import table, wants_table
 from bursar.core.quota.tenant_tree import is_current, saw
 from bursar.core.values.access import Reach, reach
@@ -66,7 +67,7 @@ class Watch:
 
 
 class WatchOver(Exception):
-    """The watch ends here, and the watcher is told why."""
+    """The watch ends here; the watcher gets the reason."""
 
     def __init__(self, refusal: Refusal | None) -> None:
         super().__init__(refusal)
@@ -197,7 +198,7 @@ async def _events(one: Watch, *, from_state: bool, mark_end: bool) -> AsyncGener
 
 
 async def check_identity(one: Watch) -> None:
-    """End the watch of a caller who may not come in any more. While the database is away nobody is turned out."""
+    """End the watch of a caller who is no longer authorized. While the database is away no watch is ended."""
     if time.monotonic() - one.known_at < KEEPALIVE_SECONDS:
         return
     one.known_at = time.monotonic()
@@ -208,11 +209,11 @@ async def check_identity(one: Watch) -> None:
     if isinstance(identity, Refusal):
         raise WatchOver(identity)
     if identity != one.call.identity:
-        raise WatchOver(None)  # Somebody else by now: what they may see is decided when they come again.
+        raise WatchOver(None)  # Another identity by now: its visibility is resolved when it reconnects.
 
 
 async def _current_state(one: Watch, *, mark_end: bool) -> AsyncGenerator[bytes, None]:
-    """What there is now, as ADDED events; the watch goes on from the revision of that state."""
+    """The current objects, as ADDED events; the watch goes on from the revision of that state."""
     context = one.call.context
     spool = context.spools.open(party(one.call.identity))
     try:
@@ -240,7 +241,7 @@ async def _current_state(one: Watch, *, mark_end: bool) -> AsyncGenerator[bytes,
 
 
 async def _catch_up(one: Watch, until: int) -> AsyncGenerator[bytes, None]:
-    """What happened between the watch's revision and the moment it joined the feed."""
+    """The changes between the watch's revision and the moment it joined the feed."""
     limit = min(READ_START, CATCH_UP)
     while one.seen < until:
         await check_identity(one)
@@ -292,10 +293,10 @@ async def _event(one: Watch, fed: FedChange) -> bytes | None:
         return None
     change = fed.change
     is_hidden = not sight.after and change.type != "DELETED" and not one.call.identity.node
-    if is_hidden or one.kind.name in JOINED or one.as_table or conceals(one.kind, one.call.identity):
+    if is_hidden or one.kind.name in JOINS or one.as_table or conceals(one.kind, one.call.identity):
         (piece,) = await _rendered(one, kind_of_event, [_gone(change) if is_hidden else _item(change)])
         return piece
-    # The same for everybody who asked in this form: made once.
+    # The same for all watchers of this format: rendered once.
     known = fed.rendered.get((one.format, kind_of_event))
     if known is None:
         body = render(change.doc, change.status, change.revision)
@@ -312,7 +313,7 @@ class Sight(NamedTuple):
 
 
 async def visibility(call: Call, fed: FedChange) -> Sight:
-    """Asked anew for each change, for trees change."""
+    """Resolved for each change, because the tree changes."""
     whose: Reach = reach(call.identity)
     tenant, before = fed.change.tenant, fed.change.before_tenant
     if whose.everything or not tenant:
@@ -333,7 +334,7 @@ async def _saw(call: Call, whose: Reach, tenant: str, revision: int) -> bool:
 
 
 def event_type(query: Query, fed: FedChange, sight: Sight) -> str | None:
-    """What a watcher with these selectors is told: leaving them, or its sight, is DELETED, entering is ADDED."""
+    """A watcher's event: an object that leaves its selectors or its sight is DELETED, a new one is ADDED."""
     type_ = fed.change.type
     before = (
         type_ != "ADDED"
@@ -358,7 +359,7 @@ def _item(change: Change) -> ListedObject:
 
 
 def _gone(change: Change) -> ListedObject:
-    """As much of an object as may be said to somebody who does not see it any more: which one it was."""
+    """The identifying fields of an object, all that a watcher gets who does not see it any more."""
     key = change.key
     metadata = {"name": key.name, "uid": change.uid, **({"namespace": key.namespace} if key.namespace else {})}
     doc = encode({"apiVersion": API_VERSION, "kind": key.kind, "metadata": metadata})

@@ -10,9 +10,9 @@ from bursar.api.credit import payment
 from bursar.api.credit.credit import continue_place, continue_token, limit_of
 from bursar.api.http.action import read_action
 from bursar.api.http.route import NO_STORE, Answer, Call, Outcome, Param, Route
+from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Refusal, invalid
 from bursar.ops.objects import webhook as ops
-from bursar.ops.runtime.clock import timestamp
 from bursar.store.objects.webhook import Pending, Webhook
 from bursar.wire.reports.cloud_event import TYPE_PREFIX, event_id
 from bursar.wire.reports.credit import Moved
@@ -25,7 +25,7 @@ PAGING = (Param("limit", "At most so many; the rest follows with continue.", "in
 
 class NewWebhook(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     """`direction` is out, for notices that are sent to `url`, or in, for payments that are signed with the secret. No
-    `types` are all of them; no `tenant` is everybody. `allowLocal`: it may be on this machine, or link-local."""
+    `types` are all of them; no `tenant` is all tenants. `allowLocal`: it may be on this machine, or link-local."""
 
     name: str
     url: str = ""
@@ -51,7 +51,7 @@ class WebhookSpec(msgspec.Struct, rename="camel"):
 
 
 class WebhookStatus(msgspec.Struct, rename="camel", omit_defaults=True):
-    """How many notices wait to be sent, how many were given up, and what the receiver said last."""
+    """Counts of queued and abandoned notifications, and the last response of the receiver."""
 
     state: str
     waiting: int = 0
@@ -75,7 +75,7 @@ class WebhookList(msgspec.Struct, rename="camel"):
 
 
 class Trial(msgspec.Struct):
-    """What is sent is told by its id, as the receiver sees it."""
+    """A test notification, with the id that the receiver sees."""
 
     webhook: str
     notice: str
@@ -113,15 +113,15 @@ def webhook_routes(root: str) -> Iterator[Route]:
         "DELETE", f"{root}/webhooks/{{name}}", remove, "Remove a webhook.", "delete", "webhooks", answer=WebhookView
     )
     yield Route(
-        "POST", f"{root}/webhooks/{{name}}/test", send_trial, "Send a notice that tells of nothing.", "create",
+        "POST", f"{root}/webhooks/{{name}}/test", send_trial, "Send a test notice.", "create",
         "webhooks", "test", answer=Trial, status=202, refusals=(404, 409, 422),
     )  # fmt: skip
     yield Route(
-        "GET", f"{root}/webhooks/{{name}}/deliveries", list_deliveries, "What a webhook has not taken yet.", "list",
-        "webhooks", "deliveries", params=PAGING, answer=DeliveryList, refusals=(404,),
+        "GET", f"{root}/webhooks/{{name}}/deliveries", list_deliveries, "List the undelivered notices of a webhook.",
+        "list", "webhooks", "deliveries", params=PAGING, answer=DeliveryList, refusals=(404,),
     )  # fmt: skip
     yield Route(
-        "POST", f"{root}/payments", payment.take, "Top up an account, signed by one whose payments are believed.",
+        "POST", f"{root}/payments", payment.take, "Top up an account, signed with the secret of a payment webhook.",
         body=payment.Payment, answer=Moved, status=201, public=True, refusals=(401, 403, 404, 422),
     )  # fmt: skip
 

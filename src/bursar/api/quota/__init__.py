@@ -1,1 +1,1 @@
-"""Handlers of tenants beside the common ones: the flat PUT and effective quotas."""
+"""Handlers of tenants beside the common ones: PUT with a flat body, and effective limits with usage."""

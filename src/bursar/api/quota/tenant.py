@@ -1,23 +1,24 @@
-"""Handlers of tenants beside the common ones: the flat form of PUT, and what limits hold and where they come from."""
+"""Handlers of tenants beside the common ones: the flat form of PUT, and effective limits with their sources."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import msgspec
 
 from bursar.api.http.body import CAUSES_IN_MESSAGE_MAX, CAUSES_MAX, read_document
-from bursar.api.http.route import Answer, Call, Outcome
+from bursar.api.http.params import ROOT
+from bursar.api.http.route import Answer, Call, Outcome, Route
 from bursar.api.objects.edit import edit_object, replace_object
 from bursar.api.objects.object import find, key_of
+from bursar.commands.objects.object import not_found
 from bursar.core.quota.quota import Counter
 from bursar.core.quota.tenant_tree import effective_limits, lineage, tenant_scope
 from bursar.core.values.patch import merge
 from bursar.core.values.quantity import UNLIMITED, format_amount
 from bursar.core.values.refusal import Refusal, invalid
-from bursar.ops.objects.object import not_found
 from bursar.store.quota import quota as quota_store
-from bursar.wire.kinds.tenant import BILLING_MODE, FLAT_FIELDS, SOFT_FIELDS, merge_from_flat
+from bursar.wire.kinds.tenant import BILLING_MODE, FLAT_FIELDS, SOFT_FIELDS, TENANT, merge_from_flat
 from bursar.wire.shared.document import encode
 
 _FLAT_HINT = f"max_<dimension> sets a limit; the others are {', '.join((*SOFT_FIELDS, *FLAT_FIELDS, BILLING_MODE))}."
@@ -38,6 +39,13 @@ class TenantQuotas(msgspec.Struct, rename="camel"):
     quotas: dict[str, DimensionQuota]
 
 
+def tenant_routes() -> Iterator[Route]:
+    yield Route(
+        "GET", f"{ROOT}/tenants/{{name}}/quotas", get_quotas, "Effective limits, their sources, and usage.", "get",
+        TENANT.plural, "quotas", kind=TENANT, answer=TenantQuotas,
+    )  # fmt: skip
+
+
 async def put_tenant(call: Call) -> Outcome:
     """A body with metadata or spec replaces the tenant; the flat form changes only the fields it names."""
     document = read_document(call)
@@ -55,14 +63,11 @@ async def put_tenant(call: Call) -> Outcome:
         listed = "; ".join(one.message for one in patch[:CAUSES_IN_MESSAGE_MAX])
         return invalid(listed, *patch[:CAUSES_MAX], hint=_FLAT_HINT)
 
-    def edited(before: dict[str, Any]) -> Any:
-        return merge(before, patch)
-
-    return await edit_object(call, edited, pinned="", request_id=request_id)
+    return await edit_object(call, lambda document: merge(document, patch), request_id=request_id)
 
 
 async def get_quotas(call: Call) -> Outcome:
-    """Every dimension the tenant uses or is limited in: limit, source, accepted, bound."""
+    """List every dimension that the tenant uses or has a limit on: limit, source, accepted, bound."""
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found

@@ -1,4 +1,4 @@
-"""What Kubernetes clients read first: which resources there are, by which names, and what may be done with them.
+"""Kubernetes discovery: the resources, their names and their verbs.
 
 All of it follows from the route table, so nothing is announced that is not served. A path says what it is by its shape:
 `/api/v1/nodes` is a collection, `/api/v1/nodes/{name}` an item, `/api/v1/nodes/{name}/status` a part of an item; and
@@ -25,18 +25,16 @@ _COLLECTION_VERBS = {"GET": ("list",), "POST": ("create",), "DELETE": ("deleteco
 _ITEM_VERBS = {"GET": ("get",), "PUT": ("update",), "PATCH": ("patch",), "DELETE": ("delete",)}
 _PART_VERBS = {**_ITEM_VERBS, "POST": ("create",)}
 
-# What `kubectl get all` shows: what tenants run.
-_SHOWN_BY_ALL = frozenset({"allocations", "jobs", "apps", "workloads"})
-
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredResource:
-    """How a resource is called."""
+    """The names of a resource."""
 
     kind: str
     singular: str
     namespaced: bool
     short_names: tuple[str, ...] = ()
+    in_all: bool = False
 
 
 # Resources that are shown to Kubernetes clients but are no stored kinds.
@@ -77,7 +75,8 @@ def documents(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release
 def nouns(kinds: Iterable[Kind]) -> dict[str, DiscoveredResource]:
     """Plural → names, of every resource that may be announced."""
     ours = {
-        kind.plural: DiscoveredResource(kind.name, kind.singular, kind.namespaced, kind.short_names) for kind in kinds
+        kind.plural: DiscoveredResource(kind.name, kind.singular, kind.namespaced, kind.short_names, kind.in_all)
+        for kind in kinds
     }
     return {**_FOREIGN, **ours}
 
@@ -176,6 +175,6 @@ def _resource(name: str, verbs: list[str], noun: DiscoveredResource) -> dict[str
     }
     if noun.short_names:
         described["shortNames"] = noun.short_names
-    if name in _SHOWN_BY_ALL:
+    if noun.in_all:
         described["categories"] = ("all",)
     return described

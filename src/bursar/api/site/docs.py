@@ -145,7 +145,7 @@ def _responses(document: Document, responses: Document) -> Iterator[str]:
 
 
 def curl(method: str, path: str, operation: Document) -> str:
-    """A command that does it; what stands in capitals is for the reader to fill in."""
+    """A curl command for the operation; words in capitals are placeholders."""
     content = (operation.get("requestBody") or {}).get("content", {})
     example: Document = next((one["example"] for one in content.values() if "example" in one), {})
     address = path.replace("{namespace}", "ml-team")
@@ -238,7 +238,7 @@ def _prose(text: str) -> str:
 
 
 def _path(path: str) -> str:
-    """A path whose variables stand out, and which may be broken before each step."""
+    """A path with highlighted variables, which may wrap before each segment."""
     steps = (f"<i>{_text(step)}</i>" if step.startswith("{") else _text(step) for step in path.split("/"))
     return "/<wbr>".join(steps)
 

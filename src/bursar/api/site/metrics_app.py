@@ -14,7 +14,7 @@ PLAIN = "text/plain; charset=utf-8"
 
 
 class MetricsApp:
-    """An ASGI application of one path. Whoever reaches its socket reads it: the address says who that can be."""
+    """An ASGI application of one path. There is no authentication: the address of its socket limits its readers."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context

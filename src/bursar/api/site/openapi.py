@@ -1,7 +1,7 @@
 """OpenAPI, generated from the route table and from the types with which the server itself reads and writes.
 
 `/openapi.json` is the whole API, in OpenAPI 3.1. `/openapi/v3/api/v1` is the part that kubectl reads before `apply` and
-for `explain`: the kinds, in Kubernetes' dialect. `/openapi/v2` tells old clients what they may try without effect.
+for `explain`: the kinds, in Kubernetes' dialect. `/openapi/v2` shows old clients where they may use dry runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from bursar.api.http.route import JSON, Route
 from bursar.api.site import openapi_v2
 from bursar.api.site.discovery import DiscoveredResource, nouns
-from bursar.api.site.openapi_text import EXAMPLES, FIELD_WORDS, REFUSAL_HEADERS, REFUSAL_WORDS
+from bursar.api.site.openapi_text import FIELD_WORDS, REFUSAL_HEADERS, REFUSAL_WORDS
 from bursar.core.values.access import MONEY, OURS
 from bursar.wire.kinds.registry import KINDS
 from bursar.wire.shared.faults import schema_components
@@ -135,10 +135,10 @@ def _request_body(route: Route, roots: Mapping[Any, Document]) -> Document:
     content: dict[str, Document] = {}
     for media in route.body_media:
         content[media] = {"schema": _body_schema(media, roots[route.body])}
-        example = EXAMPLES.get(route.kind.name) if route.kind else None
+        example = route.kind.example if route.kind else None
         if example and media == JSON and route.kind and route.body is route.kind.type and not route.subresource:
             content[media]["example"] = example
-    # Kubernetes' clients delete with options in the body, everybody else without.
+    # Kubernetes' clients delete with options in the body, all others without.
     return {"required": route.method != "DELETE", "content": content}
 
 
@@ -264,7 +264,7 @@ def _operation_name(route: Route) -> str:
 
 
 def _noun(route: Route) -> tuple[str, DiscoveredResource | None]:
-    """What the route is about: its plural and its names; kinds are known, and so is what is made for Kubernetes."""
+    """The resource of a route: its plural and its names, of kinds and of resources made for Kubernetes."""
     if route.kind is not None:
         return route.kind.plural, nouns([route.kind])[route.kind.plural]
     return route.resource, nouns(()).get(route.resource)
@@ -318,8 +318,9 @@ def _schemas(routes: Sequence[Route], kinds: Sequence[Kind]) -> tuple[dict[Any, 
             schemas[f"{name}List"] = _list_schema(name)
     for kind in kinds:
         schemas[kind.type.__name__].setdefault("description", kind.description)
+    words = {**FIELD_WORDS, **{path: text for kind in kinds for path, text in kind.words.items()}}
     for name, schema in schemas.items():
-        _describe(name, schema)
+        _describe(name, schema, words)
     return by_type, dict(sorted(schemas.items()))
 
 
@@ -337,14 +338,13 @@ def _list_schema(name: str) -> Document:
     }
 
 
-def _describe(name: str, schema: Document) -> None:
+def _describe(name: str, schema: Document, words: Mapping[str, str]) -> None:
     """Puts into words what the fields mean, where that is known."""
     if not schema.get("required", True):
         del schema["required"]
     for field, inner in schema.get("properties", {}).items():
-        words = FIELD_WORDS.get(f"{name}.{field}") or FIELD_WORDS.get(field)
-        if words:
-            inner.setdefault("description", words)
+        if text := words.get(f"{name}.{field}") or words.get(field):
+            inner.setdefault("description", text)
 
 
 _COMMON_SCHEMAS: Final[dict[str, Document]] = {
@@ -376,7 +376,7 @@ _COMMON_SCHEMAS: Final[dict[str, Document]] = {
     "StatusCause": {
         "title": "StatusCause",
         "type": "object",
-        "description": "One reason among several: a field that is wrong, or a limit that has no room.",
+        "description": "One reason among several: a field that is wrong, or a limit without headroom.",
         "properties": {
             "reason": {"type": "string"},
             "message": {"type": "string"},
@@ -421,7 +421,7 @@ _COMMON_SCHEMAS: Final[dict[str, Document]] = {
     },
 }
 
-# What fields mean: of one schema (`AllocationSpec.ttl`), or wherever a field has this name.
+# Descriptions of fields: of one schema (`AllocationSpec.ttl`), or wherever a field has this name.
 
 
 def kubectl_document(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release: str) -> Document:
@@ -455,7 +455,7 @@ def _patches(routes: Iterable[Route]) -> Iterable[tuple[str, str, dict[str, str]
 
 
 def kubectl_index(body: bytes) -> Document:
-    """Where the document is. Clients cache it by its address, which therefore changes when it does."""
+    """The index of the document. Clients cache it by its address, so the address changes with the document."""
     digest = hashlib.sha256(body).hexdigest()[:32]
     return {"paths": {"api/v1": {"serverRelativeURL": f"/openapi/v3/api/v1?hash={digest}"}}}
 

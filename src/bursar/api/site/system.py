@@ -10,9 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from bursar.api.http import metrics
 from bursar.api.http.route import JSON, Answer, Call, Handler, Outcome
 from bursar.api.nodes.cluster import show_nodes, show_scheduling
-from bursar.api.site.budget_gauges import show_budgets
-from bursar.api.site.ledger_gauges import show_sealing
-from bursar.api.site.reconciliation_gauges import show_drift
+from bursar.api.site.gauges import show_budgets, show_drift, show_sealing
 from bursar.core.quota.quota import Counter
 from bursar.core.values.access import reach
 from bursar.core.values.quantity import UNLIMITED, is_bytes
@@ -46,7 +44,7 @@ async def readyz(call: Call) -> Outcome:
 async def show_metrics(call: Call) -> Outcome:
     """The metrics, which name every tenant: for roles that see everything, wherever the request comes from.
 
-    An address says nothing of who asks: behind a proxy on this machine everybody comes from it.
+    A client address is no authentication: behind a proxy on this machine all requests come from it.
     """
     identity = await call.context.authenticator.authenticate(call.headers.get("authorization"))
     if isinstance(identity, Refusal):
@@ -61,7 +59,7 @@ async def show_metrics(call: Call) -> Outcome:
 
 
 async def read_metrics(context: ApiContext) -> bytes:
-    """Counters kept by this process, and usage as it stands in the database, in Prometheus' text format."""
+    """Counters kept by this process, and usage from the database, in Prometheus' text format."""
     await show_scheduling(context)
     await show_nodes(context)
     await show_drift(context.runtime)
@@ -79,7 +77,7 @@ async def read_metrics(context: ApiContext) -> bytes:
         metrics.FEED_BEHIND.set(max(0, behind))
         _show_usage(rows)
     except AWAY:
-        pass  # What this process counted is still worth telling.
+        pass  # The counters of this process are still useful.
     return generate_latest()
 
 

@@ -1,4 +1,4 @@
-"""Handlers of reports: what tenants and users have used, what of quotas and budgets that is, and what it costs."""
+"""Handlers of usage reports: the usage of tenants and users, its part of quotas and budgets, and its cost."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct
 from bursar.api.http.route import Answer, Call, Outcome, Param, Route
 from bursar.api.objects.object import find, key_of, origin_of
 from bursar.api.usage.usage_export import export_routes
+from bursar.commands.objects.object import submitter
 from bursar.core.objects.object import Key, Stored
 from bursar.core.quota.quota import Counter
 from bursar.core.quota.tenant_tree import Row, Tree, subtree, tenant_scope
@@ -30,17 +31,17 @@ from bursar.core.usage.report import (
 from bursar.core.usage.usage_levels import EVERYBODY, Used
 from bursar.core.values.access import reach
 from bursar.core.values.duration import DurationError, parse_seconds
+from bursar.core.values.instant import timestamp
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
-from bursar.ops.objects.object import submitter
-from bursar.ops.runtime.clock import now, timestamp
+from bursar.ops.runtime.clock import now
 from bursar.ops.usage.usage_rollup import BudgetUse, believed, load_budget_days
 from bursar.store.db.database import Connection, snapshot
 from bursar.store.quota import quota as quota_store
 from bursar.store.usage import budget as budget_store
 from bursar.store.usage import usage_levels as store
 from bursar.store.usage import usage_report
-from bursar.wire.kinds.registry import BY_NAME
+from bursar.wire.kinds.tenant import TENANT
 from bursar.wire.reports.tenant_usage import (
     DayUse,
     PeriodCost,
@@ -65,35 +66,35 @@ NAME_CHARS_MAX: Final = 253
 PERIOD: Final = "24h"
 PERIOD_SECONDS_MIN: Final = 3600
 PERIOD_SECONDS_MAX: Final = 400 * 86_400
-# Up to here a peak is looked for hour by hour, else day by day.
+# Up to this length peaks are hourly, else daily.
 HOURLY_SECONDS_MAX: Final = 8 * 86_400
 
 DAYS = Param("days", "How many days up to now; else those that budgets are for.", "integer")
 BY = Param("by", "day: also day by day.")
-USERS = Param("users", f"How many users are named, up to {USERS_MAX}; {USERS_SHOWN} unless said otherwise.", "integer")
+USERS = Param("users", f"How many users are listed, up to {USERS_MAX}; default {USERS_SHOWN}.", "integer")
 
 
 def usage_routes(root: str) -> Iterator[Route]:
     yield Route(
-        "GET", f"{root}/tenants/{{name}}/usage", tenant_usage, "What a tenant has used of its budgets, and who it was.",
-        "get", "tenants", "usage", kind=BY_NAME["Tenant"], params=(DAYS, BY, USERS), answer=TenantUsage,
+        "GET", f"{root}/tenants/{{name}}/usage", tenant_usage, "The usage of a tenant's budgets, by user.",
+        "get", TENANT.plural, "usage", kind=TENANT, params=(DAYS, BY, USERS), answer=TenantUsage,
     )  # fmt: skip
     yield Route(
-        "GET", f"{root}/usage", user_usage, "What a user has used: the caller, where none is named.", "get", "usage",
+        "GET", f"{root}/usage", user_usage, "The usage of a user (default: the caller).", "get", "usage",
         params=(Param("user", "A name within the caller's tenant, or tenant/name."), DAYS, BY), answer=UserUsage,
         refusals=(404,),
     )  # fmt: skip
     yield Route(
         "GET", f"{root}/metrics/tenants/{{name}}/usage", period_usage,
-        "What a tenant uses, and used in a period, against its quota; and what that costs.", "get", "metrics",
-        params=(Param("period", f"From 1h to 400d; {PERIOD} unless said otherwise."),), answer=PeriodUsage,
+        "Get a tenant's usage and its cost, now and in a period, against its quota.", "get", "metrics",
+        params=(Param("period", f"From 1h to 400d; default {PERIOD}."),), answer=PeriodUsage,
         refusals=(404,),
     )  # fmt: skip
     yield from export_routes(root)
 
 
 class ReportRequest(Struct, frozen=True):
-    """What a report is to be of."""
+    """The query of a report."""
 
     days: int
     of_budgets: bool  # whether they are those that budgets are for
@@ -107,7 +108,7 @@ class ReportRequest(Struct, frozen=True):
 
 
 async def tenant_usage(call: Call) -> Outcome:
-    """Hours of a tenant and of all below it. Single users and tenants are told to those who may see them."""
+    """Report the hours of a tenant's subtree. Single users and tenants are listed for callers who may see them."""
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
@@ -153,7 +154,7 @@ def _sees_below(call: Call) -> bool:
 
 
 def _by_user(users: store.UserWindows) -> dict[str, Uses]:
-    """Somebody may use what is several tenants'."""
+    """Usage of a user may be spread over several tenants."""
     several: dict[str, list[Uses]] = defaultdict(list)
     for (_, user), uses in users.items():
         several[user].append(uses)
@@ -161,7 +162,7 @@ def _by_user(users: store.UserWindows) -> dict[str, Uses]:
 
 
 def _budget(found: Stored, whole: Uses, remaining: Remaining | None, days: int) -> BudgetHours:
-    """What counts as used of the budgets, as the scheduler has it."""
+    """The used hours of the budgets, as the scheduler counts them."""
     share, counted = tenant_share_of(found.doc), add_up(whole.items())
     use = believed(BudgetUse(counted.gpu_hours, counted.node_hours), share, remaining)
     return BudgetHours(use.gpu_hours, share.gpu_hours_budget, use.node_hours, share.node_hours_budget, days, use.source)
@@ -184,7 +185,7 @@ async def _daily(
 
 
 async def user_usage(call: Call) -> Outcome:
-    """What a user used, in the namespaces of those tenants that the caller may see."""
+    """Report the usage of a user in the namespaces of the tenants that the caller may see."""
     asked, user = await _asked(call), await _whose(call)
     if isinstance(asked, Refusal):
         return asked
@@ -215,7 +216,7 @@ async def user_usage(call: Call) -> Outcome:
 
 
 async def _whose(call: Call) -> str | Refusal:
-    """The user that is meant, as `tenant/name`. Another tenant's does not exist."""
+    """The requested user as `tenant/name`. Users of other tenants are answered as not found."""
     given, identity = call.query.get("user", ""), call.identity
     if not given:
         return submitter(origin_of(call))
@@ -230,7 +231,7 @@ async def _whose(call: Call) -> str | Refusal:
 
 
 async def _only_one(call: Call, name: str) -> str | Refusal:
-    """For who belongs to no tenant: the user of this name, if there is but one."""
+    """Resolve a name for callers without a tenant: the user of this name, if it is unique."""
     async with call.context.database.reader() as db:
         found = await usage_report.load_namesakes(db, name)
     if len(found) <= 1:
@@ -251,8 +252,8 @@ def _no_user(name: str) -> Refusal:
 
 
 async def period_usage(call: Call) -> Outcome:
-    """What a tenant and all below it use now, and used at most and on average in a period, beside what they may use."""
-    found = await find(call, Key("Tenant", "", call.parameters["name"]))
+    """Report the present, peak and average usage of a tenant's subtree in a period, beside its quotas."""
+    found = await find(call, Key(TENANT.name, "", call.parameters["name"]))
     if isinstance(found, Refusal):
         return found
     seconds = _period_seconds(call)
@@ -276,8 +277,8 @@ async def period_usage(call: Call) -> Outcome:
 async def _peaks(
     db: Connection, used: store.Windows, begin: datetime, end: datetime, seconds: int, tariffs: store.Tariffs
 ) -> dict[str, int]:
-    """The highest that was used at one time. Where several tenants or classes used a resource, the highest sum of one
-    hour, or day, of theirs."""
+    """The peak usage. If several tenants or classes used a resource, the highest sum of their peaks in one hour or
+    day."""
     single: dict[str, list[int]] = defaultdict(list)
     for uses in used.values():
         for (resource, _), one in uses.items():
@@ -310,7 +311,7 @@ def _figures(
         figures[resource] = PeriodFigures(
             quota=None if quota is None else format_amount(resource, quota),
             current_usage=format_amount(resource, current),
-            # What is placed and has not begun is in use, but was never measured.
+            # Placed work that has not started counts as in use, but is not metered yet.
             peak_usage=format_amount(resource, max(current, peaks.get(resource, 0))),
             avg_usage=format_amount(resource, average(resource, totals[resource], seconds)),
             utilization_of_quota=round(current / quota, 4) if quota else None,

@@ -1,4 +1,4 @@
-"""Handler of the export: what was used, line by line, for whoever charges it on."""
+"""Handler of the usage export: a CSV table by day, month or user, for chargeback."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from bursar.api.credit.credit import instant_of
 from bursar.api.http.route import BrokenOff, Call, Outcome, Param, Route, Stream
+from bursar.commands.objects.object import not_found
 from bursar.core.credit.cost import bill, fraction, nano_of
 from bursar.core.objects.object import Key
 from bursar.core.quota.tenant_tree import subtree
@@ -18,11 +19,11 @@ from bursar.core.usage.usage_levels import DAY, NOBODY
 from bursar.core.values.access import reach
 from bursar.core.values.money import MICROS, credits_of
 from bursar.core.values.refusal import Refusal, field_fault, invalid
-from bursar.ops.objects.object import not_found
 from bursar.ops.runtime.clock import now
 from bursar.store.db.database import AWAY, snapshot
 from bursar.store.usage import usage_report
 from bursar.store.usage.usage_levels import SeriesRow, Tariffs, load_created, load_tariffs, load_user_window
+from bursar.wire.kinds.tenant import TENANT
 from bursar.wire.reports.tenant_usage import COLUMNS, USER_COLUMNS, table_lines
 
 CSV: Final = "text/csv"
@@ -33,7 +34,7 @@ PERIODS: Final = {"day": "%Y-%m-%d", "month": "%Y-%m", "user": ""}
 
 def export_routes(root: str) -> Iterator[Route]:
     yield Route(
-        "GET", f"{root}/usage/export", export, "What was used by day, month or user, tenant and resource, as a table.",
+        "GET", f"{root}/usage/export", export, "Usage by day, month or user, tenant and resource, as a table.",
         "get", "usage", answer_media=(CSV,), refusals=(404,),
         params=(
             Param("tenant", "Of this one and all below it; else of all that the caller may see."),
@@ -55,7 +56,7 @@ class ExportOptions(Struct, frozen=True):
 
 
 async def export(call: Call) -> Outcome:
-    """A table of everything, tenant after tenant. What is read of one tenant is of one moment."""
+    """Stream the table, tenant by tenant. Each tenant is read in one snapshot."""
     order = _order(call)
     if isinstance(order, Refusal):
         return order
@@ -95,14 +96,14 @@ def _day(call: Call, name: str) -> datetime | Refusal | None:
         return found
     if found % (DAY * MICROS):
         return invalid(
-            f"{name} must be a day: use is kept by days, which begin at midnight, UTC",
+            f"{name} must be a day: usage is stored by days, which begin at midnight UTC",
             field_fault(name, "must be a day, as in 2026-11-01"),
         )
     return datetime.fromtimestamp(found // MICROS, UTC)
 
 
 async def _tenants(call: Call) -> list[str] | Refusal:
-    """Whose use is asked for; what the caller may not see does not exist."""
+    """The requested tenants; those that the caller may not see are answered as not found."""
     name, seen = call.query.get("tenant", ""), await call.context.visible_tenants(call.identity)
     if seen is None:
         async with call.context.database.reader() as db:
@@ -111,7 +112,7 @@ async def _tenants(call: Call) -> list[str] | Refusal:
         return sorted(seen)
     tree = await call.context.tree()
     if name not in seen and not (name in tree.tenants and reach(call.identity).everything):
-        return not_found(Key("Tenant", "", name))
+        return not_found(Key(TENANT.name, "", name))
     return sorted(subtree(tree, name) & {*seen})
 
 
@@ -135,7 +136,7 @@ async def _lines_by_period(call: Call, tenant: str, order: ExportOptions, tariff
 
 
 async def _lines_by_user(call: Call, tenant: str, order: ExportOptions, tariffs: Tariffs, value: str) -> list[Cells]:
-    """Together they are what the tenant used since it was created, also what nobody submitted."""
+    """The usage of each user. Their sum is all usage of the tenant since it was created, also without a submitter."""
     async with snapshot(call.context.database) as db:
         users = await load_user_window(db, None, [tenant], order.begin, order.end, tariffs=tariffs)
     return [
@@ -147,8 +148,8 @@ async def _lines_by_user(call: Call, tenant: str, order: ExportOptions, tariffs:
 
 
 async def _rows(call: Call, tenant: str, order: ExportOptions, tariffs: Tariffs) -> list[SeriesRow]:
-    """A tenant is told of since it was created. In the table of everybody is also what others used that are gone, those
-    included that had a tenant's name before it."""
+    """The usage of a tenant, since it was created. The table of all tenants also has deleted ones, even if a tenant has
+    the same name now."""
     everything = reach(call.identity).everything
     async with snapshot(call.context.database) as db:
         since = (await load_created(db, [tenant])).get(tenant)

@@ -1,1 +1,4 @@
-"""Handlers of allocations and jobs beside the common ones: explain, simulate, logs, stdin, pods, preemption."""
+"""Handlers of allocations and jobs beside the common ones: explain, simulate, logs, stdin, pods, preemption.
+
+Read `routes.py` first, then `explain.py`.
+"""

@@ -11,24 +11,18 @@ from bursar.api.http.body import claim_of, dry_run, read_document, without_nulls
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.delete import delete_all
 from bursar.api.objects.edit import JSON_PATCH, STRATEGIC_PATCH
-from bursar.api.objects.object import (
-    find,
-    kind_of,
-    namespace_tenant,
-    origin_of,
-    query_of,
-    written_answer,
-)
+from bursar.api.objects.object import find, kind_of, namespace_tenant, origin_of, query_of, written_answer
 from bursar.api.objects.object import key_of as allocation_key
+from bursar.commands.command import Written
+from bursar.commands.workloads.allocation import request_in
+from bursar.commands.workloads.report import Report
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key
 from bursar.core.values.patch import PatchError, json_patch, merge, strategic
 from bursar.core.values.quantity import format_granted
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.core.values.selector import SelectorError, parse
-from bursar.ops.runtime.command import Written
-from bursar.ops.workloads.allocation import request_in
-from bursar.ops.workloads.report import Report, report
+from bursar.ops.workloads.report import report
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
 from bursar.wire.kinds.allocation import AllocationStatus

@@ -1,4 +1,4 @@
-"""Handlers that ask the leader: why something waits, and what would become of something that is not there yet."""
+"""Explain and simulate: why work is pending, and the outcome of a submission that was not made."""
 
 from __future__ import annotations
 
@@ -27,6 +27,9 @@ from bursar.api.workloads.explanation import (
     time_of,
     why,
 )
+from bursar.commands.objects.object import CreateObject, submitter
+from bursar.commands.workloads.job import CreateJob
+from bursar.commands.workloads.job_status import progress_in
 from bursar.core.credit.lease import FROZEN
 from bursar.core.objects.job import all_turns, turn_name
 from bursar.core.objects.object import Key, Stored
@@ -39,14 +42,11 @@ from bursar.core.values.access import reach
 from bursar.core.values.money import credits_of
 from bursar.core.values.redaction import redacted
 from bursar.core.values.refusal import Code, Refusal, invalid
-from bursar.ops.lifecycle.dispatch import create_command
+from bursar.ops.lifecycle.create import create_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.object import CreateObject, submitter
 from bursar.ops.scheduling.cost_estimate import Quote, quote, refused_time
 from bursar.ops.scheduling.leader_query import Draft, Simulate
 from bursar.ops.workloads.dry_run import rehearse
-from bursar.ops.workloads.job import CreateJob
-from bursar.ops.workloads.job_status import progress_in
 from bursar.ops.workloads.priority import load_classes
 from bursar.store.objects import job as job_store
 from bursar.wire.kinds.allocation import ALLOCATION
@@ -59,7 +59,7 @@ ITEMS_MAX = 64
 KIND: Final = "Explanation"
 
 
-# Why it waits.
+# Explain.
 
 
 async def explain(call: Call) -> Outcome:
@@ -68,7 +68,7 @@ async def explain(call: Call) -> Outcome:
 
 
 async def explain_job(call: Call) -> Outcome:
-    """Of a job, the first of its allocations that waits."""
+    """A job is explained by its first pending allocation."""
     job = await find(call, key_of(call))
     if isinstance(job, Refusal):
         return job
@@ -89,7 +89,7 @@ async def explain_job(call: Call) -> Outcome:
 
 
 def _none_waits(count: int) -> str:
-    return "its allocation is not waiting" if count == 1 else f"none of its {count} allocations is waiting"
+    return "its allocation is not pending" if count == 1 else f"none of its {count} allocations is pending"
 
 
 async def _explained(call: Call, one: Stored) -> Outcome:
@@ -106,14 +106,14 @@ async def _explained(call: Call, one: Stored) -> Outcome:
 
 
 def _settled(one: Stored, status: dict[str, Any], unpaid: str, holding: told.Holding | None) -> Explanation:
-    """Of what does not wait there is only to say where it is, or was."""
+    """Work that is not pending: where it is, or was, and why it ended."""
     phase, nodes = str(status.get("phase", "")), status.get("nodes") or []
     where = ", ".join(node["name"] for node in nodes)
     since = status.get("endTime") or status.get("startTime") or status.get("scheduledTime") or ""
-    message = f"it is not waiting: it is {phase}"
+    message = phase
     if where:
         message += f" on {where}" + (f" since {since}" if since else "")
-    # Why it failed, or is about to. Of what stands still its node says more than its lease.
+    # Why it failed, or is about to. For frozen work the node says more than its lease.
     own = ": ".join(each for each in (status.get("reason"), status.get("message")) if each)
     if said := own if status.get("reason") == FROZEN else unpaid or own:
         message += f" ({said})"
@@ -127,14 +127,14 @@ def _settled(one: Stored, status: dict[str, Any], unpaid: str, holding: told.Hol
 
 
 def _stored(one: Stored, status: dict[str, Any]) -> Explanation:
-    """The scheduler does not know it as waiting, or not yet: what was last noted stands."""
+    """The scheduler does not know it as pending, or not yet: the stored reason."""
     code, message = status.get("reason") or "not_yet_tried", status.get("message") or ""
-    said = message or "the scheduler is about to place it, or has not seen it yet"
+    said = message or "the scheduler has not seen it yet, or is placing it now"
     return Explanation(one.key.name, one.key.namespace, one.uid, "Pending", said, KIND, WaitingReason(code, said))
 
 
 async def _sight(call: Call) -> tuple[Sees, bool]:
-    """Whose figures the caller may read, and whether everybody's."""
+    """The scopes whose figures the caller may read, and whether these are all scopes."""
     whose, tree = reach(call.identity), await call.context.tree()
 
     def sees(scope: str) -> bool:
@@ -145,7 +145,7 @@ async def _sight(call: Call) -> tuple[Sees, bool]:
 
 
 async def _waiting(call: Call, one: Stored, found: told.ExplainAnswer) -> Explanation:
-    """Tenants are strangers: of others' pending work one learns how much stands before it in its queue, and no more."""
+    """Tenants are strangers: a caller learns its position among other tenants' work, and nothing else about that."""
     sees, all_of_it = await _sight(call)
     reason = why(found.reason, sees)
     return Explanation(
@@ -163,12 +163,12 @@ async def _waiting(call: Call, one: Stored, found: told.ExplainAnswer) -> Explan
     )  # fmt: skip
 
 
-# What if.
+# Simulate.
 
 
 async def simulate(call: Call) -> Outcome:
-    """What would refuse the allocations refuses here as well; of what would be let in the leader is asked. A job is
-    the allocations that it would begin with."""
+    """Simulate a submission: admission checks apply as usual, and the leader answers for admitted allocations. A job
+    is simulated as its first allocations."""
     bodies = await _bodies(call)
     if isinstance(bodies, Refusal):
         return bodies
@@ -176,7 +176,7 @@ async def simulate(call: Call) -> Outcome:
     if isinstance(tenant, Refusal):
         return tenant
     for kind, body in bodies:
-        if never := await never_runs(call, kind, body.object):
+        if never := await never_runs(call, kind, body.object, tenant):
             return never
     origin = origin_of(call)
     creations = [
@@ -247,7 +247,7 @@ async def _read_bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
 
 
 def _kind_of(document: Any) -> Kind:
-    """What does not say that it is a job is an allocation."""
+    """The kind of a document: a job if it says so, else an allocation."""
     return JOB if isinstance(document, dict) and document.get("kind") == JOB.name else ALLOCATION
 
 
@@ -264,7 +264,7 @@ async def _priorities(call: Call) -> dict[str, PriorityClassView]:
 
 
 async def _outlook(call: Call, found: told.SimulatedOutcome) -> Outlook:
-    """Names of what is another tenant's are not told, only how many of them would have to go."""
+    """The outcome without the names of other tenants' victims, only with their count."""
     named, others = await _victims(call, found.victims)
     shown = Outlook(
         found.name, found.runs_now, "",
@@ -285,10 +285,10 @@ async def _outlook(call: Call, found: told.SimulatedOutcome) -> Outlook:
 
 
 def _costed(shown: Outlook, quote: Quote | None) -> Outlook:
-    """With what it would cost. What could not be paid for would wait, whatever room there is."""
+    """The outcome with its cost. Work that cannot be paid for would be pending whatever capacity is free."""
     if quote is None:
         return shown
-    # What has no price does not cost nothing.
+    # Work without a price is not free of charge.
     if quote.account and (quote.lacking is None or quote.lacking.code is not Code.UNPRICED):
         shown.cost = Cost(
             quote.account, credits_of(quote.rate), credits_of(3600 * quote.rate), credits_of(quote.first),

@@ -1,4 +1,4 @@
-"""How it shows why something waits, and what would become of something: what is answered, and from what."""
+"""Responses of explain and simulate: the reason why work is pending, or the outcome of a dry run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from bursar.core.quota.quota_messages import dimension_label
 from bursar.core.quota.visibility import ABOVE, Sees, reason_for
 from bursar.core.scheduling.explain import explain_types as told
 from bursar.core.scheduling.explain.reason_text import constraint, help, sentence  # noqa: A004
+from bursar.core.values.instant import timestamp
 from bursar.core.values.quantity import format_amount
-from bursar.ops.runtime.clock import timestamp
 
-# What is answered.
+# Responses.
 
 
 class ResourceShort(msgspec.Struct, rename="camel"):
@@ -76,7 +76,7 @@ class QueueScore(msgspec.Struct, rename="camel"):
 
 
 class ShareNow(msgspec.Struct, rename="camel"):
-    """What the tenant holds of the cluster, what it should hold, and how its budget weighs."""
+    """The tenant's actual share of the cluster, its targets, and its budget penalty."""
 
     tenant: str
     actual: float
@@ -87,7 +87,7 @@ class ShareNow(msgspec.Struct, rename="camel"):
 
 
 class KeptRoom(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Room that is kept for it: from a time on when it is reserved, until one while others make way."""
+    """Capacity kept for it: from a time on if reserved, until a time if nominated by preemption."""
 
     nodes: list[str]
     from_time: str = ""
@@ -100,7 +100,7 @@ class RoomOn(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class Explanation(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Why an allocation waits; of one that does not, where and since when it was placed."""
+    """The reason why an allocation is pending; of a placed one, its nodes and since when."""
 
     name: str
     namespace: str
@@ -131,7 +131,7 @@ class WouldEvict(msgspec.Struct, rename="camel"):
 
 
 class Cost(msgspec.Struct, rename="camel"):
-    """What it would cost where it is paid for beforehand, in credits, and what there is to pay it with."""
+    """The estimated cost of prepaid work in credits, and the available balance."""
 
     account: str
     per_second: str
@@ -142,7 +142,7 @@ class Cost(msgspec.Struct, rename="camel"):
 
 
 class Outlook(msgspec.Struct, rename="camel", omit_defaults=True):
-    """What would become of one allocation."""
+    """The simulated outcome of one allocation."""
 
     name: str
     would_run: bool
@@ -159,7 +159,7 @@ class Outlook(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class Simulation(msgspec.Struct, rename="camel", kw_only=True):
-    """What would happen; nothing has."""
+    """The result of a simulation, which changes nothing."""
 
     kind: str = "Simulation"
     would_run: bool  # all of them, now
@@ -170,7 +170,7 @@ class Simulation(msgspec.Struct, rename="camel", kw_only=True):
 
 
 def why(reason: PendingReason, sees: Sees) -> WaitingReason:
-    """A reason to wait, for somebody who sees the figures of these scopes alone."""
+    """A pending reason, for a reader who sees the figures of these scopes only."""
     reason = reason_for(reason, sees)
     return WaitingReason(
         code=reason.code,

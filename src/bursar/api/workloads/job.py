@@ -9,15 +9,15 @@ from bursar.api.http.action import faulty, grace_faults, read_action, words_faul
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.object import find, key_of, origin_of, recall
 from bursar.api.objects.queue_position import with_glimpse
+from bursar.commands.command import Reply, Written
+from bursar.commands.workloads.allocation import GRACE_SECONDS
+from bursar.commands.workloads.job_status import progress_in
 from bursar.core.objects.job import all_turns, turn_name
 from bursar.core.objects.object import Stored
 from bursar.core.values.duration import parse_seconds
+from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Cause, Refusal, field_fault
-from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.workloads import job as ops
-from bursar.ops.workloads.allocation import GRACE_SECONDS
-from bursar.ops.workloads.job_status import progress_in
-from bursar.store.db.idempotency import IdempotencyKey
 from bursar.store.objects import job as job_store
 from bursar.wire.kinds.job import JOB_LABEL
 from bursar.wire.kinds.priorityclass import priority_faults
@@ -98,8 +98,8 @@ async def cancel(call: Call) -> Outcome:
 def _cancelled(reply: Reply) -> Answer:
     assert isinstance(reply, Written)
     status = msgspec.json.decode(reply.status)
-    told = CancelledStatus(status["phase"], status.get("message", ""), status.get("cancellationReason", UNSET))
-    return Answer(200, encode(Cancelled(told)))
+    shown = CancelledStatus(status["phase"], status.get("message", ""), status.get("cancellationReason", UNSET))
+    return Answer(200, encode(Cancelled(shown)))
 
 
 async def boost(call: Call) -> Outcome:
@@ -132,7 +132,7 @@ async def _boost(call: Call, job: Stored, wanted: BoostJob, claim: IdempotencyKe
 
 
 async def _boosted(call: Call, reply: Reply) -> Answer:
-    """The position is what the scheduler says it will be; without one that leads it is left out."""
+    """The position is the scheduler's forecast; without a leader it is left out."""
     assert isinstance(reply, Written)
     stored = msgspec.json.decode(reply.status)["boost"]
     position = await call.context.leader_queries.boosted(reply.key.namespace, reply.key.name, stored["priority"])

@@ -1,8 +1,7 @@
-"""What an allocation has written, read from the node that keeps it: in our own words and in Kubernetes'.
+"""Logs: the output of an allocation, read from the node that keeps it, by our own API and by that of Kubernetes.
 
-The node is asked before anything is answered, so what cannot be read is refused as everything else is. Bytes are
-numbered from the first one on: an answer says with which it begins, and whoever counts goes on where one
-broke off.
+The node is asked before the response begins, so an unreadable log is an ordinary refusal. Bytes are numbered from the
+first one on: a response has the offset of its first byte, so a client that counts can resume where one broke off.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from bursar.api.objects.watch import KEEPALIVE_SECONDS, Watch, WatchEvents, Watc
 from bursar.api.workloads.pod import find_pod
 from bursar.core.objects.allocation import ENDED, Phase
 from bursar.core.objects.object import Stored
-from bursar.core.values.access import allows
 from bursar.core.values.refusal import Cause, Code, Refusal, invalid
 from bursar.ops.workloads.log_source import LogCut, LogReading, LogSource, OutputPiece
 from bursar.store.objects import change as change_store
@@ -43,7 +41,7 @@ PARAMS = (
     Param("limitBytes", "At most so many bytes.", "integer"),
 )
 POD_PARAMS = (FOLLOW, TAIL, Param("limitBytes", "At most so many bytes.", "integer"))
-# What Kubernetes' clients may ask for and nodes do not keep.
+# Parameters of Kubernetes for which nodes keep no data.
 NOT_KEPT = {
     "previous": "only the last placement's log is found by itself: name an earlier one with node and epoch",
     "sinceSeconds": "nodes do not keep when a line was written; tailLines and limitBytes bound what is read",
@@ -80,7 +78,7 @@ _decode_document = msgspec.json.Decoder(_Document).decode
 
 @dataclass(frozen=True, slots=True)
 class LogRequest:
-    """What the query says. Whoever names an offset counts bytes: to them a gap must not look like none."""
+    """The parameters of a log request. Readers with an offset count bytes, so gaps must be visible to them."""
 
     follow: bool = False
     tail_lines: int | None = None
@@ -96,8 +94,8 @@ async def read_log(call: Call) -> Outcome:
 
 
 async def read_pod_log(call: Call) -> Outcome:
-    """As `kubectl logs` asks. Who may see pods but not what allocations write is told so."""
-    if not allows(call.identity, "get", "allocations", "log"):
+    """Read a log for `kubectl logs`. A role that may see pods but not the logs of allocations is refused."""
+    if not call.context.policy.allows(call.identity, "get", "allocations", "log"):
         message = f"role {call.identity.role} may not get allocations/log"
         return Refusal(Code.FORBIDDEN, message, "docs/security.md has the table of what each role may do.")
     container = call.query.get("container", "") or CONTAINER
@@ -140,7 +138,7 @@ async def _read(call: Call, found: Stored) -> Outcome:
 
 
 async def _was_there(call: Call, found: Stored, node: str, epoch: int) -> bool:
-    """Whether an earlier placement was on this node: nobody may make the server call a node of their choice."""
+    """Whether an earlier placement was on this node: a caller must not make the server call a node of their choice."""
     async with call.context.database.reader() as db:
         return await change_store.was_placed(db, found.key, found.uid, node, epoch)
 
@@ -170,7 +168,7 @@ async def _end(output: LogSource) -> int:
     return at
 
 
-# What is asked.
+# Requests.
 
 
 def _asked(query: Mapping[str, str]) -> LogRequest | Refusal:
@@ -196,10 +194,10 @@ def _asked(query: Mapping[str, str]) -> LogRequest | Refusal:
 
 
 def _place(found: Stored, status: _Status, asked: LogRequest) -> tuple[str, int] | Refusal:
-    """Which node keeps what is asked for, and of which placement it is."""
+    """The node that keeps the requested log, and the epoch of its placement."""
     name = found.key.name
     if not _decode_document(found.doc).spec.command:
-        return Refusal(Code.CONFLICT, f"{name} has no command: it holds room, and writes nothing")
+        return Refusal(Code.CONFLICT, f"{name} has no command (it only reserves resources), so it has no log")
     if asked.node and asked.epoch and asked.epoch != status.epoch:
         return asked.node, asked.epoch
     if status.phase == Phase.PENDING:
@@ -220,7 +218,7 @@ def _waits(name: str, status: _Status) -> Refusal:
     return Refusal(
         Code.CONFLICT,
         f"{name} waits, and has written nothing yet: {why}",
-        f"`bursar explain {name}` tells more.{earlier}",
+        f"`bursar explain {name}` has details.{earlier}",
         (Cause(status.reason or "not_yet_tried", why),),
         retry_after_seconds=2,
     )
@@ -236,11 +234,11 @@ def _nothing_kept(name: str, node: str, status: _Status, asked: LogRequest) -> R
                    "Nodes keep what ended work has written for a while, and the newest of it.")  # fmt: skip
 
 
-# What is answered.
+# Responses.
 
 
 class _Pieces:
-    """What was written, as it comes. Now and then it is asked whether the caller may still read it."""
+    """Streams output as it arrives, and periodically checks that the caller may still read it."""
 
     def __init__(self, watch: Watch, output: LogSource, asked: LogRequest) -> None:
         self._watch = watch
@@ -261,11 +259,11 @@ class _Pieces:
         except LogCut as cut:
             raise BrokenOff(str(cut)) from cut
         except WatchOver as over:
-            raise BrokenOff("whoever reads it may not any more") from over
+            raise BrokenOff("the reader may no longer read it") from over
         if piece is None:
             raise StopAsyncIteration
         if self._counted and piece.offset != self._at:
-            # The next answer says so, and where it goes on.
+            # The next response has the reason, and the offset at which it continues.
             raise BrokenOff("something in between is no longer kept")
         data = piece.data if len(piece.data) <= self._left else piece.data[: int(self._left)]
         self._left -= len(data)

@@ -1,7 +1,7 @@
 """Allocations shown as pods, for clients that ask what runs where: `kubectl describe node`, `kubectl drain`.
 
-A pod is one placement of an allocation: when that is evicted and waits again, the pod that was is gone, and another of
-the same name stands in its place. So a pod's uid is made of the allocation's and of which placement it is.
+A pod is one placement of an allocation: when that is evicted and pending again, the pod is gone, and another one of
+the same name replaces it. So a pod's uid is made of the allocation's uid and the epoch of the placement.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def list_pods(call: Call) -> Outcome:
     except SelectorError as error:
         return invalid(str(error))
     if call.query.get("watch", "") in ("true", "1"):
-        return Refusal(Code.METHOD_NOT_ALLOWED, "pods cannot be watched", "Watch the allocations they stand for.")
+        return Refusal(Code.METHOD_NOT_ALLOWED, "pods cannot be watched", "Watch their allocations.")
     tenants = await call.context.visible_tenants(call.identity)
     query = Query("Allocation", call.parameters.get("namespace", ""), tenants, labels=labels)
     if call.identity.node:
@@ -134,8 +134,8 @@ def _metadata(of_allocation: dict[str, Any], status: dict[str, Any]) -> dict[str
     metadata = redacted({**of_allocation, "uid": pod_uid(uid, status)})
     metadata.pop("ownerReferences", None)
     if (of_allocation.get("annotations") or {}).get(DO_NOT_EVICT) != "true":
-        # The allocation is what brings the pod back. One that is protected has nobody to do so: `kubectl drain` then
-        # asks for its --force, as we ask for ours.
+        # The allocation is what brings the pod back. A protected one has no owner here, so that `kubectl drain`
+        # requires --force, as `bursar drain` does.
         owner = {"apiVersion": "v1", "kind": "Allocation", "name": of_allocation["name"], "uid": uid}
         metadata["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": False}]
     if notice := status.get("eviction"):
@@ -145,7 +145,7 @@ def _metadata(of_allocation: dict[str, Any], status: dict[str, Any]) -> dict[str
 
 
 def pod_uid(uid: str, status: dict[str, Any]) -> str:
-    """Another for each placement, and for the time after it: whoever waits for an evicted pod to go sees it gone."""
+    """A different uid for each placement, and for the time after it: clients see an evicted pod as deleted."""
     epoch = status.get("epoch", 0)
     placement = f"{epoch}" if status.get("phase") in STOPPABLE else f"after {epoch}"
     return str(uuid.uuid5(uuid.NAMESPACE_OID, f"{uid}/{placement}"))

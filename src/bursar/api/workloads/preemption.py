@@ -1,4 +1,4 @@
-"""An administrator stops an allocation so that it waits again, whatever the scheduler's own rules would say."""
+"""An administrator stops an allocation so that it is pending again, whatever the rules of the scheduler are."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import msgspec
 from bursar.api.http.action import faulty, grace_faults, read_action, words_faults
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.object import find, origin_of, recall
+from bursar.commands.command import Reply, Written
+from bursar.commands.workloads.allocation import request_in
 from bursar.core.nodes.eviction import EvictionReason, EvictionRule, Notice, admin_message
 from bursar.core.nodes.node_claim import SENSITIVE
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.quantity import format_granted
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault
 from bursar.ops.objects.object import get
-from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.scheduling import evict as ops
-from bursar.ops.workloads.allocation import request_in
 from bursar.wire.shared.document import encode
 from bursar.wire.to_scheduler.ask import queue_profile_of
 
@@ -33,7 +33,7 @@ class NewPreemption(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     target_allocation: str
     reason: str = ""
     grace_period_seconds: int = GRACE_SECONDS
-    initiated_by: str = ""  # for whom the caller acts; the caller is recorded in any case
+    initiated_by: str = ""  # the user on whose behalf the caller acts; the caller is recorded in any case
 
 
 class Preemption(msgspec.Struct, rename="camel"):
@@ -45,7 +45,7 @@ class Preemption(msgspec.Struct, rename="camel"):
 
 
 async def create(call: Call) -> Outcome:
-    """Preempt an allocation. Minimum runtimes are the scheduler's; an administrator's word stands above them."""
+    """Preempt an allocation. Minimum runtimes bind the scheduler, not an administrator."""
     asked = read_action(call, NewPreemption, "preemption")
     if isinstance(asked, Refusal):
         return asked

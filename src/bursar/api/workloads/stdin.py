@@ -8,18 +8,19 @@ from msgspec import Struct
 from bursar.api.http.body import dry_run
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.object import find, key_of, origin_of
+from bursar.commands.objects.object import not_found, submitter
+from bursar.commands.objects.status import status_of
+from bursar.commands.workloads.allocation import phase_of
 from bursar.core.objects.allocation import ENDED
 from bursar.core.values.access import Role
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.objects.object import not_found, submitter
-from bursar.ops.workloads.allocation import phase_of, status_of
 from bursar.store.objects import stdin as store
 from bursar.wire.kinds.allocation import STDIN_BYTES_MAX
 from bursar.wire.shared.document import encode
 
 
 class Sent(Struct):
-    """How much of it was taken."""
+    """The number of accepted bytes."""
 
     bytes: int
 
@@ -36,7 +37,7 @@ _decode = msgspec.json.Decoder(_Document).decode
 
 
 async def send(call: Call) -> Outcome:
-    """The first who sends it wins. It may hold code, so nobody sends it to the work of another user."""
+    """Upload standard input; the first upload wins. It may contain code, so only the user of the work may send it."""
     found, dry = await find(call, key_of(call)), dry_run(call)
     if isinstance(found, Refusal):
         return found

@@ -17,7 +17,7 @@ from support.api.site import eventually
 from support.nodes.agent_streams import (
     RUN,
     STOP,
-    Door,
+    Served,
     acknowledged,
     ended,
     evict,
@@ -44,13 +44,13 @@ from support.runtime.runtime import (
 LEASED = {"onNodeLost": "requeue"}
 
 
-async def has_read_all(app: Door) -> bool:
+async def has_read_all(app: Served) -> bool:
     """Whether the feed has told of everything that was committed."""
     async with app.runtime.database.reader() as db:
         return app.feed.revision >= (await load_position(db)).revision
 
 
-async def test_work_is_told_with_the_uid_of_its_tenant_and_not_of_a_namesake(app: Door, database_url: str) -> None:
+async def test_work_is_told_with_the_uid_of_its_tenant_and_not_of_a_namesake(app: Served, database_url: str) -> None:
     """Another process deletes the tenant and makes it anew: this one knows of that by the feed alone."""
     await node(app.runtime, "n1", cpu=8)
     agent, told, uids = app.agent("n1"), [], []
@@ -76,7 +76,7 @@ async def test_work_is_told_with_the_uid_of_its_tenant_and_not_of_a_namesake(app
     assert uids[0] != uids[1]
 
 
-async def test_who_comes_is_told_all_that_is_wanted_of_it(app: Door) -> None:
+async def test_who_comes_is_told_all_that_is_wanted_of_it(app: Served) -> None:
     await node(app.runtime, "n1", cpu=64, gpu=4, memory="64Gi")
     spec = {
         "command": ["train", "--fast"],
@@ -105,7 +105,7 @@ async def test_who_comes_is_told_all_that_is_wanted_of_it(app: Door) -> None:
     assert (stop.reason, stop.message, stop.grace_seconds) == ("Preempted", "make room", 20)
 
 
-async def test_what_was_granted_is_written_before_it_is_told(app: Door) -> None:
+async def test_what_was_granted_is_written_before_it_is_told(app: Served) -> None:
     await node(app.runtime, "n1", cpu=4)
     agent = app.agent("n1")
     answer = await agent.heartbeat(address="10.0.0.1:7000", agent_version="1.2.3")
@@ -122,7 +122,7 @@ async def test_what_was_granted_is_written_before_it_is_told(app: Door) -> None:
     assert later["kept"], "an answered beat never takes a lease back"
 
 
-async def test_a_change_is_pushed_to_the_nodes_that_it_concerns(app: Door) -> None:
+async def test_a_change_is_pushed_to_the_nodes_that_it_concerns(app: Served) -> None:
     for name in ("n1", "n2", "n3"):
         await node(app.runtime, name, cpu=8)
     one, two, three = (app.agent(name) for name in ("n1", "n2", "n3"))
@@ -144,7 +144,7 @@ async def test_a_change_is_pushed_to_the_nodes_that_it_concerns(app: Door) -> No
     assert not three.pushed
 
 
-async def test_what_others_take_away_is_stopped_at_once_on_every_node(app: Door) -> None:
+async def test_what_others_take_away_is_stopped_at_once_on_every_node(app: Served) -> None:
     for name in ("n1", "n2"):
         await node(app.runtime, name, cpu=8)
     agents = [app.agent(name) for name in ("n1", "n2")]
@@ -162,7 +162,7 @@ async def test_what_others_take_away_is_stopped_at_once_on_every_node(app: Door)
         assert directive.grace_seconds == 0
 
 
-async def test_what_a_node_ended_itself_is_not_told_to_it_again(app: Door) -> None:
+async def test_what_a_node_ended_itself_is_not_told_to_it_again(app: Served) -> None:
     await node(app.runtime, "n1", cpu=8)
     agent = app.agent("n1")
     await agent.heartbeat(inventory=True)
@@ -177,7 +177,7 @@ async def test_what_a_node_ended_itself_is_not_told_to_it_again(app: Door) -> No
     assert (RUN, uid, 1) not in orders(told)
 
 
-async def test_what_is_bound_while_a_node_connects_is_told_to_it_once_at_least(app: Door) -> None:
+async def test_what_is_bound_while_a_node_connects_is_told_to_it_once_at_least(app: Served) -> None:
     await node(app.runtime, "n1", cpu=64)
     for index in range(24):
         await allocation(app.runtime, "default", f"a{index}", cpu=1)
@@ -199,7 +199,7 @@ async def test_what_is_bound_while_a_node_connects_is_told_to_it_once_at_least(a
         told.add(directive.allocation_id)
 
 
-async def test_what_is_stopped_while_a_node_connects_is_stopped_there(app: Door) -> None:
+async def test_what_is_stopped_while_a_node_connects_is_stopped_there(app: Served) -> None:
     await node(app.runtime, "n1", cpu=64)
     uids = [await placed(app.runtime, f"a{index}", "n1") for index in range(12)]
     ending = asyncio.gather(*(delete(app.runtime, "Allocation", "default", f"a{index}") for index in range(12)))
@@ -213,7 +213,7 @@ async def test_what_is_stopped_while_a_node_connects_is_stopped_there(app: Door)
     await ending
 
 
-async def test_a_stream_that_missed_something_is_told_everything(app: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_that_missed_something_is_told_everything(app: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     await node(app.runtime, "n1", cpu=8)
     agent = app.agent("n1")
     await agent.heartbeat(inventory=True)
@@ -228,7 +228,7 @@ async def test_a_stream_that_missed_something_is_told_everything(app: Door, monk
     assert not (await agent.heartbeat()).complete
 
 
-async def test_streams_that_fell_behind_the_feed_are_told_everything(app: Door) -> None:
+async def test_streams_that_fell_behind_the_feed_are_told_everything(app: Served) -> None:
     await node(app.runtime, "n1", cpu=8)
     agent = app.agent("n1")
     await agent.heartbeat(inventory=True)
@@ -253,7 +253,7 @@ async def make_unreadable(runtime: Runtime, name: str) -> None:
         )
 
 
-async def test_what_cannot_be_read_keeps_no_node_away_and_stops_nothing(app: Door) -> None:
+async def test_what_cannot_be_read_keeps_no_node_away_and_stops_nothing(app: Served) -> None:
     await node(app.runtime, "n1", cpu=8)
     broken, other = await placed(app.runtime, "a", "n1"), await placed(app.runtime, "b", "n1")
     await make_unreadable(app.runtime, "a")
@@ -265,7 +265,7 @@ async def test_what_cannot_be_read_keeps_no_node_away_and_stops_nothing(app: Doo
     assert acknowledged(await agent.heartbeat(ended(broken))) == [(broken, 1)]
 
 
-async def test_a_change_that_cannot_be_told_is_told_with_everything(app: Door) -> None:
+async def test_a_change_that_cannot_be_told_is_told_with_everything(app: Served) -> None:
     await node(app.runtime, "n1", cpu=8)
     agent = app.agent("n1")
     await agent.heartbeat(inventory=True)
@@ -283,7 +283,7 @@ async def test_a_change_that_cannot_be_told_is_told_with_everything(app: Door) -
     assert acknowledged(await agent.heartbeat(stopped(uid))) == [(uid, 1)]
 
 
-async def test_a_node_whose_phase_is_another_word_is_not_told_everything_with_every_beat(app: Door) -> None:
+async def test_a_node_whose_phase_is_another_word_is_not_told_everything_with_every_heartbeat(app: Served) -> None:
     await node(app.runtime, "n1", cpu=8)
     agent = app.agent("n1")
     await agent.heartbeat(inventory=True)
@@ -297,7 +297,7 @@ async def test_a_node_whose_phase_is_another_word_is_not_told_everything_with_ev
     assert not (await again.heartbeat()).complete
 
 
-async def test_where_work_is_spread_is_forgotten_with_the_work(app: Door) -> None:
+async def test_where_work_is_spread_is_forgotten_with_the_work(app: Served) -> None:
     hub = hub_module.Hub(app.runtime, app.feed)
     task = asyncio.current_task()
     assert task is not None
@@ -312,7 +312,7 @@ async def test_where_work_is_spread_is_forgotten_with_the_work(app: Door) -> Non
     hub.leave(stream)
 
 
-async def test_a_slow_stream_waits_alone(app: Door) -> None:
+async def test_a_slow_stream_waits_alone(app: Served) -> None:
     for name in ("slow", "quick"):
         await node(app.runtime, name, cpu=1000)
     slow, quick = app.agent("slow"), app.agent("quick")
@@ -362,7 +362,7 @@ async def test_a_write_that_does_not_end_holds_back_a_bounded_number_of_directiv
     stream.close()
 
 
-async def test_nodes_speak_to_any_process(app: Door, database_url: str) -> None:
+async def test_nodes_speak_to_any_process(app: Served, database_url: str) -> None:
     await node(app.runtime, "n1", cpu=8)
     async with opened_app(database_url) as other:
         agent = other.agent("n1")
@@ -371,7 +371,7 @@ async def test_nodes_speak_to_any_process(app: Door, database_url: str) -> None:
         assert orders([await agent.directive()]) == [(RUN, uid, 1)]
 
 
-async def test_the_settings_say_how_often_to_beat_and_for_how_long_to_run(app: Door) -> None:
+async def test_the_settings_say_how_often_to_send_heartbeats_and_for_how_long_to_run(app: Served) -> None:
     await node(app.runtime, "n1", cpu=8)
     agent = app.agent("n1")
     await agent.heartbeat()

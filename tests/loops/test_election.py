@@ -6,8 +6,8 @@ from datetime import timedelta
 
 from bursar.loops.election import LeaderTerms, run_lead
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.leader import load_leader
 from bursar.store.db.database import Connection
+from support.scheduling.leaders import load_leader
 
 PATIENT = LeaderTerms(term_seconds=60.0, renew_seconds=0.01, ask_seconds=0.01)
 HASTY = LeaderTerms(term_seconds=0.3, renew_seconds=0.05, ask_seconds=0.01)

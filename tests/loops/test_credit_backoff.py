@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from bursar.commands.credit.credit import PutAccount
 from bursar.core.credit.account import Owner
 from bursar.core.objects.pending_reason import PendingReason, ReasonCode
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.values.money import nanocredits
 from bursar.loops.credit_backoff import TIDIED_MAX, Unpaid
 from bursar.ops.credit import credit
-from bursar.ops.credit.credit import PutAccount
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit.ledger import ALL
 from support.api.site import eventually
@@ -118,12 +118,12 @@ async def test_credit_for_some_of_many_is_used_and_the_rest_waits(lab: Runtime) 
         for name in names:
             await until(lab, name, BOUND)
         await settled(scheduler)
-        assert not scheduler.cluster.probes.most or max(scheduler.cluster.probes.most.values()) > 1
+        assert not scheduler.cluster.memory.probes.most or max(scheduler.cluster.memory.probes.most.values()) > 1
     assert (await account(lab))["held"] == nanocredits("2.4")
     await assert_all_is_paid(lab)
 
 
-async def test_what_cannot_be_paid_for_takes_no_room_from_others(lab: Runtime) -> None:
+async def test_what_cannot_be_paid_for_takes_no_capacity_from_others(lab: Runtime) -> None:
     """All of the nodes are asked for by somebody without credit, who comes first."""
     await tenant(lab, "free")
     await namespace(lab, "free", "free")
@@ -209,7 +209,7 @@ async def test_only_those_are_looked_at_whose_tenant_was_told_of(runtime: Runtim
     """Of the others only a few in passing, however many wait."""
     number = await funded(runtime, "1")
     cluster, unpaid = ClusterState(), Unpaid()
-    blocked = cluster.blocked = Counted()
+    blocked = cluster.memory.blocked = Counted()
     mine = [ask(f"mine-{index}", tenant="default", namespace=f"m{index}") for index in range(3)]
     others = [ask(f"other-{index}", tenant=f"t{index}", namespace=f"o{index}") for index in range(2000)]
     submitted(cluster, *mine, *others)
@@ -218,22 +218,22 @@ async def test_only_those_are_looked_at_whose_tenant_was_told_of(runtime: Runtim
     async with runtime.database.reader() as db:
         await unpaid.review(db, cluster)
         assert blocked.asked <= TIDIED_MAX
-        assert len(cluster.blocked) == 2003
+        assert len(cluster.memory.blocked) == 2003
         assert unpaid.tell(str(number))
         blocked.asked = 0
         await unpaid.review(db, cluster)
         assert blocked.asked <= TIDIED_MAX + len(mine)
-        assert len(cluster.blocked) == 2000
+        assert len(cluster.memory.blocked) == 2000
         # What was told while it was being tried helps as well.
         unpaid.wait(cluster, mine, PendingReason(ReasonCode.INSUFFICIENT_CREDIT), float("inf"), unpaid.heard - 1)
         await unpaid.review(db, cluster)
-        assert len(cluster.blocked) == 2000
+        assert len(cluster.memory.blocked) == 2000
         # What is blocked no more for another reason is left, in turn.
-        cluster.blocked.clear()
+        cluster.memory.blocked.clear()
         for _ in range(2000 // TIDIED_MAX + 1):
             await unpaid.review(db, cluster)
         assert not unpaid.tell(str(number)), "nobody waits any more"
         unpaid.wait(cluster, others, PendingReason(ReasonCode.INSUFFICIENT_CREDIT), float("inf"), unpaid.heard)
         unpaid.tell(ALL)
         await unpaid.review(db, cluster)
-    assert not cluster.blocked
+    assert not cluster.memory.blocked

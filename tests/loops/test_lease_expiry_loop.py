@@ -2,11 +2,11 @@
 
 import pytest
 
+from bursar.commands.credit.credit import ExtendLeaseCommand
 from bursar.core.credit.lease_expiry import ROUND_SECONDS, UNBEGUN_MICROS, ExpiryWatch
 from bursar.core.values.money import MICROS
 from bursar.loops.lease_expiry import end_lapsed
 from bursar.ops.credit import credit
-from bursar.ops.credit.credit import ExtendLeaseCommand
 from bursar.ops.runtime.runtime import Runtime
 from support.credit.ledgers import assert_books_balance, funded, leased, pass_time, priced, receipt, stop_clock
 

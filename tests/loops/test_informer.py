@@ -10,6 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.commands.command import Reply
+from bursar.commands.scheduling.bind import Bind, BindMember, NotePending
+from bursar.commands.scheduling.evict import Preempt
+from bursar.commands.workloads.report import Report
 from bursar.core.objects.allocation import ENDED, Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.scheduling.state.placed_columns import Spot
@@ -18,13 +22,12 @@ from bursar.loops.informer import FeedLost, Informer
 from bursar.loops.plan_commands import SCHEDULER
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import Bind, BindMember, NotePending, note
 from bursar.ops.scheduling.bind import bind as bind_units
-from bursar.ops.scheduling.evict import Preempt, evict, preempt
+from bursar.ops.scheduling.bind import note
+from bursar.ops.scheduling.evict import evict, preempt
 from bursar.ops.workloads import job as job_ops
-from bursar.ops.workloads.report import Report, report
+from bursar.ops.workloads.report import report
 from bursar.store.db.database import Connection
 from bursar.store.objects.listing import Query, load_page
 from bursar.wire.kinds.allocation import CHECKPOINT_INTERVAL, DATA_READY

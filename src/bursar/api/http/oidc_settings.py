@@ -1,0 +1,19 @@
+"""Settings of an OIDC provider, apart from the verification of its tokens, whose libraries are slow to import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OidcSettings:
+    """`jwks` is the path or the URL of the key set; left out, it is where the issuer's discovery document says."""
+
+    issuer: str
+    audience: str
+    jwks: str = ""
+    user_claims: Sequence[str] = ("sub", "preferred_username")
+    tenant_claim: str = "bursar_tenant"
+    role_claim: str = "bursar_role"
+    ca_file: str = ""

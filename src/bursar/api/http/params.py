@@ -1,0 +1,22 @@
+"""Paths and query parameters that routes of several areas share."""
+
+from __future__ import annotations
+
+from bursar.api.http.route import Param
+from bursar.wire.shared.kind import Kind
+
+ROOT = "/api/v1"
+
+DRY_RUN = Param("dryRun", "All: check and answer as if, and change nothing.")
+VALIDATION = Param("fieldValidation", "What unknown fields are: Strict (refused, the default), Warn or Ignore.")
+MANAGER = Param("fieldManager", "Accepted for compatibility.")
+PRETTY = Param("pretty", "Accepted for compatibility.")
+SELECTORS = (
+    Param("labelSelector", "As in app=web,tier in (a,b),!old."),
+    Param("fieldSelector", "As in status.phase=Running."),
+)
+
+
+def base_path(kind: Kind) -> str:
+    """The path of a kind's collection."""
+    return f"{ROOT}/namespaces/{{namespace}}/{kind.plural}" if kind.namespaced else f"{ROOT}/{kind.plural}"
