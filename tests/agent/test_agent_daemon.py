@@ -39,7 +39,7 @@ async def test_what_is_wanted_runs_and_is_told_until_it_is_acknowledged(tmp_path
     assert not [one for one in control.statuses("a") if one.state is PlacementState.SUCCEEDED]
 
 
-async def test_what_is_said_between_beats_is_done_at_once(tmp_path: Path) -> None:
+async def test_what_is_said_between_heartbeats_is_done_at_once(tmp_path: Path) -> None:
     control = Control(beat_seconds=600)
     async with serving(control), living(tmp_path, control):
         await control.until(lambda its: its.heartbeats)

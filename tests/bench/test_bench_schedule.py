@@ -8,8 +8,9 @@ from click.testing import CliRunner
 from bursar.bench import schedule
 from bursar.bench.main import bench
 from bursar.bench.schedule import TooMuch, _bind_backlog, measure_decisions, require_room
+from bursar.bench.server import register
 from bursar.ops.runtime.runtime import Runtime
-from bursar.sim.local import register
+from bursar.sim.shape import NodeShape
 from support.runtime.runtime import namespace
 
 
@@ -60,7 +61,7 @@ def test_what_just_fits_is_not_refused() -> None:
         require_room(nodes=500, allocations=3201, mix="basic", singles=300)
 
 
-def test_deciding_on_more_than_there_is_room_for_ends() -> None:
+def test_deciding_on_more_than_fits_ends() -> None:
     for mix in ("basic", "preempt", "spread"):
         assert measure_decisions(nodes=2, allocations=200, mix=mix)["decided"] < 200
 
@@ -75,7 +76,7 @@ def test_what_cannot_be_measured_is_refused(options: list[str]) -> None:
 
 async def test_a_backlog_that_does_not_fit_is_given_up(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "STALL_SECONDS", 0.0)
-    await register(runtime, 1)
+    await register(runtime, NodeShape(1))
     for index in range(schedule.TENANTS):
         await namespace(runtime, f"team-{index}")
     with pytest.raises(TooMuch, match="nothing more was"):

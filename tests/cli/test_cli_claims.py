@@ -49,10 +49,10 @@ def test_a_node_is_claimed_used_released_and_wiped_by_hand(
     admin.allocations(team).patch("secret", {"status": {"phase": "Succeeded"}}, subresource="status")
     assert bursar(server, "node", "release", node, token=token).stdout == f"node/{node} released: Wiping\n"
     asked = bursar(server, "node", "wiped", node, "--reason", "new disks", said="n\n", code=1)
-    assert f"NOTHING SENSITIVE IS LEFT ON NODE {node}" in asked.stderr
+    assert f"Confirm that {node} has been wiped" in asked.stderr
     bursar(server, "node", "wiped", node, "--reason", "new disks", "--yes", token=token, code=4)
     wiped = bursar(server, "node", "wiped", node, "--reason", "new disks", "--yes")
-    assert wiped.stdout == f"node/{node} wiped: open to everybody\n"
+    assert wiped.stdout == f"node/{node} wiped: available to all\n"
     assert bursar(server, "node", "wipe", node, code=5).stderr.startswith("Error: ")
 
 
@@ -88,7 +88,7 @@ async def test_the_same_from_python(server: Server, team: str, node: str, token:
 
 def test_who_is_of_no_tenant_is_told_to_name_somebody(server: Server, team: str, node: str) -> None:
     refused = bursar(server, "node", "claim", node, code=1).stderr
-    assert "must say for whom" in refused
+    assert "must name a user" in refused
     assert "--for TENANT/NAME" in refused
     done = bursar(server, "node", "claim", node, "--for", f"{team}/ann")
     assert done.stdout == f"node/{node} claimed: Claimed\n"

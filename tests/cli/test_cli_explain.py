@@ -34,7 +34,7 @@ def test_a_simulation_says_how_long_the_credit_lasts() -> None:
     cost = {"account": "physics", "perSecond": "0.04", "perHour": "144", "firstWindow": "0.4", "windowSeconds": 10}
     one = {"name": "s", "message": "it would run now, on n1", "wouldRun": True}
     told = list(lines({**one, "cost": {**cost, "available": "1.42"}}))
-    assert told[-1] == "  lasts    35s with what is available, if nothing else runs"
+    assert told[-1] == "  lasts    35s on the available credit, if nothing else runs"
     assert not [line for line in lines({**one, "cost": {**cost, "available": "0.1"}}) if "lasts" in line]
     free = {**cost, "perSecond": "0", "firstWindow": "0", "available": "1"}
     assert not [line for line in lines({**one, "cost": free}) if "lasts" in line]
@@ -46,14 +46,14 @@ def test_explain_tells_why_and_simulate_what_if(
     admin.allocations(team).create(wanted("runs", node, 3, ttl="1h"))
     until(lambda: admin.allocations(team).get("runs")["status"]["phase"] == "Scheduled")
     placed = bursar(server, "explain", "runs", "-n", team).stdout
-    assert placed.startswith(f"{team}/runs is Scheduled\n  it is not waiting: it is Scheduled on {node}")
+    assert placed.startswith(f"{team}/runs is Scheduled\n  Scheduled on {node}")
     admin.allocations(team).create(wanted("waits", node, 2))
     until(lambda: admin.allocations(team).explain("waits")["reason"]["code"] == f"no_capacity_{GPU}")
     told = bursar(server, "explain", "waits", "-n", team).stdout
     assert told.startswith(
-        f"{team}/waits is Pending\n  why      no node has 2 {GPU} free: the most is 1, on 1 of 1 matching node\n"
+        f"{team}/waits is Pending\n  why      needs 2 {GPU} on one node; the most free is 1, on 1 of 1 matching node\n"
     )
-    assert re.search(r"\n  line     \d+ in queue default", told)
+    assert re.search(r"\n  queue    position \d+ in default", told)
     assert "\n  start    in about 60 min (" in told
     answer = json.loads(bursar(server, "explain", "allocation/waits", "-n", team, "--json").stdout)
     assert answer["reason"]["short"][0]["shortBy"] == "1"
@@ -86,7 +86,7 @@ def test_a_job_is_explained_too(server: Server, admin: Client, team: str, node: 
     told = bursar(server, "explain", "job/train", "-n", team).stdout
     assert "nodeSelector only=no-such-node" in told
     bare = bursar(server, "explain", "train", "-n", team, code=3).stderr
-    assert "hint: There is a job of this name: bursar explain job/train" in bare
+    assert "hint: a job has this name: bursar explain job/train" in bare
     assert "hint" not in bursar(server, "explain", "nobody", "-n", team, code=3).stderr
 
 

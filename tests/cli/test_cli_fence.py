@@ -21,7 +21,7 @@ def test_fencing_asks_first_and_says_what_became_of_the_work(
     place(server, admin, team, node, "one", "two")
     words = ("node", "fence", node, "--reason", "switched off")
     asked = bursar(server, *words, said="n\n", code=1)
-    assert f"NOTHING OF NODE {node} RUNS ANY MORE" in asked.stderr
+    assert f"Confirm that nothing runs on {node}" in asked.stderr
     assert phase_of(admin, team, "one") == "Scheduled"
     tried = bursar(server, *words, "--dry-run")
     assert tried.stdout == f"node/{node} fenced (dry run): 2 requeued\n"

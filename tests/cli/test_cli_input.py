@@ -1,17 +1,25 @@
 """What users type and what is in their files."""
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from bursar.bench.main import bench
+from bursar.cli.main import cli
 from bursar.cli.objects import edit, label, patch
 from bursar.cli.quota import admin
+from bursar.cli.quota.admin import NumberOrNone
 from bursar.cli.session import login
 from bursar.cli.shell import manifest, resource_arg
+from bursar.cli.shell.limit_notes import lowered_notes
 from bursar.cli.shell.problem import Problem
 from bursar.client import Client
+from bursar.main import sim
 
 
 @pytest.fixture
@@ -94,7 +102,7 @@ def test_directories(tmp_path: Path) -> None:
 def test_nothing_and_nowhere_are_said(tmp_path: Path) -> None:
     with pytest.raises(Problem, match="no object in"):
         manifest.read([str(tmp_path)])
-    with pytest.raises(Problem, match="there is no file"):
+    with pytest.raises(Problem, match="not found"):
         manifest.read([str(tmp_path / "x.yaml")])
 
 
@@ -158,3 +166,44 @@ def test_what_an_editor_left() -> None:
     assert edit.parsed("kind: Tenant\n") == {"kind": "Tenant"}
     with pytest.raises(Problem, match="more than one"):
         edit.parsed("a: 1\n---\nb: 2\n")
+
+
+def options_of(command: click.Command, path: str) -> Iterator[tuple[str, click.Option]]:
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from options_of(found, f"{path} {name}")
+    else:
+        yield from ((path, one) for one in command.params if isinstance(one, click.Option))
+
+
+def test_no_numeric_option_takes_nan_or_infinity() -> None:
+    """Each refuses them itself, by its name, before anything is sent."""
+    found = 0
+    for path, option in chain(options_of(cli, "bursar"), options_of(sim, "bursar sim"), options_of(bench, "bench")):
+        if not isinstance(option.type, (click.types.FloatParamType, NumberOrNone)):
+            continue
+        found, numeric = found + 1, cast("click.ParamType[Any]", option.type)
+        for value in ("nan", "-nan", "inf", "-inf", "1e999"):
+            with pytest.raises(click.BadParameter) as refused:
+                numeric.convert(value, option, click.Context(click.Command(path)))
+            assert option.opts[-1] in refused.value.format_message(), (path, value)
+    assert found > 8
+
+
+@pytest.mark.parametrize("words", ["watch nodes --timeout", "delete node a --timeout", "run --gpus"])
+def test_a_number_that_is_none_is_refused_with_the_options_name(words: str) -> None:
+    refused = CliRunner().invoke(cli, [*words.split(), "nan", *(["--", "true"] if "run" in words else [])])
+    assert refused.exit_code == 2
+    assert f"Invalid value for '{words.split()[-1]}': nan is not a number." in refused.output
+
+
+def test_each_lowered_limit_is_noted() -> None:
+    before = {"nvidia.com/gpu": "64", "memory": "1Ti", "cpu": 8, "volumes": 3, "nodes": 4}
+    after = {"nvidia.com/gpu": 32, "memory": "1000Gi", "cpu": "8000m", "volumes": 5, "allocations": 1}
+    assert list(lowered_notes("physics", before, after)) == [
+        "note: tenant physics has a lower limit: memory: 1Ti → 1000Gi",
+        "note: tenant physics has a lower limit: nvidia.com/gpu: 64 → 32",
+    ]

@@ -62,7 +62,7 @@ def test_a_job_is_made_from_a_file_shown_and_cancelled(shell: Shell) -> None:
     shell("job", "cancel", "nothing", code=3)
 
 
-def test_a_job_without_room_ends_with_the_code_for_quotas(shell: Shell) -> None:
+def test_a_job_without_capacity_ends_with_the_code_for_quotas(shell: Shell) -> None:
     refused = shell("create", "-f", "-", given=manifest("big", parallelism=9), code=6)
     assert "would exceed nvidia.com/gpu quota (current: 0, requested: 9, limit: 8)" in refused.stderr
 

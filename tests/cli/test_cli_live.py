@@ -16,7 +16,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from bursar.cli.main import cli
-from support.process.server import Server, data_directory, started
+from support.process.server import Server, migrated_directory, started
 
 # Without these, a command takes the server from the configuration file.
 FROM_FILE = {"BURSAR_URL": "", "BURSAR_TOKEN": ""}
@@ -128,7 +128,7 @@ def test_a_kind_only_the_server_knows(shell: Shell) -> None:
 
 def test_what_can_only_be_sent_is_no_kind_to_look_at(shell: Shell) -> None:
     for kind in ("preemptions", "selfsubjectaccessreviews"):
-        assert f"there is no kind '{kind}'" in shell(f"get {kind} -n {shell.namespace}", code=2).stderr
+        assert f"unknown kind '{kind}'" in shell(f"get {kind} -n {shell.namespace}", code=2).stderr
     offered = shell("get zzzzzzzz", code=2).stderr
     assert "events" in offered
     assert "preemptions" not in offered
@@ -360,7 +360,7 @@ def test_tenant_limits(shell: Shell) -> None:
     spec = shell.json(f"get tenant {shell.namespace} -o json")["spec"]
     assert spec == {"limits": {"nodes": 250, "memory": "40Ti", "allocations": 50}, "gpuHoursBudget": 150000}
     lines = shell(f"tenant quotas {shell.namespace}").stdout.splitlines()
-    assert lines[0].split() == ["DIMENSION", "LIMIT", "SOURCE", "ACCEPTED", "BOUND", "USED"]
+    assert lines[0].split() == ["DIMENSION", "LIMIT", "SOURCE", "REQUESTED", "PLACED", "USED"]
     assert ["nodes", "250"] in [line.split()[:2] for line in lines]
     shown = [shell.json(f"tenant quotas {shell.namespace} {form}") for form in ("--json", "-o json")]
     assert shown[0] == shown[1]
@@ -368,7 +368,7 @@ def test_tenant_limits(shell: Shell) -> None:
     assert header.split()[-3:] == ["GPU-HOURS", "NODE-HOURS", "BILLING"]
     assert row.split()[-3:] == ["150000", "<none>", "<none>"]
     refused = shell(f"admin tenant update {shell.namespace} --limit gpu=8", code=2)
-    assert "whole name, as nvidia.com/gpu" in refused.stderr
+    assert "full name, such as nvidia.com/gpu" in refused.stderr
     shell(f"admin tenant update {shell.namespace} --limit gpu=8 --force")
     shell(f"admin tenant update {shell.namespace}", code=2)
     shell("admin tenant update missing --max-nodes 1", code=3)
@@ -381,15 +381,16 @@ def test_a_limit_below_what_is_used_is_told(shell: Shell) -> None:
     lower = f"admin tenant update {shell.namespace} --max-concurrent-allocations"
     assert shell(f"{lower} 1 --dry-run").output == f"tenant/{shell.namespace} updated (dry run)\n"
     assert "allocations" not in shell.json(f"get tenant {shell.namespace} -o json")["spec"]["limits"]
-    for limit in (1, 0):
+    lowered = f"note: tenant {shell.namespace} has a lower limit: max_concurrent_allocations: 1 → 0\n"
+    for limit, more in ((1, ""), (0, lowered)):
         done = shell(f"{lower} {limit}")
         assert done.stdout == f"tenant/{shell.namespace} updated\n"
         assert done.stderr == (
-            f"note: max_concurrent_allocations: 2 are in use, the limit is {limit}; "
-            "nothing is stopped, new work is refused until there is room\n"
+            f"{more}note: max_concurrent_allocations: the limit is {limit}, and 2 are in use; "
+            "running work continues, new work is refused until usage is below the limit\n"
         )
     assert shell(f"{lower} 2").stderr == ""
-    without = f"note: tenant {shell.namespace} has no limit of its own any more for max_concurrent_allocations; "
+    without = f"note: tenant {shell.namespace} has no limit of its own now for max_concurrent_allocations; "
     assert shell(f"{lower} none").stderr.startswith(without)
     assert shell(f"{lower} none").stderr == "", "it was gone"
 
@@ -399,8 +400,8 @@ def test_limits_that_are_removed_are_told(shell: Shell, tmp_path: Path) -> None:
     body = {"metadata": {"name": "a"}, "spec": {"resources": {"requests": {"cpu": 1}}}}
     shell(f"create allocation -n {shell.namespace} -f -", given=json.dumps(body))
     gone = (
-        f"note: tenant {shell.namespace} has no limits of its own any more; "
-        "those of its tier, of the tenants above it and of the system apply\n"
+        f"note: tenant {shell.namespace} has no limits of its own now; "
+        "limits of its tier, of the tenants above it and of the system apply\n"
     )
     tenant = {"kind": "Tenant", "metadata": {"name": shell.namespace}, "spec": {"limits": limits}}
     editor = tmp_path / "editor.sh"
@@ -413,7 +414,7 @@ def test_limits_that_are_removed_are_told(shell: Shell, tmp_path: Path) -> None:
     ]
     for words, options in ways:
         lowered = shell("apply -f -", given=json.dumps(tenant))
-        assert "is refused until there is room" in lowered.stderr
+        assert "is refused until usage is below the limit" in lowered.stderr
         assert shell(*words, **options).stderr == gone, words
     shell("apply -f -", given=json.dumps(tenant))
     assert shell(f"patch {where} --dry-run -p", '{"spec":{"limits":null}}').stderr == "", "nothing was changed"
@@ -455,14 +456,14 @@ def test_the_first_minute_of_a_tenants_user(empty_server: Server, shell: Shell) 
     assert "`bursar get namespaces` lists yours" in elsewhere
 
     said = shell(f"login {empty_server.url} --token - --context ann", given=token, env=FROM_FILE).stdout
-    assert f'The namespace is "{shell.namespace}" where none is named.' in said
+    assert f'The default namespace is "{shell.namespace}".' in said
     shell("run --detach --gpus 1 -- hostname", env=FROM_FILE)
     second = f"{shell.namespace}-b"
     shell(f"create namespace {second} --tenant {shell.namespace}")
     said = shell(f"login {empty_server.url} --token - --context ann", given=token, env=FROM_FILE).stdout
-    assert f'The namespace is "{shell.namespace}" where none is named; yours are {shell.namespace}, {second}' in said
+    assert f'The default namespace is "{shell.namespace}"; yours are {shell.namespace}, {second}' in said
     assert (
-        "where none is named"
+        "default namespace"
         not in shell(f"login {empty_server.url} --token - --context ann -n {second}", given=token, env=FROM_FILE).stdout
     )
 
@@ -475,7 +476,7 @@ def test_a_nodes_token_is_kept_from_others(shell: Shell, tmp_path: Path) -> None
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert file.read_text().startswith("bsr_")
     assert made.stdout == ""
-    assert "nothing was created" in shell(f"node token --name other --output {tmp_path}/no/file", code=1).stderr
+    assert "no token was created" in shell(f"node token --name other --output {tmp_path}/no/file", code=1).stderr
 
 
 def test_login_and_contexts(empty_server: Server, shell: Shell) -> None:
@@ -501,7 +502,7 @@ def test_nobody_there_says_what_to_do(shell: Shell) -> None:
     result = shell("get tenants", env={"BURSAR_URL": "http://127.0.0.1:9"}, code=7)
     told, hint = result.stderr.splitlines()
     assert told == "Error: could not reach http://127.0.0.1:9: the connection was refused"
-    assert "see that the server runs (`bursar serve`)" in hint
+    assert "check that the server runs (`bursar serve`)" in hint
 
 
 def test_versions(shell: Shell) -> None:
@@ -539,7 +540,7 @@ def test_names_are_completed_by_asking_the_server(shell: Shell) -> None:
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="there is no kubectl on this machine")
 def test_kubectl_works_with_the_kubeconfig(tmp_path: Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"
-    with data_directory() as data, started(data, tls=True) as secure:
+    with migrated_directory() as data, started(data, tls=True) as secure:
         shell = Shell(secure, tmp_path, "default")
         assert "not trusted" in shell(f"login {secure.url} --token {secure.token}", code=7, env=FROM_FILE).stderr
         shell(f"login {secure.url} --token {secure.token} --ca-file {data / 'tls' / 'ca.crt'}", env=FROM_FILE)

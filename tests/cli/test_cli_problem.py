@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bursar.cli.shell.problem import Problem, exit_code, rendered, tell
+from bursar.cli.shell.problem import Problem, exit_code, rendered, report
 from bursar.client import errors
 from bursar.core.values.refusal import Cause
 
@@ -83,12 +83,12 @@ def test_a_hint_that_the_message_already_gives_is_not_given_twice() -> None:
     ],
 )
 def test_the_next_step_is_told(error: errors.BursarError, step: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tell(error)
+    report(error)
     assert step in capsys.readouterr().err
 
 
 def test_our_own_problems_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert tell(Problem("no such file", "look again", 3)) == 3
+    assert report(Problem("no such file", "look again", 3)) == 3
     assert capsys.readouterr().err == "Error: no such file\n  hint: look again\n"
 
 

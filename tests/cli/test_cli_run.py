@@ -21,8 +21,8 @@ from bursar.cli.shell.interrupt import Interrupted, InterruptTrap
 from bursar.cli.workloads import run_output
 from bursar.cli.workloads.log_follow import LineSink
 from bursar.cli.workloads.run import spec_of
-from bursar.cli.workloads.run_flags import in_flags, told_in_flags
-from bursar.cli.workloads.run_output import JsonOutput, QuietOutput, TerminalOutput, standing
+from bursar.cli.workloads.run_flags import in_flags, with_flags
+from bursar.cli.workloads.run_output import JsonOutput, QuietOutput, TerminalOutput, status_line
 from bursar.client import NotFound, Resource
 from bursar.client.errors import Invalid
 from bursar.core.values.refusal import field_fault
@@ -166,7 +166,7 @@ def test_what_is_kept_goes_on(empty_server: Server, namespace: str, allocations:
         assert next(seen)["event"] == "submitted"
         assert next(seen)["phase"] == "Pending"
         process.send_signal(signal.SIGINT)
-        assert "a goes on" in list(seen)[-1]["message"]
+        assert "a continues" in list(seen)[-1]["message"]
         assert process.wait(SECONDS_MAX) == 130
     assert allocations.get("a")["status"]["phase"] == "Pending"
 
@@ -188,7 +188,7 @@ def test_a_terminal_is_told_why_it_waits(empty_server: Server, namespace: str, a
         words = ("run", "-n", namespace, "--name", "a", "--gpus", "1", "--", "true")
         with running(empty_server, *words, stderr=there) as process, os.fdopen(os.dup(here)) as terminal:
             assert terminal.readline().strip() == f"bursar: {namespace}/a submitted"
-            assert terminal.readline().startswith("bursar: a waits: ")
+            assert terminal.readline().startswith("bursar: a pending: ")
             allocations.delete("a")
             assert process.wait(SECONDS_MAX) == 1
     finally:
@@ -202,7 +202,7 @@ def test_logs_of_what_waits_say_why(empty_server: Server, namespace: str) -> Non
         shown = bursar(empty_server, "logs", "-n", namespace, *words, code=5)
         assert "a waits, and has written nothing yet: " in shown.stderr
     assert "not found" in bursar(empty_server, "logs", "-n", namespace, "nothing", code=3).stderr
-    assert "goes with --node" in bursar(empty_server, "logs", "-n", namespace, "--epoch", "1", "a", code=2).stderr
+    assert "needs --node" in bursar(empty_server, "logs", "-n", namespace, "--epoch", "1", "a", code=2).stderr
 
 
 # How it is told.
@@ -211,10 +211,10 @@ def test_logs_of_what_waits_say_why(empty_server: Server, namespace: str) -> Non
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        ({}, "waits: the scheduler has not tried it yet"),
+        ({}, "pending: the scheduler has not tried it yet"),
         (
             {"message": "no room", "queuePosition": 3, "estimatedStartTime": "2024-01-15T10:30:00Z"},
-            "waits: no room; number 3 in line; may start now",
+            "pending: no room; queue position 3; starts now",
         ),
         ({"phase": "Scheduled", "nodes": [{"name": "n1"}, {"name": "n2"}]}, "starts on n1, n2"),
         ({"phase": "Running", "nodes": [{"name": "n1"}]}, "runs on n1"),
@@ -224,7 +224,7 @@ def test_logs_of_what_waits_say_why(empty_server: Server, namespace: str) -> Non
     ],
 )
 def test_how_it_stands_in_one_line(status: dict[str, Any], said: str) -> None:
-    assert standing(status) == said
+    assert status_line(status) == said
 
 
 def test_an_estimate_that_only_comes_nearer_is_said_once(
@@ -233,9 +233,9 @@ def test_an_estimate_that_only_comes_nearer_is_said_once(
     words, status = TerminalOutput(), {"message": "no room", "estimatedStartTime": "2024-01-15T10:30:00Z"}
     for minutes in (10, 9):
         monkeypatch.setattr(run_output, "due", f"in about {minutes} min {{}}".format)
-        words.stands("a", status)
-    assert capsys.readouterr().err == "bursar: a waits: no room; may start in about 10 min 2024-01-15T10:30:00Z\n"
-    words.stands("a", {**status, "estimatedStartTime": "2024-01-15T10:40:00Z"})
+        words.update("a", status)
+    assert capsys.readouterr().err == "bursar: a pending: no room; starts in about 10 min 2024-01-15T10:30:00Z\n"
+    words.update("a", {**status, "estimatedStartTime": "2024-01-15T10:40:00Z"})
     assert "10:40" in capsys.readouterr().err
 
 
@@ -258,9 +258,9 @@ def test_a_fault_that_two_fields_share_is_told_once() -> None:
     paths = [f"spec.resources.{part}[memory]" for part in ("requests", "limits")]
     causes = tuple(field_fault(path, "is too large") for path in paths)
     error = Invalid("a is invalid: " + "; ".join(paths), code="invalid", hint="See spec.nodes.", causes=causes)
-    told = told_in_flags(error)
+    told = with_flags(error)
     assert (told.message, told.hint, told.causes) == ("--mem: is too large", "See --nodes.", ())
-    large = told_in_flags(Invalid("16 requested", code="unsatisfiable", hint="Over several nodes (spec.nodes)."))
+    large = with_flags(Invalid("16 requested", code="unsatisfiable", hint="Over several nodes (spec.nodes)."))
     assert (large.message, large.hint) == ("16 requested", "Over several nodes (--nodes).")
 
 

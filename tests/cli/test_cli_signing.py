@@ -21,7 +21,7 @@ def test_a_new_key_signs_and_the_old_ones_are_believed_for_as_long_as_was_said(s
     before = published(admin)
     said = rotate(server, "--overlap", "1h", "--reason", "a quarter has passed").stdout
     assert published(admin) == [*before, said.split()[1]]
-    assert said.endswith(f"believed: {', '.join(published(admin))}\n")
+    assert said.endswith(f"valid keys: {', '.join(published(admin))}\n")
     said = rotate(server, "--overlap", "0", "--reason", "a backup was stolen").stdout
     assert published(admin) == [said.split()[1]]
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from bursar.cli.main import cli
-from bursar.cli.workloads.status import told, words
+from bursar.cli.workloads.status import details, words
 
 HEADROOM = "waiting for quota headroom: tenant physics has 2 of 2 nodes bound, 1 asked"
 
@@ -19,9 +19,9 @@ def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status:
 @pytest.mark.parametrize(
     ("document", "line"),
     [
-        pytest.param(work(), "waits: the scheduler has not tried it yet", id="not tried"),
+        pytest.param(work(), "pending: the scheduler has not tried it yet", id="not tried"),
         pytest.param(work(phase="Pending", reason="quota_exceeded", message=HEADROOM), HEADROOM, id="quota"),
-        pytest.param(work(phase="Pending", message="no node is free"), "waits: no node is free", id="waits"),
+        pytest.param(work(phase="Pending", message="no node is free"), "pending: no node is free", id="waits"),
         pytest.param(
             work(
                 phase="Pending",
@@ -29,7 +29,7 @@ def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status:
                 message="Node n1 is being drained",
                 conditions=[{"type": "Scheduled", "status": "False", "reason": "NoRoom", "message": "no GPU is free"}],
             ),
-            "waits: no GPU is free; stopped earlier: Node n1 is being drained",
+            "pending: no GPU is free; stopped earlier: Node n1 is being drained",
             id="the current reason comes first",
         ),
         pytest.param(work(phase="Running", nodes=[{"name": "n1"}, {"name": "n2"}]), "runs on n1, n2", id="runs"),
@@ -50,7 +50,7 @@ def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status:
         ),
         pytest.param(
             work("Job", phase="Running", failed=1, nextRetryTime="2024-01-15T12:53:07Z"),
-            "0 of 1 done, 0 under way, 1 failed; tries again now",
+            "0 of 1 done, 0 active, 1 failed; retries now",
             id="a job that pauses",
         ),
         pytest.param(
@@ -80,7 +80,7 @@ def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status:
             "exit code 3; ran 2m5s",
             id="failed after a while",
         ),
-        pytest.param(work("Job", phase="Queued", active=2), "0 of 1 done, 2 waiting", id="a job that waits"),
+        pytest.param(work("Job", phase="Queued", active=2), "0 of 1 done, 2 pending", id="a job that waits"),
         pytest.param(
             work("Job", {"completions": 2}, phase="Succeeded", succeeded=2, failed=1),
             "2 of 2 done, 1 failed",
@@ -89,7 +89,7 @@ def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status:
         pytest.param(work(phase="Failed", message="several\n  lines"), "several lines", id="one line"),
         pytest.param(
             work("Job", {"completions": 8, "parallelism": 3}, phase="Running", active=3, succeeded=2, failed=1),
-            "2 of 8 done, 3 under way, 1 failed",
+            "2 of 8 done, 3 active, 1 failed",
             id="a job",
         ),
         pytest.param(
@@ -100,7 +100,7 @@ def work(kind: str = "Allocation", spec: dict[str, Any] | None = None, **status:
                 active=1,
                 conditions=[{"type": "Blocked", "status": "True", "message": "allocation rejected: tenant…\n  more"}],
             ),
-            "0 of 4 done, 1 under way; allocation rejected: tenant… more",
+            "0 of 4 done, 1 active; allocation rejected: tenant… more",
             id="a job whose next allocations are refused",
         ),
     ],
@@ -110,10 +110,10 @@ def test_how_work_stands_in_one_line(document: dict[str, Any], line: str) -> Non
 
 
 def test_one_piece_of_work_in_a_few_lines() -> None:
-    lines = list(told(work(phase="Pending", reason="quota_exceeded", message=HEADROOM, user="physics/ann")))
+    lines = list(details(work(phase="Pending", reason="quota_exceeded", message=HEADROOM, user="physics/ann")))
     assert lines[:4] == [
         "lab/train is Pending",
-        f"  how      {HEADROOM}",
+        f"  detail   {HEADROOM}",
         "  reason   quota_exceeded",
         "  user     physics/ann",
     ]
@@ -121,11 +121,11 @@ def test_one_piece_of_work_in_a_few_lines() -> None:
 
 
 def test_of_what_is_over_it_is_told_when_and_where_to_read_on() -> None:
-    lines = list(told(work(phase="Succeeded", startTime="2024-01-15T10:00:01Z", endTime="2024-01-15T10:00:21Z")))
-    assert lines[1] == "  how      succeeded; ran 20s"
+    lines = list(details(work(phase="Succeeded", startTime="2024-01-15T10:00:01Z", endTime="2024-01-15T10:00:21Z")))
+    assert lines[1] == "  detail   succeeded; ran 20s"
     assert [line.split()[0] for line in lines[2:5]] == ["created", "started", "ended"]
     assert lines[-1] == "  more     bursar logs train -n lab"
-    waiting = list(told(work("Job", phase="Queued")))
+    waiting = list(details(work("Job", phase="Queued")))
     assert (waiting[0], waiting[-1]) == ("job lab/train is Queued", "  more     bursar explain job/train -n lab")
 
 

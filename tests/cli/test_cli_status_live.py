@@ -79,9 +79,9 @@ def test_whose_work_is_listed(people: People) -> None:
 
 def test_nothing_is_said_in_words_and_as_an_empty_list(people: People) -> None:
     ann = f"{people.tenant}/ann"
-    assert people.say("ann", "status").stderr == f"Nothing of {ann} waits or runs; --ended shows what has ended.\n"
+    assert people.say("ann", "status").stderr == f"No active work of {ann}. Add --ended to see finished work.\n"
     said = people.say("ann", "status", "--ended", "-n", people.other).stderr
-    assert said == f"Nothing is known that {ann} submitted in namespace {people.other}.\n"
+    assert said == f"No work of {ann} in namespace {people.other}.\n"
     assert "--user TENANT/nobody" in people.say("admin", "status", "--user", "nobody").stderr
     assert json.loads(people.say("ann", "status", "--json").stdout)["items"] == []
 
@@ -98,7 +98,7 @@ def test_a_name_is_found_where_it_is_the_only_one(people: People) -> None:
         assert lines[-1] == f"  more     bursar explain job/train -n {people.other}"
     refused = people.say("ann", "status", "twin", code=3).stderr
     assert f"it exists in {people.tenant}, {people.other}" in refused
-    assert "name its namespace with -n" in refused
+    assert "give its namespace with -n" in refused
     assert people.say("ann", "status", "twin", "-n", people.other).stdout.startswith(f"{people.other}/twin is")
     assert json.loads(people.say("ann", "status", "one", "--json").stdout)["metadata"]["namespace"] == people.other
 
@@ -106,7 +106,7 @@ def test_a_name_is_found_where_it_is_the_only_one(people: People) -> None:
 @pytest.mark.parametrize("name", ["job/", "/train", "..", "", "node/n1"])
 def test_what_is_no_name_is_refused_in_words(people: People, name: str) -> None:
     assert (
-        "name an allocation or a job, as in `train-0` or `job/train`"
+        "give an allocation or a job, as in `train-0` or `job/train`"
         in people.say("ann", "status", name, code=2).stderr
     )
 

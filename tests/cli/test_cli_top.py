@@ -52,5 +52,5 @@ def test_how_long_placing_takes(average: int, longest: int, told: str, capsys: p
     show_cluster({"cluster": cluster, "scheduling": scheduling})
     assert capsys.readouterr().out.splitlines()[:2] == [
         "6 nodes: 1 ready, 2 not ready, 3 ready but cordoned",
-        f"2 waiting; placed 0.5/sec{told}",
+        f"2 pending; placed 0.5/sec{told}",
     ]

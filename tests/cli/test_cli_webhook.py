@@ -85,7 +85,7 @@ def test_a_webhook_is_made_tried_listed_and_deleted(shell: Shell, receiver: Rece
     assert made.stderr == f"webhook/{name} created\n"
     said = shell(f"webhook test {name}").stdout
     (got,) = [one for one in receiver.got if one["type"] == "io.bursar.webhook.test"]
-    assert said == f"webhook/{name} took {got['id']}\n"
+    assert said == f"webhook/{name} delivered {got['id']}\n"
     assert (got["subject"], got["data"]["webhook"]) == (name, name)
     (row,) = [line.split() for line in shell("webhook list").stdout.splitlines() if line.startswith(name)]
     assert row[1:8] == ["out", "<none>", receiver.url, "credit.low", "0", "0", "Active"]
@@ -100,10 +100,10 @@ def test_what_is_not_taken_is_told(shell: Shell, receiver: Receiver, name: str) 
     receiver.status = 503
     shell(f"webhook create {name} {receiver.url} --allow-local --type credit.drift")
     failed = shell(f"webhook test {name}", code=1).stderr
-    assert failed.startswith(f"Error: webhook/{name} did not take notice-")
+    assert failed.startswith(f"Error: webhook/{name} did not accept notice-")
     assert failed.endswith(": HTTP 503\n")
     header, row = shell(f"webhook deliveries {name}").stdout.splitlines()
-    assert header.split()[:2] == ["NOTICE", "TYPE"]
+    assert header.split()[:2] == ["EVENT", "TYPE"]
     assert row.split()[1:3] == ["io.bursar.webhook.test", name]
     assert row.endswith("HTTP 503")
     (item,) = json.loads(shell(f"webhook deliveries {name} --json").stdout)["items"]
@@ -120,15 +120,15 @@ def test_a_receiver_on_the_servers_own_machine_must_be_said_to_be(shell: Shell, 
 def test_who_is_gone_is_told_so_and_is_sent_nothing_more(shell: Shell, receiver: Receiver, name: str) -> None:
     receiver.status = 410
     shell(f"webhook create {name} {receiver.url} --allow-local --type credit.drift")
-    assert "did not take notice-" in shell(f"webhook test {name}", code=1).stderr
+    assert "did not accept notice-" in shell(f"webhook test {name}", code=1).stderr
     refused = shell(f"webhook test {name}", code=5).stderr
     assert "is stopped: the receiver answered 410 Gone" in refused
-    assert "hint: Remove it, and make it anew." in refused
+    assert "hint: Remove it, and create it again." in refused
 
 
 def test_one_whose_payments_are_believed_has_no_url(shell: Shell, receiver: Receiver, name: str) -> None:
-    assert shell(f"webhook create {name}", code=2).stderr.endswith("Error: Give a URL, or --payments.\n")
+    assert shell(f"webhook create {name}", code=2).stderr.endswith("Error: give a URL or --payments\n")
     assert shell(f"webhook create {name} {receiver.url} --payments", code=2)
     assert shell(f"webhook create {name} --payments").stdout.startswith("whsec_")
-    assert "nothing is sent to it" in shell(f"webhook test {name}", code=1).stderr
+    assert "it receives no notices" in shell(f"webhook test {name}", code=1).stderr
     assert shell(f"webhook deliveries {name} --json").stdout.split() == ["{", '"items":', "[]", "}"]

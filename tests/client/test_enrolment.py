@@ -38,7 +38,7 @@ def test_from_a_token_to_a_call(server: Server, admin: Client, name: str) -> Non
         assert node.authority()["address"]
         described = {"metadata": {"labels": {"rack": "7"}}, "spec": {"capacity": {"cpu": "1"}, "unschedulable": True}}
         given = node.certify(name, request_for(key).decode(), described)
-        with pytest.raises(ApiError, match="was for one use"):
+        with pytest.raises(ApiError, match="was for a single use"):
             node.certify(name, request_for(new_key()).decode())
     assert admin.nodes.get(name)["metadata"]["labels"]["rack"] == "7"
     authority = given["authority"].encode()

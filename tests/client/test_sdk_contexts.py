@@ -83,7 +83,7 @@ def test_an_unknown_context_is_refused_with_the_known_ones(environment: dict[str
 def test_a_file_that_is_something_else_is_said_to_be_so(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="not a file of contexts"):
+    with pytest.raises(ConfigError, match="not a configuration file"):
         load(path)
 
 

@@ -120,7 +120,7 @@ def test_a_name_is_one_segment(name: str, path: str) -> None:
 def test_an_object_may_name_its_own_namespace() -> None:
     anywhere = ResourcePath("allocations", True, Retries())
     assert anywhere.path_for({"metadata": {"namespace": "a"}}) == "/api/v1/namespaces/a/allocations"
-    with pytest.raises(ValueError, match="live in a namespace"):
+    with pytest.raises(ValueError, match="are namespaced"):
         anywhere.path_for({"metadata": {}})
-    with pytest.raises(ValueError, match="live in a namespace"):
+    with pytest.raises(ValueError, match="are namespaced"):
         anywhere.path_of("train")

@@ -24,7 +24,7 @@ from bursar.client import (
 from bursar.wire.kinds.tenant import Tenant, TenantSpec
 from bursar.wire.shared.meta import ObjectMeta
 from support.client.cable import cable_to
-from support.process.server import Server, data_directory, started
+from support.process.server import Server, migrated_directory, started
 
 TENANT_LABEL = "bursar.io/tenant"
 
@@ -347,7 +347,7 @@ def test_a_future_revision_is_listed_anew(home: Home) -> None:
 
 
 def test_a_watch_goes_on_through_a_restart_of_the_server() -> None:
-    with data_directory() as data, ExitStack() as watching:
+    with migrated_directory() as data, ExitStack() as watching:
         with started(data) as first:
             watcher = watching.enter_context(first.client())
             home = make_home(watcher)

@@ -54,12 +54,12 @@ def hanging_up() -> Iterator[int]:
 There: TypeAlias = Callable[[], AbstractContextManager[int]]
 
 CASES: list[tuple[str, There, str, str]] = [
-    ("http://127.0.0.1:{}", closed, "could not reach {}: the connection was refused", "see that the server runs"),
+    ("http://127.0.0.1:{}", closed, "could not reach {}: the connection was refused", "check that the server runs"),
     ("http://nobody.invalid:{}", closed, "the name nobody.invalid cannot be looked up", "DNS"),
     ("https://127.0.0.1:{}", silent, "could not reach {}: it did not answer in time", "firewall"),
     ("https://127.0.0.1:{}", hanging_up, "could not reach {}: TLS failed", "serves https"),
     ("http://127.0.0.1:{}", hanging_up, "the connection to {} was lost", "https://"),
-    ("http://127.0.0.1:{}", silent, "{} did not answer in time", "something else"),
+    ("http://127.0.0.1:{}", silent, "{} did not answer in time", "another program"),
 ]
 
 

@@ -45,7 +45,7 @@ def wanted(uid: str, epoch: int = 1, seconds: str = "") -> Run:
     return Run(uid, epoch, "team", uid, annotations={SECONDS: seconds} if seconds else {})
 
 
-async def test_each_agent_says_who_it_is_and_what_it_has_and_goes_on_beating() -> None:
+async def test_each_agent_says_who_it_is_and_what_it_has_and_goes_on_with_heartbeats() -> None:
     plane, names = Plane(), [f"sim-{number}" for number in range(25)]
     async with played(plane) as address, acting(address, names, streams=10, capacity={"cpu": "96"}) as crowd:
         assert crowd.connected == 25
@@ -104,7 +104,7 @@ async def test_a_lost_server_is_found_again_and_is_told_everything() -> None:
         await background.__aexit__(None, None, None)
 
 
-async def test_whoever_is_refused_at_the_door_ends_the_simulation_with_the_reason() -> None:
+async def test_an_agent_that_is_refused_ends_the_simulation_with_the_reason() -> None:
     plane = Plane()
     plane.refusal = (grpc.StatusCode.PERMISSION_DENIED, "there is no node 'a'")
     async with played(plane) as address:
@@ -122,7 +122,7 @@ async def test_who_is_refused_later_tries_again() -> None:
         await eventually(lambda: crowd.connected == 2)
 
 
-async def test_beats_are_counted_and_so_are_those_without_an_answer() -> None:
+async def test_heartbeats_are_counted_and_so_are_those_without_an_answer() -> None:
     plane = Plane()
     async with played(plane) as address, acting(address, "abc", beat_seconds=0.05) as crowd:
         meter = crowd.meter = HeartbeatMeter()
@@ -134,7 +134,7 @@ async def test_beats_are_counted_and_so_are_those_without_an_answer() -> None:
         await eventually(lambda: meter.missed >= 3)
 
 
-async def test_flat_out_some_beat_as_soon_as_they_are_answered() -> None:
+async def test_flat_out_some_send_heartbeats_as_soon_as_they_are_answered() -> None:
     plane = Plane()
     plane.beat_seconds = 600
     async with played(plane) as address, acting(address, "abcdefgh") as crowd:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.bench.server import register
 from bursar.core.nodes.eviction import Notice
 from bursar.core.objects.allocation import ENDED
 from bursar.core.objects.object import Key, Stored
@@ -15,10 +16,11 @@ from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime import feed as feed_module
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.evict import evict
-from bursar.sim.local import LocalNodes, register
+from bursar.sim.shape import NodeShape
 from bursar.sim.work import EXIT, SECONDS
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store
+from support.nodes.local_nodes import LocalNodes
 from support.runtime.runtime import TEST, assert_counters_equal_charges, bind, bind_unit, code, counters, create, delete
 
 
@@ -92,7 +94,7 @@ async def history(runtime: Runtime, name: str) -> list[str]:
 
 
 async def test_what_is_bound_runs_and_ends_and_gives_everything_back(runtime: Runtime) -> None:
-    await register(runtime, 2)
+    await register(runtime, NodeShape(2))
     async with acting(runtime) as nodes:
         await submitted_and_bound(runtime, "quick", "sim-0001", seconds="0.05")
         ended = await until(runtime, "quick", is_in("Succeeded"))
@@ -104,7 +106,7 @@ async def test_what_is_bound_runs_and_ends_and_gives_everything_back(runtime: Ru
 
 
 async def test_an_exit_code_other_than_zero_is_a_failure(runtime: Runtime) -> None:
-    await register(runtime, 1)
+    await register(runtime, NodeShape(1))
     async with acting(runtime, default_seconds=0.0):
         await submitted_and_bound(runtime, "broken", "sim-0001", exit="3")
         ended = await until(runtime, "broken", is_in(*ENDED))
@@ -113,7 +115,7 @@ async def test_an_exit_code_other_than_zero_is_a_failure(runtime: Runtime) -> No
 
 
 async def test_what_runs_longer_than_it_may_has_expired(runtime: Runtime) -> None:
-    await register(runtime, 1)
+    await register(runtime, NodeShape(1))
     async with acting(runtime):
         await submitted_and_bound(runtime, "endless", "sim-0001", spec={"ttl": "1s"})
         ended = await until(runtime, "endless", is_in(*ENDED))
@@ -121,7 +123,7 @@ async def test_what_runs_longer_than_it_may_has_expired(runtime: Runtime) -> Non
 
 
 async def test_work_on_several_nodes_ends_when_each_of_them_has_said_so(runtime: Runtime) -> None:
-    await register(runtime, 3)
+    await register(runtime, NodeShape(3))
     ours, others = ["sim-0001", "sim-0002"], ["sim-0003"]
     await submitted_and_bound(runtime, "wide", *ours, *others, spec={"nodes": 3}, seconds="0.02")
 
@@ -137,7 +139,7 @@ async def test_work_on_several_nodes_ends_when_each_of_them_has_said_so(runtime:
 
 
 async def test_what_is_deleted_is_stopped_and_goes(runtime: Runtime) -> None:
-    await register(runtime, 2)
+    await register(runtime, NodeShape(2))
     async with acting(runtime):
         await submitted_and_bound(runtime, "wide", "sim-0001", "sim-0002", spec={"nodes": 2})
         await until(runtime, "wide", is_in("Running"))
@@ -148,7 +150,7 @@ async def test_what_is_deleted_is_stopped_and_goes(runtime: Runtime) -> None:
 
 
 async def test_what_is_evicted_is_stopped_and_waits_again_and_may_run_again(runtime: Runtime) -> None:
-    await register(runtime, 2)
+    await register(runtime, NodeShape(2))
     async with acting(runtime, stop_seconds=0.05) as nodes:
         await submitted_and_bound(runtime, "victim", "sim-0001")
         await until(runtime, "victim", is_in("Running"))
@@ -166,7 +168,7 @@ async def test_what_is_evicted_is_stopped_and_waits_again_and_may_run_again(runt
 
 
 async def test_members_of_a_gang_are_reported_as_such(runtime: Runtime) -> None:
-    await register(runtime, 1)
+    await register(runtime, NodeShape(1))
     gang = {"gangScheduling": {"groupId": "g", "minMembers": 2, "timeout": "60s"}}
     async with acting(runtime, default_seconds=0.02):
         for name in ("left", "right"):
@@ -179,7 +181,7 @@ async def test_members_of_a_gang_are_reported_as_such(runtime: Runtime) -> None:
 
 async def test_whoever_is_killed_in_the_middle_is_replaced_and_nothing_is_lost(runtime: Runtime) -> None:
     """Each phase has something in it when the first one dies, and more comes while nobody acts."""
-    await register(runtime, 4)
+    await register(runtime, NodeShape(4))
     names = [f"job-{number:02}" for number in range(24)]
     await submit(runtime, names[0], seconds="3")  # long enough to be seen
     for name in names[1:]:
@@ -200,7 +202,7 @@ async def test_whoever_is_killed_in_the_middle_is_replaced_and_nothing_is_lost(r
 
 async def test_a_report_that_is_refused_for_ever_is_given_up(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """A placement that the database does not know: whatever the node says of it is refused."""
-    await register(runtime, 1)
+    await register(runtime, NodeShape(1))
     await submitted_and_bound(runtime, "ghost", "sim-0001")
     async with runtime.database.reader() as db:
         await db.execute("DELETE FROM placement")
@@ -222,7 +224,7 @@ async def test_a_report_that_is_refused_for_ever_is_given_up(runtime: Runtime, m
 
 async def test_a_follower_that_was_let_go_catches_up(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "QUEUE_MAX", 3)
-    await register(runtime, 4)
+    await register(runtime, NodeShape(4))
     names = [f"job-{number:02}" for number in range(40)]
     for name in names:
         await submit(runtime, name, seconds="0")
@@ -236,7 +238,7 @@ async def test_a_follower_that_was_let_go_catches_up(runtime: Runtime, monkeypat
 
 
 async def test_a_history_that_is_gone_is_listed_anew(runtime: Runtime) -> None:
-    await register(runtime, 1)
+    await register(runtime, NodeShape(1))
     nodes = LocalNodes(runtime, default_seconds=0.0)
     nodes._seen = 0
     await submitted_and_bound(runtime, "early", "sim-0001")
@@ -248,27 +250,27 @@ async def test_a_history_that_is_gone_is_listed_anew(runtime: Runtime) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_nodes_are_registered_quickly_and_once_and_beat(runtime: Runtime) -> None:
-    names = await register(runtime, 1500, gpus=4, racks=10, zones=3, labels={"pool": "test"})
-    assert await register(runtime, 1500) == names
+async def test_nodes_are_registered_quickly_and_once_and_send_heartbeats(runtime: Runtime) -> None:
+    names = await register(runtime, NodeShape(1500, gpus=4, racks=10, zones=3, labels={"pool": "test"}))
+    assert await register(runtime, NodeShape(1500)) == names
     async with runtime.database.reader() as db:
         capacities = await node_store.load_all(db)
     assert sorted(capacities) == names
     assert capacities["sim-1500"].allocatable["nvidia.com/gpu"] == 4000
     with pytest.raises(ValueError, match="memory"):
-        await register(runtime, 1, memory="plenty")
+        await register(runtime, NodeShape(1, memory="plenty"))
 
-    async def have_beaten() -> bool:
+    async def have_sent_heartbeats() -> bool:
         async with runtime.database.reader() as db:
             return len(await node_store.load_last_seen(db, names)) == len(names)
 
     async with acting(runtime), asyncio.timeout(20):
-        while not await have_beaten():  # noqa: ASYNC110
+        while not await have_sent_heartbeats():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
 async def test_hundreds_run_through_at_once(runtime: Runtime) -> None:
-    await register(runtime, 50)
+    await register(runtime, NodeShape(50))
     names = [f"job-{number:03}" for number in range(400)]
     await asyncio.gather(*(submit(runtime, name) for name in names))
     async with acting(runtime, default_seconds=0.01) as nodes:

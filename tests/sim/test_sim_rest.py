@@ -147,15 +147,15 @@ async def test_whoever_is_killed_in_the_middle_is_replaced_and_nothing_is_lost(s
     await assert_counters_equal_charges(site.context.runtime)
 
 
-async def test_nodes_beat_and_nobody_who_watches_is_told(site: Site) -> None:
+async def test_nodes_send_heartbeats_and_watchers_see_no_change(site: Site) -> None:
     async with acting(site, 3):
         before = await changes_of(site, "Node")
 
-        async def have_beaten() -> bool:
+        async def have_sent_heartbeats() -> bool:
             items = (await site.get("nodes")).body["items"]
             return all("lastHeartbeatTime" in one["status"] for one in items)
 
-        await eventually(have_beaten)
+        await eventually(have_sent_heartbeats)
         assert await changes_of(site, "Node") == before
 
 

@@ -1,5 +1,5 @@
-"""The node agent: it runs placements under shims, in sandboxes, and speaks to the control plane.
+"""The node agent: it runs placements under shims, in sandboxes, and reports to the control plane over a gRPC stream.
 
-`machine` decides (pure), `executor` acts, `shim` owns one command, `host` knows the machine, `control` speaks. Read
-`machine/state.py` first, then `shim/shim.py`.
+`machine` is the pure state machine, `executor` carries out its instructions, `shim` supervises one command, `host`
+measures and isolates, `control` is the gRPC client and server. Read `machine/state.py` first, then `shim/shim.py`.
 """

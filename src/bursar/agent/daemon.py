@@ -1,7 +1,7 @@
-"""The agent: a machine that decides, a shell that acts, a stream and a door to speak through.
+"""The agent daemon: it connects the state machine, the executor, the heartbeat stream and the agent's own server.
 
-It holds nothing that would be lost with it. What runs, runs under shims; what was said and what ended lies on the disk.
-So it stops by simply ending, and whatever runs goes on, unless it is told to stop that too.
+All its state is on disk and its commands run under shims. The agent may therefore end at any moment: running work
+continues, unless the agent was started with --drain-on-stop.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ log = structlog.get_logger()
 MEASURE_SECONDS = 5.0
 CLOCK_SECONDS = 2.0
 LOOK_SECONDS = 60.0
-USAGE_SECONDS = 60.0  # how often it is told what everything has used so far
-FIRST_LOOK_SECONDS_MAX = 2.0  # at what is in use: the first beat waits for no longer
+USAGE_SECONDS = 60.0  # between two usage reports of all running placements
+FIRST_LOOK_SECONDS_MAX = 2.0  # the first heartbeat waits no longer for the load
 DRAIN_GRACE_SECONDS = 30
 DRAIN_SECONDS_MAX = 60.0
 STOPPING = "NodeStopping"
-NOT_BELIEVED = "what runs here is stopped when its paid time is over; the next beat may bring a token that is right"
+NOT_BELIEVED = "prepaid work stops when its paid time ends, unless a later heartbeat brings a valid token"
 
 
 class Daemon:
-    """Speaks for the node on the stream, and answers for it at the door."""
+    """The node, for the heartbeat stream and for the agent's server."""
 
     def __init__(
         self,
@@ -60,16 +60,16 @@ class Daemon:
         self._clock = clock
         self._machine = Machine()
         self._trust = Trust(name)
-        self._distrusted_at = -math.inf  # when it was last told that something was not believed
-        self._shell = Executor(folder, name, self._happened, settings=settings)
+        self._distrusted_at = -math.inf  # when a rejected lease token was last logged
+        self._executor = Executor(folder, name, self._happened, settings=settings)
         self._sandbox = (settings or ExecutorSettings()).sandbox
         self._load = NO_LOAD
         self._capacity: Mapping[str, str] = probe.inventory().capacity
         self._capacity_told: Mapping[str, str] = {}
         self._poke: Callable[[], None] = lambda: None
-        self._changed = asyncio.Event()  # what is due, and when, may be another
+        self._changed = asyncio.Event()  # the next timer may have changed
         self._draining = False
-        self._empty = asyncio.Event()  # while draining: nothing runs any more, and every end is acknowledged
+        self._empty = asyncio.Event()  # while draining: nothing runs, and every end is acknowledged
         self._usage_at = -math.inf
         self._looked_at = clock()
         self.address = ""
@@ -77,55 +77,67 @@ class Daemon:
     # Life.
 
     async def open(self) -> None:
-        """Find what an earlier life left, and what is in use: the first beat tells both."""
-        cgroups = self._shell.cgroups
-        log.info("how limits are kept", cgroups=cgroups.version, why=cgroups.message)
+        """Adopt the placements of the previous agent process and measure the load, for the first heartbeat."""
+        cgroups = self._executor.cgroups
+        log.info(
+            "cgroups_probed",
+            message="resource limits use this cgroup version",
+            cgroups=cgroups.version,
+            reason=cgroups.message,
+        )
         if self._sandbox.isolates:
-            log.info("tenants are isolated from each other", by=self._sandbox.binary)
+            log.info("sandbox_enabled", message="tenants are isolated from each other", by=self._sandbox.binary)
         else:
-            log.warning("tenants are not isolated from each other", why=self._sandbox.why)
-        self._do(await self._shell.open(self._machine))
+            log.warning(
+                "sandbox_unavailable", message="tenants are not isolated from each other", reason=self._sandbox.why
+            )
+        self._do(await self._executor.open(self._machine))
         if left := self._machine.inventory():
-            log.info("found what was here before", placements=len(left))
+            log.info(
+                "placements_adopted", message="placements of the previous agent process continue", placements=len(left)
+            )
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK_SECONDS_MAX):
                 await self._weigh()
 
     def ask_with(self, ask: Ask) -> None:
-        """Whom to ask what commands need before they are started."""
-        self._shell.ask = ask
+        """Set the call that prepares commands before they start."""
+        self._executor.ask = ask
 
     async def run(self, poke: Callable[[], None]) -> None:
-        """Until it is cancelled. `poke` is called when there is news."""
+        """Run until cancelled. `poke` is called when there is news."""
         self._poke = poke
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_time(), name="agent-time")
             group.create_task(self._measure(), name="agent-measure")
             if self._sandbox.isolates:
-                group.create_task(self._shell.guard_disk(), name="agent-disk")
+                group.create_task(self._executor.guard_disk(), name="agent-disk")
 
     async def drain(self) -> None:
-        """Stop everything, and wait until that is done and known, within reason."""
+        """Stop every placement, and wait until all have ended and the ends are acknowledged, within a time limit."""
         self._draining = True
         live = [one for one in self._machine.inventory() if one.state not in ENDED]
-        log.info("stopping what runs here", placements=len(live))
-        message = "the node's agent was told to stop what runs here"
+        log.info("drain_started", message="stopping every placement on this node", placements=len(live))
+        message = "the node's agent is stopping all work on its node"
         self._tell([Stop(*one.place, DRAIN_GRACE_SECONDS, STOPPING, message) for one in live])
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS_MAX):
                 await self._empty.wait()
         if left := len(self._machine.inventory()):
-            log.warning("not everything has ended, or is known to have", placements=left)
+            log.warning(
+                "drain_incomplete", message="placements did not end in time, or their end is not acknowledged yet",
+                placements=left,
+            )  # fmt: skip
 
     async def close(self) -> None:
-        await self._shell.close()
+        await self._executor.close()
 
     async def _keep_time(self) -> None:
         while True:
             next_at = self._machine.next_at
             with suppress(TimeoutError):
                 wait = max(0.0, next_at - self._clock())
-                # Timers stand still while the machine sleeps, and our clock does not.
+                # Timers stop while the machine sleeps; CLOCK_BOOTTIME does not.
                 async with asyncio.timeout(None if next_at == math.inf else min(wait, CLOCK_SECONDS)):
                     await self._changed.wait()
             self._changed.clear()
@@ -137,38 +149,43 @@ class Daemon:
         while True:
             await self._weigh()
             try:
-                self._machine.measured(await self._shell.usages())
+                self._machine.measured(await self._executor.usages())
                 await self._look()
             except OSError:
-                log.exception("what runs here could not be measured")
+                log.exception("usage_measurement_failed", message="the usage of placements cannot be measured")
             await asyncio.sleep(MEASURE_SECONDS)
 
     async def _weigh(self) -> None:
-        """What is in use. What cannot be told is as it was told last, and keeps nothing from running."""
+        """Measure the load. If that fails, the last measurement stays."""
         try:
             self._load = await asyncio.to_thread(self._probe.load)
         except OSError:
-            log.exception("the node could not be measured")
+            log.exception("load_measurement_failed", message="the load of the node cannot be measured")
 
     async def _look(self) -> None:
-        """Now and then: what a node has may change while it runs, as when a GPU is lost."""
+        """Look at the capacity once a minute: it may change while the node runs, as when a GPU is lost."""
         if self._clock() - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = self._clock()
         found = await asyncio.to_thread(self._probe.inventory)
         if found.capacity != self._capacity:
-            log.warning("the node's capacity has changed", before=dict(self._capacity), now=found.capacity)
+            log.warning(
+                "capacity_changed",
+                message="the node's capacity has changed",
+                before=dict(self._capacity),
+                now=found.capacity,
+            )
             self._capacity = found.capacity
             self._poke()
 
-    # What happens.
+    # Events and instructions.
 
     def _happened(self, event: Event) -> None:
         self._do(hear(self._machine, event))
         self._poke()
 
     def _do(self, instructions: Iterable[Instruction]) -> None:
-        self._shell.execute(instructions)
+        self._executor.execute(instructions)
         self._changed.set()
         if self._draining and not self._machine.inventory():
             self._empty.set()
@@ -193,7 +210,7 @@ class Daemon:
         )
 
     def _used(self, news: Sequence[PlacementStatus]) -> list[PlacementStatus]:
-        """What runs and was not named already, now and then: its use grows without being news."""
+        """Running placements that `news` does not name, once a minute: their usage grows without a state change."""
         if self._clock() - self._usage_at < USAGE_SECONDS:
             return []
         self._usage_at = self._clock()
@@ -203,8 +220,9 @@ class Daemon:
         ]
 
     def hear(self, answer: HeartbeatAnswer, sent_at: float | None) -> None:
-        """The node's lease first: what is wanted may need it to start. But a new one is not for what has outlived its
-        own, as when all of us stood still: that may run elsewhere by now. What is paid for must be known by then."""
+        """Apply an answer. The run-lease comes first: directives may need it to start. Before that, expired placements
+        end: a new run-lease must not revive work that may already run elsewhere, as after a suspend. Paid time comes
+        after the directives, which name its placements."""
         if sent_at is not None:
             self._do(self._machine.due(self._clock()))
             self._do(self._machine.granted(answer.lease_seconds, sent_at, answer.kill_grace_seconds))
@@ -212,26 +230,26 @@ class Daemon:
             self._tell(answer.directives, complete=answer.complete)
         if sent_at is not None and answer.leases:
             self._do(self._machine.paid(self._believed(answer, sent_at), sent_at))
-            self._poke_for_news()
+            if self._machine.has_news:
+                self._poke()
         if answer.acknowledged:
             self._do(self._machine.acknowledged(answer.acknowledged))
 
     def _believed(self, answer: HeartbeatAnswer, sent_at: float) -> Mapping[Place, LeaseGrant]:
-        """What is signed of what was granted. It is in the journal before anything runs on it."""
+        """The grants that a valid token signs. They are journaled before anything runs on them."""
         self._trust.learn(answer.signing_keys)
         believed = self._trust.believe(answer.leases, answer.lease_token, answer.seq)
         if believed.why and self._clock() - self._distrusted_at > LOOK_SECONDS:
             self._distrusted_at = self._clock()
-            log.warning("paid time was granted that is not believed", why=believed.why, next=NOT_BELIEVED)
+            log.warning(
+                "lease_token_rejected", message="a lease token cannot be verified: its grants are ignored",
+                error=believed.why, next=NOT_BELIEVED,
+            )  # fmt: skip
         if believed.signed:
             used = {one.place: one.usage.seconds for one in self._machine.inventory()}
             token, grants, signed = answer.lease_token, believed.grants, believed.signed
-            self._shell.keep(window(boot_id(), token, sent_at, grants, signed, used))
+            self._executor.keep(window(boot_id(), token, sent_at, grants, signed, used))
         return believed.grants
-
-    def _poke_for_news(self) -> None:
-        if self._machine.has_news:
-            self._poke()
 
     def _tell(self, directives: Sequence[Directive], *, complete: bool = False) -> None:
         wanted = [self._wipe.of(one) if isinstance(one, Run) and one.wipe else one for one in directives]
@@ -240,20 +258,20 @@ class Daemon:
         if directives or done:
             self._poke()
 
-    # For the door.
+    # For the agent's server.
 
     def tell(self, directive: Directive) -> None:
         self._tell([directive])
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self._capacity, self._load, self._machine.inventory(), self._shell.cgroups.version)
+        return Snapshot(self._capacity, self._load, self._machine.inventory(), self._executor.cgroups.version)
 
     def log(self, place: Place) -> tuple[Path, Callable[[], bool]] | None:
-        folder = self._shell.log(*place)
+        folder = self._executor.log(*place)
         return None if folder is None else (folder, lambda: self._has_ended(place))
 
     def _has_ended(self, place: Place) -> bool:
-        """What the machine does not hold any more has ended, too."""
+        """A placement that the machine no longer holds has ended, too."""
         uid, epoch = place
         return not any(
             one.uid == uid and epoch in (0, one.epoch) and one.state not in ENDED for one in self._machine.inventory()
@@ -261,5 +279,5 @@ class Daemon:
 
 
 def features_of(sandbox: Sandbox, wipe: Wipe) -> tuple[str, ...]:
-    """The properties of an agent that bear on who may use its node."""
+    """The features of this agent that decide which work its node may run."""
     return (*((TRACELESS,) if sandbox.is_traceless else ()), *((WIPES,) if wipe.hook else ()))

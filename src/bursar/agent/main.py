@@ -1,4 +1,4 @@
-"""The command `bursar agent`."""
+"""The command `bursar agent`: its options, and their validation."""
 
 from __future__ import annotations
 
@@ -19,63 +19,71 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 @click.command()
 @click.option(
     "--server",
+    "servers",
     envvar="BURSAR_URL",
     multiple=True,
     metavar="URL",
-    help="The API to join at; repeatable, the first that answers is asked.",
+    help="URL of the API to join; repeatable, the first that answers is used.",
 )
-@click.option("--name", envvar="BURSAR_NODE", help="The node's name; this machine's host name by default.")
+@click.option("--name", envvar="BURSAR_NODE", help="Node name; default: this machine's host name.")
 @click.option(
     "--token-file",
     envvar="BURSAR_NODE_TOKEN_FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where the token of `bursar node token` is; read when the node joins.",
+    help="File with the token of `bursar node token`; read when the node joins.",
 )
 @click.option(
     "--data",
     envvar="BURSAR_AGENT_DATA",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where the node's key, its journal and the output of its work are kept.",
+    help="Directory of the node's key, its journal and the output of its work.",
 )
-@click.option("--ca-file", envvar="BURSAR_CA_FILE", default="", help="The CA of an https API.")
+@click.option("--ca-file", envvar="BURSAR_CA_FILE", default="", help="CA certificate of an https API.")
 @click.option(
     "--grpc",
     envvar="BURSAR_AGENT_GRPC",
     multiple=True,
     metavar="HOST:PORT",
-    help="Where agents are served, where that is not as the API says; repeatable.",
+    help="gRPC address of the control plane, if it differs from the one the API announces; repeatable.",
 )
 @click.option(
     "--listen",
     envvar="BURSAR_AGENT_LISTEN",
     default="",
     metavar="HOST:PORT",
-    help="Where the control plane may call the agent: all addresses and any port, or loopback if the server is there.",
+    help="Listen address for calls of the control plane; default: any port on all addresses, or on loopback if the"
+    " server is there.",
 )
 @click.option(
     "--advertise",
     envvar="BURSAR_AGENT_ADVERTISE",
     default="",
     metavar="HOST[:PORT]",
-    help="What the control plane is told to call, where that is another.",
+    help="Address that the control plane calls, if it differs from --listen.",
 )
-@click.option("--label", multiple=True, metavar="KEY=VALUE", help="A label, when the node first joins; repeatable.")
 @click.option(
-    "--taint", multiple=True, metavar="KEY[=VALUE]:EFFECT", help="A taint, when the node first joins; repeatable."
+    "--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label of the node when it first joins; repeatable."
 )
-@click.option("--fake-gpus", type=click.IntRange(0, 1024), help="Pretend to have so many GPUs.")
+@click.option(
+    "--taint",
+    "taints",
+    multiple=True,
+    metavar="KEY[=VALUE]:EFFECT",
+    help="Taint of the node when it first joins; repeatable.",
+)
+@click.option("--fake-gpus", type=click.IntRange(0, 1024), help="Report this many simulated GPUs.")
 @click.option(
     "--run-as",
     envvar="BURSAR_AGENT_RUN_AS",
     metavar="USER",
-    help="Whom commands run as, where tenants are not isolated: root must say, and may name itself. Where they are,"
-    " every tenant has a user of its own.",
+    help="User of commands without a sandbox; required if the agent is root, and may be root. In a sandbox every tenant"
+    " has its own user.",
 )
 @click.option(
     "--run-as-groups",
     envvar="BURSAR_AGENT_RUN_AS_GROUPS",
     is_flag=True,
-    help="Put isolated commands of all tenants into the groups of --run-as: files of these groups they then share.",
+    help="Put sandboxed commands of all tenants into the groups of --run-as: they share the files of these groups.",
 )
 @click.option(
     "--run-as-range",
@@ -83,14 +91,15 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
     default="70000-73999",
     show_default=True,
     metavar="FIRST-LAST",
-    help="The uids that tenants get, one each, given back by a wipe; nobody else may have them.",
+    help="Range of uids for tenants, one each, freed by a wipe; no other user may have them.",
 )
 @click.option(
     "--share",
+    "shared",
     envvar="BURSAR_AGENT_SHARE",
     multiple=True,
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A directory that isolated commands may write to, as its permissions allow; repeatable.",
+    help="Directory that sandboxed commands may write to, as its permissions allow; repeatable.",
 )
 @click.option(
     "--pids-max",
@@ -98,21 +107,21 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
     type=click.IntRange(min=16),
     default=4096,
     show_default=True,
-    help="How many processes and threads one placement may have.",
+    help="Maximum number of processes and threads of one placement.",
 )
 @click.option(
     "--disk-reserve",
     envvar="BURSAR_AGENT_DISK_RESERVE",
     default="",
     metavar="QUANTITY",
-    help="How much of the disk is kept free, by ending what fills it; 4Gi, or a twentieth where that is less.",
+    help="Free disk space to preserve by stopping placements that fill the disk; default: 4Gi, or 5% if that is less.",
 )
 @click.option(
     "--wipe-hook",
     envvar="BURSAR_AGENT_WIPE_HOOK",
     default="",
     metavar="COMMAND",
-    help="What wipes this node after sensitive work, run by the shell as the agent's own user; exit 0 is done.",
+    help="Shell command that wipes this node after sensitive work, run as the agent's own user; exit 0 is success.",
 )
 @click.option(
     "--wipe-seconds",
@@ -120,15 +129,15 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
     type=click.IntRange(min=1),
     default=3600,
     show_default=True,
-    help="How long that may take: it has failed then.",
+    help="Timeout of the wipe hook.",
 )
-@click.option("--insecure", is_flag=True, help="Without certificates, to a server on this machine; needs --grpc.")
-@click.option("--drain-on-stop", is_flag=True, help="Stop what runs here when the agent is stopped.")
+@click.option("--insecure", is_flag=True, help="Use no certificates, with a server on this machine; needs --grpc.")
+@click.option("--drain-on-stop", is_flag=True, help="Stop all placements on this node when the agent stops.")
 def agent(**options: Any) -> None:
-    """Run this machine's part: start and stop what is placed here, and tell how it goes.
+    """Run the node agent: it starts, supervises and stops the work that is placed on this machine.
 
-    The first time, it joins with a token. From then on it is known by a certificate that renews itself.
-    What runs here goes on when the agent stops, and is taken up again when it starts.
+    It joins with a token the first time, and then uses a certificate that renews itself. Work keeps running
+    while the agent is stopped, and is adopted when the agent starts again.
 
     \b
     bursar node token --name gpu-01 > token          # an administrator
@@ -140,26 +149,14 @@ def agent(**options: Any) -> None:
     _check(options)
     _check_user(options["run_as"], groups=options["run_as_groups"])
     settings = AgentSettings(
-        name=options["name"] or socket.gethostname().lower(),
-        data=options["data"] or default_data_directory(),
-        servers=options["server"],
-        grpc=options["grpc"],
-        token_file=options["token_file"],
-        ca_file=options["ca_file"],
-        listen=options["listen"],
-        advertise=options["advertise"],
-        labels=dict(_label(text) for text in options["label"]),
-        taints=tuple(_taint(text) for text in options["taint"]),
-        fake_gpus=options["fake_gpus"],
-        run_as=options["run_as"],
-        run_as_groups=options["run_as_groups"],
-        users=_users(options["run_as_range"]),
-        shared=options["share"],
-        pids_max=options["pids_max"],
-        disk_reserve_bytes=_bytes("--disk-reserve", options["disk_reserve"]),
-        insecure=options["insecure"],
-        drain_on_stop=options["drain_on_stop"],
-        wipe=Wipe(options["wipe_hook"], options["wipe_seconds"]),
+        name=options.pop("name") or socket.gethostname().lower(),
+        data=options.pop("data") or default_data_directory(),
+        labels=dict(map(_label, options.pop("labels"))),
+        taints=tuple(map(_taint, options.pop("taints"))),
+        users=_users(options.pop("run_as_range")),
+        disk_reserve_bytes=_bytes("--disk-reserve", options.pop("disk_reserve")),
+        wipe=Wipe(options.pop("wipe_hook"), options.pop("wipe_seconds")),
+        **options,
     )
     raise SystemExit(run(settings))
 
@@ -167,49 +164,48 @@ def agent(**options: Any) -> None:
 def _check(options: dict[str, Any]) -> None:
     from bursar.core.values.address import is_address, is_loopback, is_loopback_host
 
-    for url in options["server"]:
+    for url in options["servers"]:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https"):
             raise click.UsageError(f"--server must be an http or https URL, as in https://bursar:8080, got {url!r}")
         if parts.scheme == "http" and not is_loopback_host(parts.hostname or ""):
             raise click.UsageError(
-                f"the token would go to {url} in clear, for anybody on the way to join with: name it as https://…,"
-                " with --ca-file where it has a CA of its own. http:// is for a server on this machine"
+                f"the token would go to {url} unencrypted: use https://…, with --ca-file for a private CA."
+                " http:// is for a server on this machine"
             )
     for name, text in [("--grpc", one) for one in options["grpc"]] + [("--listen", options["listen"])]:
         if text and not is_address(text):
             raise click.UsageError(f"{name} must be HOST:PORT, as in 127.0.0.1:50051, got {text!r}")
     if not options["insecure"]:
-        if not options["server"]:
-            raise click.UsageError("name the server with --server URL or BURSAR_URL")
+        if not options["servers"]:
+            raise click.UsageError("give the server with --server URL or BURSAR_URL")
         return
     if not options["grpc"]:
         raise click.UsageError("--insecure needs --grpc HOST:PORT, the address of a server's --grpc on this machine")
     if not all(is_loopback(one) for one in (*options["grpc"], options["listen"] or "localhost:0")):
-        raise click.UsageError("--insecure is for a server on this machine only: leave it out, and join with a token")
+        raise click.UsageError("--insecure is for a server on this machine only: omit it, and join with a token")
 
 
 def _check_user(name: str | None, *, groups: bool = False) -> None:
-    """What is run as root can read the node's key, and everything else: nobody gets that by leaving something out."""
+    """Running commands as root must be explicit: they could read the node's key and every file."""
     from bursar.agent.host.environment import user
     from bursar.agent.host.sandbox import find_sandbox
 
     if name is None:
         if groups:
-            raise click.UsageError("--run-as-groups says to use the groups of --run-as USER: name the user")
+            raise click.UsageError("--run-as-groups needs --run-as USER, whose groups it uses")
         if os.geteuid() == 0 and (why := find_sandbox().why):
             raise click.UsageError(
-                f"tenants cannot be isolated from each other: {why}. Without that, say whom all commands run as with"
-                " --run-as USER, as in --run-as nobody: the agent is root. If they should be root as well, say"
-                " --run-as root"
+                f"tenants cannot be isolated from each other: {why}. The agent is root, so without isolation"
+                " --run-as USER must name the user of all commands, as in --run-as nobody (or --run-as root)"
             )
         return
     try:
         changed = user(name).changed
     except KeyError:
-        raise click.UsageError(f"there is no user {name!r} on this machine; name one with --run-as USER") from None
+        raise click.UsageError(f"this machine has no user {name!r}; give one with --run-as USER") from None
     if changed and os.geteuid() != 0:
-        raise click.UsageError(f"only root can run commands as another user: leave --run-as {name} out")
+        raise click.UsageError(f"only root can run commands as another user: omit --run-as {name}")
 
 
 def _users(text: str) -> Users:

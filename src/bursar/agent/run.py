@@ -1,4 +1,4 @@
-"""`bursar agent`, put together: papers, daemon, door and stream, from the first start to the last signal."""
+"""Runs `bursar agent`: lock the data directory, join, adopt placements, then serve and stream until a signal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bursar.agent.executor.executor import ExecutorSettings
 from bursar.agent.executor.wipe import NO_WIPE, Wipe
 from bursar.agent.host.probe import Inventory, Probe
 from bursar.agent.host.sandbox import USERS, Sandbox, Users, find_sandbox
-from bursar.client.errors import ApiError, BursarError, ConnectionFailed
+from bursar.client.errors import ApiError, ConnectionFailed
 from bursar.core.values.address import is_loopback
 from bursar.logs import set_up_logs
 
@@ -39,12 +39,12 @@ PIDS_MAX = 4096
 
 
 class AgentStartError(Exception):
-    """Why the agent cannot start; the message says what to do."""
+    """The agent cannot start; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What an agent needs to know."""
+    """The settings of an agent, as `main.py` validates them."""
 
     name: str
     data: Path
@@ -88,14 +88,14 @@ async def _run(settings: AgentSettings) -> int:
     credentials = _credentials(settings, found, sandbox)
     if isinstance(credentials, NodeCertificates) and not await _joined(credentials, stopping):
         return 0
-    shell = ExecutorSettings(
+    executor = ExecutorSettings(
         run_as=settings.run_as,
         run_as_groups=settings.run_as_groups,
         sandbox=sandbox,
         pids_max=settings.pids_max,
         disk_reserve_bytes=settings.disk_reserve_bytes,
     )
-    daemon = Daemon(settings.name, settings.data / WORK, probe, settings=shell, wipe=settings.wipe)
+    daemon = Daemon(settings.name, settings.data / WORK, probe, settings=executor, wipe=settings.wipe)
     await daemon.open()
     try:
         await _serve(settings, credentials, daemon, stopping)
@@ -126,7 +126,10 @@ async def _serve(
         stream = ControlStream(settings.name, credentials, daemon)
         daemon.ask_with(stream.prepare)
         tasks = [asyncio.create_task(stream.run(), name="stream"), asyncio.create_task(daemon.run(stream.poke))]
-        log.info("the agent is up", node=settings.name, address=daemon.address, servers=list(credentials.addresses))
+        log.info(
+            "agent_started", message="the agent is ready",
+            node=settings.name, address=daemon.address, servers=list(credentials.addresses),
+        )  # fmt: skip
         print(f"bursar agent is ready: node {settings.name}, listening on {daemon.address}", flush=True)
         try:
             await _until(stopping, tasks)
@@ -137,11 +140,11 @@ async def _serve(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-    log.info("the agent is down", node=settings.name)
+    log.info("agent_stopped", message="the agent has stopped", node=settings.name)
 
 
 async def _until(stopping: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for the signal, or for one of the tasks: those that should not end have failed, and that is raised."""
+    """Wait for the signal or for the end of a task; raises if the task failed."""
     signalled = asyncio.create_task(stopping.wait())
     try:
         done, _ = await asyncio.wait({signalled, *tasks}, return_when=asyncio.FIRST_COMPLETED)
@@ -151,37 +154,38 @@ async def _until(stopping: asyncio.Event, tasks: list[asyncio.Task[None]]) -> No
         signalled.cancel()
 
 
-# Before it can begin.
+# Start-up.
 
 
 async def _joined(credentials: NodeCertificates, stopping: asyncio.Event) -> bool:
-    """Have papers, good or old: with old ones what runs here is already looked after. False if told to stop first.
+    """Ensure an identity; an expired one is enough to adopt running work with. False if stopped first.
 
-    A server that is not there yet is waited for; one that says no ends it.
+    It waits for a server that cannot be reached, and gives up if the server refuses.
     """
-    troubles, telling = 0, ConnectErrorLog()
+    troubles, error_log = 0, ConnectErrorLog()
     while credentials.identity is None:
         try:
             if await _stopped_first(stopping, credentials.ensure()):
                 return False
         except (ConnectionFailed, ApiError) as error:
             if not error.passing:
-                raise AgentStartError(_with_hint(error)) from None
+                raise AgentStartError("; ".join(filter(None, (error.message, error.hint)))) from None
             troubles += 1
             trouble, pause_seconds = join_trouble(error), backoff_seconds(troubles)
-            if telling.is_news(trouble.why):
-                log.warning("the node cannot join yet", why=trouble.why, next=trouble.next(pause_seconds))
+            if error_log.is_news(trouble.why):
+                log.warning(
+                    "join_failed",
+                    message="the node cannot join yet",
+                    error=trouble.why,
+                    next=trouble.next(pause_seconds),
+                )
             if await _stopped_first(stopping, asyncio.sleep(pause_seconds)):
                 return False
     return True
 
 
-def _with_hint(error: BursarError) -> str:
-    return f"{error.message}; {error.hint}" if error.hint else error.message
-
-
 async def _stopped_first(stopping: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Whether the signal came before the work was done; else what is wrong with the work is raised."""
+    """Whether the signal came before the work was done; raises if the work failed."""
     task = asyncio.create_task(work)
     await _until(stopping, [task])
     if task.done():
@@ -206,12 +210,12 @@ def _credentials(settings: AgentSettings, found: Inventory, sandbox: Sandbox) ->
 
 
 def _identity(credentials: NodeCertificates) -> AgentIdentity:
-    assert credentials.identity is not None, "the door is opened by nodes that have joined"
+    assert credentials.identity is not None, "only nodes that have joined serve"
     return credentials.identity
 
 
 def node_document(settings: AgentSettings, found: Inventory, sandbox: Sandbox) -> dict[str, Any]:
-    """The node as it describes itself when it joins for the first time."""
+    """The node object that the agent proposes when it joins for the first time."""
     spec: dict[str, Any] = {"capacity": found.capacity}
     if settings.taints:
         spec["taints"] = [dict(one) for one in settings.taints]
@@ -222,7 +226,7 @@ def node_document(settings: AgentSettings, found: Inventory, sandbox: Sandbox) -
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """The directory is this agent's alone for as long as the block lasts; the kernel gives it back if we are killed."""
+    """Hold an exclusive flock on the data directory while the block runs; the kernel releases it if the agent dies."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(directory)
@@ -234,7 +238,7 @@ def _locked(directory: Path) -> Iterator[None]:
     except BlockingIOError:
         os.close(descriptor)
         raise AgentStartError(
-            f"another agent runs in {directory}; stop it, or choose another with --data DIR"
+            f"another agent uses {directory}; stop it, or choose another directory with --data DIR"
         ) from None
     try:
         yield
@@ -243,7 +247,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 
 def _check_owner(directory: Path) -> None:
-    """Whoever may write there could take the node's name, or say what it runs."""
+    """Refuse a directory that others own or may write: they could impersonate the node or start commands on it."""
     found = directory.stat()
     if found.st_uid != os.geteuid():
         raise AgentStartError(
@@ -252,8 +256,8 @@ def _check_owner(directory: Path) -> None:
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise AgentStartError(
-            f"{directory} can be written by others; run `chmod go-w {directory}` if nobody has, or choose another"
-            " with --data DIR"
+            f"{directory} can be written by others; run `chmod go-w {directory}` if you trust its content,"
+            " or choose another with --data DIR"
         )
 
 

@@ -1,1 +1,4 @@
-"""`bursar bench`: benchmarks against a baseline that is measured in the same run."""
+"""`bursar bench`: benchmarks against a baseline that is measured in the same run.
+
+Read `main.py` first, then `api.py`.
+"""

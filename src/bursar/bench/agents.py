@@ -1,6 +1,6 @@
-"""`bursar bench agents`: how many heartbeats the control plane answers, and how fast agents learn what is wanted.
+"""`bursar bench agents`: heartbeats per second, and the time until agents get directives.
 
-A real server, and simulated agents in a process of their own that speak real gRPC with it: first in the clear, at a
+A real server, and simulated agents in their own process over real gRPC: first without TLS, at a
 steady pace while allocations are bound and then flat out; then fewer with certificates, to show what these cost.
 """
 
@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -20,45 +20,43 @@ import msgspec
 import psutil
 
 from bursar.bench.crowd import CrowdOrder, CrowdTaken, Joined, Ready, percentile_ms
-from bursar.bench.server import BenchServer, running_runtime, running_server
+from bursar.bench.server import BENCH, BenchServer, create, register, running_runtime, running_server
+from bursar.commands.scheduling.bind import Bind, BindMember
+from bursar.commands.workloads.allocation import request_in
 from bursar.core.nodes.bind_check import Target
-from bursar.core.objects.object import Key, Origin
+from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Refusal
-from bursar.ops.lifecycle.dispatch import create_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling import bind as bind_ops
-from bursar.ops.workloads.allocation import request_in
-from bursar.sim.local import register
-from bursar.wire.kinds.registry import BY_NAME
+from bursar.sim.shape import NodeShape
 
 JOIN_SECONDS_MAX = 300.0
 ANSWER_SECONDS_MAX = 60.0
 WARMING = 10
-BENCH = Origin("system:bench", "create")
-# No node has it: the scheduler leaves these to us.
+# No node has it, so the scheduler leaves these allocations to the benchmark.
 NOWHERE = {"bench": "bound-by-hand"}
 
 Log = Callable[[str], None]
+Bound = dict[str, tuple[float, float]]  # by allocation: when its bind began, and was committed
 T = TypeVar("T")
 
 
 async def run(*, agents: int, heartbeat: float, seconds: float, secure: int, binds: int, log: Log) -> dict[str, Any]:
     figures: dict[str, Any] = {"bench": "agents", "agents": agents, "beat_seconds": heartbeat}
     async with running_runtime() as (runtime, url):
-        names = await register(runtime, max(agents, secure))
+        names = await register(runtime, NodeShape(max(agents, secure)))
         members = [await _submit(runtime, f"bind-{index:05}") for index in range(binds)]
         async with _server(url, "--grpc-insecure") as (server, address):
-            figures |= await _measure_plain(
-                runtime, server, CrowdOrder(agents, address, heartbeat), members, names, seconds
-            )
+            binding = _bind_all(runtime, members, names[:agents], seconds)
+            figures |= await _measure(server, CrowdOrder(agents, address, heartbeat), seconds, binding)
             alone = await _measure_alone(CrowdOrder(secure, address, heartbeat, alone=True), seconds) if secure else 0
         log(
-            f"beats    {figures['heartbeats_per_s']:9.0f}/s  {agents} agents every {heartbeat:g} s, "
+            f"beating  {figures['heartbeats_per_s']:9.0f}/s  {agents} agents every {heartbeat:g} s, "
             f"p99 {figures['beat_p99_ms']:.1f} ms, {figures['missed_beats']} missed"
         )
         log(f"memory   {figures['kb_per_agent']:9.1f} KiB per agent in the server")
-        log(f"told     {figures['directive_p99_ms']:9.1f} ms p99 from the bind's call to its agent")
+        log(f"directed {figures['directive_p99_ms']:9.1f} ms p99 from the bind's call to its agent")
         log(f"flat out {figures['max_heartbeats_per_s']:9.0f}/s")
         if secure:
             async with _server(url) as (server, address):
@@ -71,28 +69,25 @@ async def run(*, agents: int, heartbeat: float, seconds: float, secure: int, bin
     return figures
 
 
-async def _measure_plain(
-    runtime: Runtime,
-    server: BenchServer,
-    order: CrowdOrder,
-    members: list[bind_ops.BindMember],
-    names: list[str],
-    seconds: float,
+async def _measure(
+    server: BenchServer, order: CrowdOrder, seconds: float, binding: Coroutine[Any, Any, Bound] | None = None
 ) -> dict[str, Any]:
+    """Heartbeats at a steady pace, beside binding if there is any, and then flat out."""
     await _warm(order)
     async with _crowd(order) as crowd:
         before = _memory_bytes(server)
         joined = await crowd.join()
-        steady, bound = await asyncio.gather(
-            crowd.ask("steady", seconds), _bind_all(runtime, members, names[: order.agents], seconds)
-        )
+        steady, bound = await asyncio.gather(crowd.ask("steady", seconds), binding or asyncio.sleep(0, {}))
         after = _memory_bytes(server)
         flat = await crowd.ask("flat", seconds)
     return {
         "join_s": joined.seconds,
-        **_heartbeats(steady),
+        "heartbeats_per_s": round(steady.answered / steady.seconds, 1),
+        "beat_p50_ms": steady.p50_ms,
+        "beat_p99_ms": steady.p99_ms,
+        "missed_beats": steady.missed,
         "kb_per_agent": round((after - before) / 1024 / order.agents, 1),
-        **_told(bound, steady),
+        **(_told(bound, steady) if binding else {}),
         "max_heartbeats_per_s": round(flat.answered / flat.seconds),
         "max_beat_p99_ms": flat.p99_ms,
         "load_cpu": {"steady": steady.cpu, "flat_out": flat.cpu},
@@ -100,7 +95,7 @@ async def _measure_plain(
 
 
 async def _measure_alone(order: CrowdOrder, seconds: float) -> float:
-    """What is to be compared with certificates: as many agents with connections of their own, in the clear."""
+    """The baseline for certificates: as many agents with their own connections, without TLS."""
     async with _crowd(order) as crowd:
         await crowd.join()
         flat = await crowd.ask("flat", seconds)
@@ -108,59 +103,35 @@ async def _measure_alone(order: CrowdOrder, seconds: float) -> float:
 
 
 async def _measure_secure(server: BenchServer, order: CrowdOrder, seconds: float, alone: float) -> dict[str, Any]:
-    await _warm(order)
-    async with _crowd(order) as crowd:
-        before = _memory_bytes(server)
-        joined = await crowd.join()
-        steady = await crowd.ask("steady", seconds)
-        after = _memory_bytes(server)
-        flat = await crowd.ask("flat", seconds)
-    figures = {
-        "agents": order.agents,
-        "join_s": joined.seconds,
-        **_heartbeats(steady),
-        "kb_per_agent": round((after - before) / 1024 / order.agents, 1),
-        "max_heartbeats_per_s": round(flat.answered / flat.seconds),
-        "vs_plain": round(flat.answered / flat.seconds / alone, 2),
-    }
+    figures = {"agents": order.agents, **await _measure(server, order, seconds)}
+    figures["vs_plain"] = round(figures["max_heartbeats_per_s"] / alone, 2)
     return {f"mtls_{name}": figure for name, figure in figures.items()}
 
 
 async def _warm(order: CrowdOrder) -> None:
-    """What the server needs once, however many agents there are, is not what an agent costs."""
+    """The cost per agent, without the fixed cost of the server."""
     async with _crowd(msgspec.structs.replace(order, agents=min(order.agents, WARMING))) as crowd:
         await crowd.join()
-
-
-def _heartbeats(taken: CrowdTaken) -> dict[str, Any]:
-    return {
-        "heartbeats_per_s": round(taken.answered / taken.seconds, 1),
-        "beat_p50_ms": taken.p50_ms,
-        "beat_p99_ms": taken.p99_ms,
-        "missed_beats": taken.missed,
-    }
 
 
 # Directives.
 
 
-async def _bind_all(
-    runtime: Runtime, members: list[bind_ops.BindMember], names: list[str], seconds: float
-) -> dict[str, tuple[float, float]]:
-    """Bind one after another to agents by chance, evenly over the time; when each was begun, and when committed."""
+async def _bind_all(runtime: Runtime, members: list[BindMember], names: list[str], seconds: float) -> Bound:
+    """Bind allocations to random agents, evenly over the time; return when each began and was committed."""
     chance, bound = random.Random(1), {}  # noqa: S311
     for member in members:
         await asyncio.sleep(0.9 * seconds / len(members))
         placed = msgspec.structs.replace(member, targets=(Target(chance.choice(names)),))
         began = time.time()
-        (reply,) = await bind_ops.bind(runtime, [bind_ops.Bind.unit([placed], BENCH)])
+        (reply,) = await bind_ops.bind(runtime, [Bind.unit([placed], BENCH)])
         if isinstance(reply, Refusal):
             raise RuntimeError(f"cannot bind {member.key.name}: {reply.message}")
         bound[member.key.name] = (began, time.time())
     return bound
 
 
-def _told(bound: dict[str, tuple[float, float]], taken: CrowdTaken) -> dict[str, Any]:
+def _told(bound: Bound, taken: CrowdTaken) -> dict[str, Any]:
     """From the call of each bind to its directive's arrival at the agent, which includes the commit."""
     heard: dict[str, float] = {}
     for name, at in taken.runs:
@@ -176,16 +147,15 @@ def _told(bound: dict[str, tuple[float, float]], taken: CrowdTaken) -> dict[str,
     }
 
 
-async def _submit(runtime: Runtime, name: str) -> bind_ops.BindMember:
+async def _submit(runtime: Runtime, name: str) -> BindMember:
     spec = {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}}, "scheduling": {"nodeSelector": NOWHERE}}
     document = {"metadata": {"name": name, "namespace": "default"}, "spec": spec}
-    kind, key = BY_NAME["Allocation"], Key("Allocation", "default", name)
-    draft = msgspec.convert(document, kind.type)
-    await object_ops.submit(runtime, create_command(kind, draft, BENCH), tenant="bench")
+    await create(runtime, "Allocation", document)
+    key = Key("Allocation", "default", name)
     stored = await object_ops.get(runtime, key)
     if isinstance(stored, Refusal):
         raise RuntimeError(f"cannot submit {name}: {stored.message}")
-    return bind_ops.BindMember(key, (), request_in(stored.doc), stored.gang, stored.uid)
+    return BindMember(key, (), request_in(stored.doc), stored.gang, stored.uid)
 
 
 # Processes.
@@ -203,7 +173,7 @@ async def _server(database_url: str, *arguments: str) -> AsyncIterator[tuple[Ben
 
 
 def _memory_bytes(server: BenchServer) -> int:
-    """What the process that serves agents has in memory."""
+    """The resident memory of the process that serves agents."""
     for one in psutil.Process(server.pid).children(recursive=True):
         if "api" in one.cmdline():
             return int(one.memory_info().rss)

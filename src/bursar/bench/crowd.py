@@ -1,8 +1,8 @@
-"""The load of `bursar bench agents`: simulated agents in a process of their own, told on its standard input what to do.
+"""The load of `bursar bench agents`: simulated agents in their own process, controlled over its standard input.
 
 Each line in is a command, each line out its answer, as JSON; the first one out says that it is ready. `join` opens the
-streams. `steady SECONDS` beats at the pace that was set, `flat SECONDS` as fast as beats are answered. It ends when its
-input does.
+streams. `steady SECONDS` sends heartbeats at the set pace, `flat SECONDS` as fast as they are answered. It ends when
+its input does.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from bursar.sim.stream import Enroller
 from bursar.sim.transport import PlainTransport, SecureTransport, Transport
 
 SETTLE_SECONDS = 1.0  # for the last answers
-FLAT_OUT_MAX = 500  # beats under way at a time: more of them only wait longer
+FLAT_OUT_MAX = 500  # concurrent heartbeats: more of them only wait longer
 
 
 class CrowdOrder(msgspec.Struct):
-    """Whom to play, and how to reach the server. With `url` and `token` the agents are enrolled, and have certificates;
-    without, they are believed by name. With `alone` each has a connection of the gRPC library for itself, as those with
+    """The agents to simulate, and the server's address. With `url` and `token` the agents are enrolled and certified;
+    without, their names are trusted. With `alone` each has a connection of the gRPC library for itself, as those with
     certificates have."""
 
     agents: int
@@ -43,7 +43,7 @@ class CrowdOrder(msgspec.Struct):
 
 
 class CrowdTaken(msgspec.Struct):
-    """What was measured. `runs` are the allocations that agents were told to run, and when."""
+    """The results. `runs` has the time of each directive to run an allocation."""
 
     agents: int
     seconds: float
@@ -57,7 +57,7 @@ class CrowdTaken(msgspec.Struct):
 
 
 class Ready(msgspec.Struct):
-    """Everybody is enrolled, and nobody has joined."""
+    """All agents are enrolled, and none has joined."""
 
 
 class Joined(msgspec.Struct):
@@ -124,7 +124,7 @@ async def _measure(crowd: AgentCrowd, seconds: float, *, flat: bool) -> CrowdTak
 
 
 def percentile_ms(ordered: list[float], fraction: float) -> float:
-    """Of waits in seconds, in order."""
+    """Percentiles of sorted waits in seconds."""
     return round(1000 * ordered[min(len(ordered) - 1, int(len(ordered) * fraction))], 2) if ordered else 0.0
 
 

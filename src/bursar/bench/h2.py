@@ -1,7 +1,7 @@
-"""Streams of beats at the least cost to who sends them: gRPC over HTTP/2 as far as that takes, straight on a socket.
+"""Streams of heartbeats at the least cost for the sender: the needed part of gRPC over HTTP/2, directly on a socket.
 
 The benchmark's agents share the machine with the server that they measure, and the client of the gRPC library costs as
-much as the server. What is sent is what the library would send; of what comes, frames are read and headers are not.
+much as the server. It sends the same bytes as the library; of the answers it reads frames but not headers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def request_headers(authority: str) -> bytes:
-    """Of a call, each written out: nothing enters the table of either side."""
+    """The headers of a call as literals, without the dynamic table."""
 
     def literal(text: bytes) -> bytes:
         assert len(text) < 127, "longer ones have another form"
@@ -62,7 +62,7 @@ class _Connection(asyncio.Protocol):
         self.transport.write(PREFACE + settings + wider)
 
     def send(self, frame: bytes) -> None:
-        """What is sent in one turn of the loop leaves together."""
+        """Send everything from one iteration of the loop together."""
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(frame)
@@ -169,7 +169,7 @@ class RawCall:
 
 
 class RawLine:
-    """In the clear, for agents that are believed by name; so many streams on each connection."""
+    """A channel without TLS, for agents with trusted names, with so many streams per connection."""
 
     def __init__(self, address: str, streams_per_connection: int = STREAMS_PER_CONNECTION) -> None:
         self._host, _, port = address.rpartition(":")

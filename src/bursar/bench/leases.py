@@ -1,7 +1,7 @@
-"""`bursar bench leases`: how many leases a second are extended, and how long each waits for its answer.
+"""`bursar bench leases`: lease extensions per second, and their latency.
 
-A PostgreSQL of its own with its usual durability. First every job beats at its pace, then as fast as it is answered;
-then the same with one account that pays for half of the jobs. What it is compared with extends one lease per
+A PostgreSQL of its own with its usual durability. First every job extends at its pace, then as fast as it is answered;
+then the same with one account that pays for half of the jobs. The baseline extends one lease per
 transaction, in one statement and without waiting for numbers, over sixteen connections to the same database.
 """
 
@@ -19,27 +19,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from bursar.bench.crowd import percentile_ms
-from bursar.bench.server import running_runtime
+from bursar.bench.server import create, running_runtime
+from bursar.commands.credit.credit import OpenLease, PutPrice, TopUp
+from bursar.commands.credit.ledger import Receipt
 from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Grant
-from bursar.core.objects.object import Origin
 from bursar.core.values.money import MICROS, NANO
 from bursar.core.values.refusal import Refusal
-from bursar.ops.credit.credit import OpenLease, PutPrice, TopUp
-from bursar.ops.credit.ledger import Extend, Receipt
-from bursar.ops.lifecycle.dispatch import create_command
-from bursar.ops.objects import object as object_ops
+from bursar.ops.credit.ledger import Extend
 from bursar.ops.runtime.gc_tuning import calm_collector
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as store
 from bursar.store.embedded.binaries import find_binaries
-from bursar.wire.kinds.registry import BY_NAME
 
 GPU = "nvidia.com/gpu"
-BENCH = Origin("system:bench", "create")
 WINDOW_SECONDS = 120
 TICK_SECONDS = 0.01
 FLIGHT = 4096  # extensions that wait for their answer when it goes as fast as it can
@@ -96,7 +90,7 @@ class BenchJob:
 
 @dataclass(slots=True)
 class ExtensionTaken:
-    """What a part gave: how many answers in how long, and how long each took."""
+    """The results of a part: answers, duration and latencies."""
 
     offered: int = 0
     seconds: float = 0.0
@@ -146,7 +140,7 @@ async def _measured(runtime: Runtime, jobs: Sequence[BenchJob], delta: float, se
     offered = await _offered(runtime, jobs, delta, seconds)
     flat = await _flat_out(runtime, jobs, seconds)
     if refused := offered.refused + flat.refused:
-        raise RuntimeError(f"{len(refused)} beats were not answered with time, the first: {refused[0]}")
+        raise RuntimeError(f"{len(refused)} heartbeats got no more time, the first: {refused[0]}")
     return {
         "offered_per_s": round(offered.offered / offered.seconds, 1),
         "extended_per_s": round(offered.per_second, 1),
@@ -158,7 +152,7 @@ async def _measured(runtime: Runtime, jobs: Sequence[BenchJob], delta: float, se
 
 
 async def _offered(runtime: Runtime, jobs: Sequence[BenchJob], delta: float, seconds: float) -> ExtensionTaken:
-    """Every job beats once in `delta` seconds, each at a time of its own, whether or not the others are answered."""
+    """Every job sends one heartbeat in `delta` seconds at its own time, independent of the others' answers."""
     loop = asyncio.get_running_loop()
     order = random.Random(1).sample(list(jobs), len(jobs))  # noqa: S311
     taken, waiting = ExtensionTaken(), set[asyncio.Future[Grant | Refusal]]()
@@ -182,7 +176,7 @@ async def _flat_out(runtime: Runtime, jobs: Sequence[BenchJob], seconds: float) 
 
     def heard(job: BenchJob, future: asyncio.Future[Grant | Refusal]) -> None:
         waiting.discard(future)
-        resting.append(job)  # A job has one beat under way: its next one must not overtake it.
+        resting.append(job)  # A job has one heartbeat in flight, which the next one must not overtake.
         if loop.time() - began < seconds and not future.exception():
             send()
 
@@ -219,7 +213,7 @@ def _heartbeat(
     return answer
 
 
-# What is extended.
+# Setup.
 
 
 async def _priced(runtime: Runtime) -> None:
@@ -230,8 +224,7 @@ async def _priced(runtime: Runtime) -> None:
 async def _leased(runtime: Runtime, owners: Sequence[Owner]) -> list[BenchJob]:
     """An open lease for each of these, and accounts that never run dry."""
     for owner in sorted(set(owners), key=lambda one: one.tenant):
-        tenant = msgspec.convert({"metadata": {"name": owner.tenant}, "spec": {}}, BY_NAME["Tenant"].type)
-        await object_ops.submit(runtime, create_command(BY_NAME["Tenant"], tenant, BENCH), tenant="bench")
+        await create(runtime, "Tenant", {"metadata": {"name": owner.tenant}, "spec": {}})
         _granted(await runtime.crediting.submit(TopUp(actor="system:bench", whose=owner, amount=10**6 * NANO)))
     asked = [
         OpenLease(whose=owner, job=f"job-{index}", amounts={GPU: 4000}, klass="h100", window=WINDOW_SECONDS * MICROS)
@@ -251,7 +244,7 @@ def _granted(reply: Receipt | Refusal) -> Receipt:
 
 
 async def _check(runtime: Runtime) -> None:
-    """What was measured is right as well: all that accounts have is in entries, and all that is held in leases."""
+    """Check the results: balances equal the sums of entries, and holds equal those of leases."""
     async with runtime.database.reader() as db:
         wrong = await db.fetchval(CHECK)
         last, count = await store.load_last(db), await db.fetchval("SELECT count(*) FROM entry")
@@ -259,7 +252,7 @@ async def _check(runtime: Runtime) -> None:
         raise RuntimeError(f"{wrong} accounts are wrong, and {count} entries are there of {last}")
 
 
-# What it is compared with.
+# Baseline.
 
 
 async def _baseline(runtime: Runtime, url: str, jobs: Sequence[BenchJob], seconds: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ ANSWER_SECONDS_MAX = 60.0  # for what was sent last
 
 @dataclass(slots=True)
 class Result:
-    """What a run gave: how many answers, how long each took, and any answer that was not the wanted one."""
+    """The results of a run: answers, latencies, and any unexpected answer."""
 
     count: int = 0
     seconds: float = 0.0
@@ -82,7 +82,7 @@ class _Connection(asyncio.Protocol):
 async def run_load(
     url: str, next_request: Callable[[], bytes | None], *, wanted: int, connections: int, seconds: float
 ) -> Result:
-    """Keep so many connections busy for so long."""
+    """Keep so many connections busy for so long; raise if an answer has another status than `wanted`."""
     parts = urlsplit(url)
     result = Result()
     loop = asyncio.get_running_loop()
@@ -102,6 +102,8 @@ async def run_load(
     async with asyncio.timeout(seconds + ANSWER_SECONDS_MAX):
         await asyncio.gather(*ends)
     result.seconds = loop.time() - started
+    if result.unwanted:
+        raise RuntimeError(f"unexpected answer: {result.unwanted[0][:600].decode(errors='replace')}")
     return result
 
 

@@ -1,82 +1,78 @@
-"""`bursar bench`: figures from a real server on this machine; with --json one object, last."""
+"""`bursar bench`: benchmarks of a real server on this machine."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import uvloop
 
+from bursar.cli.shell.finite_range import FiniteRange
+
+Option = Callable[[Callable[..., None]], Callable[..., None]]
+
 SECONDS_MAX = 3600.0
 
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
 
-class FiniteRange(click.FloatRange):
-    """A range of numbers. NaN is in none, but compares as neither below nor above, so click lets it pass."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a number.", param, ctx)
-        return number
+def count_option(name: str, default: int, help_text: str, *, least: int = 1, most: int | None = None) -> Option:
+    return click.option(name, default=default, show_default=True, type=click.IntRange(least, most), help=help_text)
+
+
+def seconds_option(*names: str, default: float, least: float, help_text: str = "Duration of each part.") -> Option:
+    kind = FiniteRange(least, SECONDS_MAX)
+    return click.option(*names, default=default, show_default=True, type=kind, help=help_text)
 
 
 @click.group()
 def bench() -> None:
-    """Measure, on this machine, now."""
+    """Run benchmarks."""
 
 
 @bench.command()
-@click.option(
-    "--seconds", default=10.0, show_default=True, type=FiniteRange(0.1, SECONDS_MAX),
-    help="How long each part is measured.",
-)  # fmt: skip
-@click.option(
-    "--watchers", default=1000, show_default=True, type=click.IntRange(1, 20_000), help="Watches open in the fan-out."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+@seconds_option("--seconds", default=10.0, least=0.1)
+@count_option("--watchers", 1000, "Watches open in the fan-out.", most=20_000)
+@json_option
 def api(seconds: float, watchers: int, as_json: bool) -> None:
-    """Submit, get, list, patch and watch against a bare answer of the same server."""
+    """Measure requests and watches of the API against a bare answer of the same server."""
     from bursar.bench.api import run
 
     _report(run(seconds=seconds, watchers=watchers, log=_say), as_json)
 
 
 @bench.command()
-@click.option("--seconds", default=5.0, show_default=True, type=FiniteRange(0.1, 3600), help="Of each part.")
-@click.option("--list-mb", default=41, show_default=True, type=click.IntRange(1, 400), help="Length of each list.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+@seconds_option("--seconds", default=5.0, least=0.1)
+@count_option("--list-mb", 41, "Length of each list.", most=400)
+@json_option
 def abuse(as_json: bool, **options: Any) -> None:
-    """What a tenant's requests take beside half-open connections, and watches and lists that nobody reads."""
+    """Measure a tenant's requests beside half-open connections and unread watches and lists."""
     from bursar.bench.abuse import run
 
     _report(run(log=_say, **options), as_json)
 
 
 @bench.command()
-@click.option("--nodes", default=5000, show_default=True, type=click.IntRange(1, 100_000), help="How many nodes.")
-@click.option(
-    "--allocations", default=20_000, show_default=True, type=click.IntRange(1, 1_000_000), help="How many to place."
-)
+@count_option("--nodes", 5000, "Number of nodes.", most=100_000)
+@count_option("--allocations", 20_000, "Allocations to place.", most=1_000_000)
 @click.option(
     "--mix",
     default="basic",
     show_default=True,
     type=click.Choice(["basic", "affinity", "spread", "gang", "preempt"]),
-    help="What they ask for.",
+    help="Their requests.",
 )
-@click.option(
-    "--singles", default=300, show_default=True, type=click.IntRange(1), help="Submissions measured one at a time."
-)
+@count_option("--singles", 300, "Submissions measured one at a time.")
 @click.option("--growth", is_flag=True, help="Decide on 1,000, 5,000 and 20,000 nodes as well.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+@json_option
 def schedule(as_json: bool, **options: Any) -> None:
-    """Decisions and durable placements a second, and the time from submission to placement."""
+    """Measure decisions and placements per second, and the time from submission to placement."""
     from bursar.bench.schedule import TooMuch, run
 
     try:
@@ -86,65 +82,40 @@ def schedule(as_json: bool, **options: Any) -> None:
 
 
 @bench.command()
-@click.option("--agents", default=5000, show_default=True, type=click.IntRange(1, 9999), help="How many agents.")
-@click.option(
-    "--beat",
-    "heartbeat",
-    default=5.0,
-    show_default=True,
-    type=FiniteRange(0.01, SECONDS_MAX),
-    help="Seconds between beats.",
-)
-@click.option(
-    "--seconds",
-    default=20.0,
-    show_default=True,
-    type=FiniteRange(1, SECONDS_MAX),
-    help="How long each part lasts.",
-)
-@click.option("--secure", default=200, show_default=True, type=click.IntRange(0, 9999), help="Agents in the mTLS part.")
-@click.option(
-    "--binds", default=200, show_default=True, type=click.IntRange(1, 100_000), help="Allocations bound meanwhile."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+@count_option("--agents", 5000, "Number of agents.", most=9999)
+@seconds_option("--beat", "heartbeat", default=5.0, least=0.01, help_text="Seconds between heartbeats.")
+@seconds_option("--seconds", default=20.0, least=1)
+@count_option("--secure", 200, "Agents in the mTLS part.", least=0, most=9999)
+@count_option("--binds", 200, "Allocations bound meanwhile.", most=100_000)
+@json_option
 def agents(as_json: bool, **options: Any) -> None:
-    """Heartbeats of many agents over gRPC, what each costs the server, and how fast it is told what to run."""
+    """Measure heartbeats of many agents over gRPC, their cost, and the latency of directives."""
     from bursar.bench.agents import run
 
     _report(run(log=_say, **options), as_json)
 
 
 @bench.command()
-@click.option(
-    "--jobs", default=10_000, show_default=True, type=click.IntRange(2, 1_000_000), help="How many run and are paid."
-)
-@click.option(
-    "--delta", default=5.0, show_default=True, type=FiniteRange(0.01, SECONDS_MAX), help="Seconds between beats."
-)
-@click.option(
-    "--seconds",
-    default=15.0,
-    show_default=True,
-    type=FiniteRange(1, SECONDS_MAX),
-    help="How long each part lasts.",
-)
-@click.option("--accounts", default=100, show_default=True, type=click.IntRange(1), help="How many pay for them.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+@count_option("--jobs", 10_000, "Number of paid jobs.", least=2, most=1_000_000)
+@seconds_option("--delta", default=5.0, least=0.01, help_text="Seconds between heartbeats.")
+@seconds_option("--seconds", default=15.0, least=1)
+@count_option("--accounts", 100, "Number of accounts.")
+@json_option
 def leases(as_json: bool, **options: Any) -> None:
-    """Leases extended at the pace of beats and flat out, against one transaction per extension."""
+    """Measure lease extensions against one transaction per extension."""
     from bursar.bench.leases import run
 
     _report(run(log=_say, **options), as_json)
 
 
 @bench.command()
-@click.option("--records", default=10_000_000, show_default=True, type=click.IntRange(100), help="Of a year.")
-@click.option("--tenants", default=50, show_default=True, type=click.IntRange(1, 9999), help="Whose they are.")
-@click.option("--users", default=20, show_default=True, type=click.IntRange(1), help="Of each tenant.")
-@click.option("--reports", default=50, show_default=True, type=click.IntRange(1), help="How many are measured.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+@count_option("--records", 10_000_000, "Records of a year.", least=100)
+@count_option("--tenants", 50, "Number of tenants.", most=9999)
+@count_option("--users", 20, "Users per tenant.")
+@count_option("--reports", 50, "Reports to measure.")
+@json_option
 def usage(as_json: bool, **options: Any) -> None:
-    """A year's report of a tenant and of a user, against adding up the tenant's records."""
+    """Measure a year's usage reports against adding up a tenant's records."""
     from bursar.bench.usage import run
 
     _report(run(log=_say, **options), as_json)
@@ -156,9 +127,9 @@ def usage(as_json: bool, **options: Any) -> None:
 @click.option("--pods", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), help="CSV file.")
 @click.option("--seeds", default="42-51", show_default=True, help="Orders of arrival: 42, or 42,44, or 42-51.")
 @click.option("--policy", default="fragmentation", show_default=True, help="Ours, or a published one: bestfit, fgd …")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, last.")
+@json_option
 def trace(layout: str, nodes: Path, pods: Path, seeds: str, policy: str, as_json: bool) -> None:
-    """How many of a recorded cluster's GPUs are put to use by its workload, beside the published policies."""
+    """Replay a recorded workload, and compare GPU utilization with published policies."""
     from bursar.bench.trace import POLICIES, parse_seeds, run
 
     if policy not in POLICIES:

@@ -1,6 +1,6 @@
 """The placement policies that the paper "Beware of Fragmentation" compares, to be replayed beside our own.
 
-Written from its description. Scores are whole numbers up to 100 and the first node by name wins among equals, as there;
+Written from its description. Scores are whole numbers up to 100 and the first node by name wins ties, as there;
 that is part of how these policies fare.
 """
 
@@ -23,14 +23,14 @@ from bursar.core.scheduling.state.node_scores import NO
 from bursar.core.scheduling.state.packing import PackingOutlook, TakenCapacity
 
 CPU_MAX, GPUS_MAX = 128_000, 8  # of the largest node: the scale of scores
-POPULAR = 0.95  # the part of what arrives that the typical pods stand for
-SHARING = 0  # what a pod that shares a GPU counts as, beside those that ask for 1, 2, 4 …
+POPULAR = 0.95  # the part of arrivals that the typical pods cover
+SHARING = 0  # the class of pods that share a GPU, beside those that request 1, 2, 4 …
 
 
 class Rating(Protocol):
-    """A policy: how good nodes are, and what it remembers."""
+    """A policy: scores of nodes, and its memory."""
 
-    version: int  # rises when all nodes must be looked at again
+    version: int  # rises when all nodes must be scored again
 
     def arrived(self, shape: Shape) -> None: ...
 
@@ -47,7 +47,7 @@ class Rival:
     def __init__(self, rating: Rating, fleet: Fleet) -> None:
         self._rating = rating
         self._fleet = fleet
-        self._terrains = NodeFilters(fleet)
+        self._node_filters = NodeFilters(fleet)
         self._known: dict[Shape, tuple[Floats, int, int]] = {}  # scores, length of the log, version
 
     def arrived(self, shape: Shape) -> None:
@@ -61,7 +61,10 @@ class Rival:
         else:
             rows = np.unique(np.array(touched[seen:], np.intp))
             score[rows] = NO
-        fits = fleet.now.fits(fleet.need(shape), fleet.allocatable, rows) & self._terrains.of(shape.where).allowed[rows]
+        fits = (
+            fleet.now.fits(fleet.need(shape), fleet.allocatable, rows)
+            & self._node_filters.of(shape.where).allowed[rows]
+        )
         if fits.any():
             score[rows[fits]] = self._rating.rate(shape, rows[fits])
         self._known[shape] = (score, len(touched), self._rating.version)
@@ -75,7 +78,7 @@ class Rival:
 
 
 class BestFit:
-    """Where the least cpu and GPU is left, both counting the same."""
+    """Best fit: least remaining cpu and GPU, with equal weights."""
 
     def __init__(self, fleet: Fleet, chance: Random) -> None:
         self.version = 0
@@ -138,7 +141,7 @@ class Anywhere(BestFit):
 
 
 class DotProduct(BestFit):
-    """Where demand and free room are least alike, so that large room is kept for large demand."""
+    """Where demand and free resources are least alike, so that large free nodes are kept for large demand."""
 
     def rate(self, shape: Shape, rows: Rows) -> Floats:
         cpu, gpus = self._free(rows)

@@ -1,9 +1,9 @@
-"""`bursar bench schedule`: how fast the scheduler decides, and how fast what it decides is durably bound.
+"""`bursar bench schedule`: decisions and durable bindings per second.
 
-Deciding is measured on a world in memory, against a plain loop over all nodes as baseline. Binding is measured on a
+Deciding is measured on a cluster state in memory, against a plain loop over all nodes. Binding is measured on a
 real PostgreSQL: a submitted backlog until all of it is bound. Latency is that of one submission at a time on an idle
 cluster, from the call until its placement can be read by another connection; and once more as a user has it, from the
-request over HTTP to the processes of `bursar serve` until a watch tells of the placement.
+request over HTTP to the processes of `bursar serve` until a watch shows the placement.
 """
 
 from __future__ import annotations
@@ -17,30 +17,22 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
-import httpx2
-import msgspec
-
 from bursar.bench.crowd import percentile_ms
-from bursar.bench.server import BenchServer, running_runtime, running_server
+from bursar.bench.server import BenchServer, create, register, running_runtime, running_server
 from bursar.core.nodes.node import NodeCapacity, Shortage, device_list, fit
 from bursar.core.objects.allocation import Gang
 from bursar.core.objects.ask import Ask, InterPodTerm, Operator, Requirement, Shape, Spread, Where
 from bursar.core.objects.charge import Charge
-from bursar.core.objects.object import Origin
 from bursar.core.scheduling.cycle.cycle import decide
 from bursar.core.scheduling.cycle.plan import SchedulingPolicy
 from bursar.core.scheduling.state.cluster_state import ClusterState
-from bursar.core.values.refusal import Refusal
 from bursar.core.values.selector import Op, Selector, SelectorTerm
 from bursar.loops.schedule import Scheduler
-from bursar.ops.lifecycle.dispatch import create_command
-from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.feed import Feed
 from bursar.ops.runtime.gc_tuning import calm_collector
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.leader import resign, stand
-from bursar.sim.local import register
-from bursar.wire.kinds.registry import BY_NAME
+from bursar.sim.shape import NodeShape
 
 GIB = 1 << 30
 GANG_SIZE = 8
@@ -51,20 +43,20 @@ LEADER = "bench"
 DATABASE_URL = "BURSAR_DATABASE_URL"
 WARM_UP = 20  # submissions to a server that has just started
 SAMPLE = 20  # decisions of the baseline, which is slow
-GPUS = (1, 1, 1, 2)  # that the allocations ask for, in turn
+SIZES = ((1, 4, 16), (1, 8, 32), (1, 8, 64), (2, 16, 64))  # GPUs, cores and GiB, requested round robin
+GPUS = [gpus for gpus, _, _ in SIZES]
 STALL_SECONDS = 60.0  # without a placement: then no more will come
 IDLE_CYCLES = 3  # that decide nothing, one after another: then none will
-BENCH = Origin("system:bench", "create")
 
 Log = Callable[[str], None]
 
 
 class TooMuch(ValueError):
-    """What cannot be measured, because the nodes could not hold it; the message tells what they could."""
+    """A benchmark that the nodes cannot hold; the message has their capacity."""
 
 
 def require_room(*, nodes: int, allocations: int, mix: str, singles: int) -> None:
-    """Refuse what would wait for ever. GPUs are what all of it needs most of."""
+    """Refuse work that would stay pending for ever, by its GPUs, the scarcest resource."""
     if mix == "preempt":
         return
     there = nodes * NODE["nvidia.com/gpu"] // 1000
@@ -129,7 +121,7 @@ def measure_decisions(nodes: int, allocations: int, mix: str) -> dict[str, Any]:
     for ask in asks:
         cluster.wait(ask)
     policy = SchedulingPolicy(min_runtime_seconds=60.0)
-    calm_collector()  # as the scheduler does once its world is loaded
+    calm_collector()  # as the scheduler does once its state is loaded
     started, decided, idle = time.perf_counter(), 0, 0
     more = True
     while more and idle < IDLE_CYCLES:
@@ -191,10 +183,9 @@ _CHARGE = Charge()
 
 
 def _shapes() -> list[Shape]:
-    if_gpus = ((1, 4, 16), (1, 8, 32), (1, 8, 64), (2, 16, 64))
     return [
         Shape((("cpu", cpu * 1000), ("memory", memory * GIB), ("nvidia.com/gpu", gpus * 1000)))
-        for gpus, cpu, memory in if_gpus
+        for gpus, cpu, memory in SIZES
     ]
 
 
@@ -213,7 +204,7 @@ _BESIDE = InterPodTerm("kubernetes.io/hostname", Selector((SelectorTerm("app", O
 
 
 def _loop_over_nodes(nodes: int, asks: list[Ask]) -> float:
-    """The baseline: for each decision, ask every node in turn whether it fits, and take the fullest."""
+    """The baseline: for each decision, test every node, and take the fullest that fits."""
     capacities = [NodeCapacity(f"node-{index:05}", 1, True, NODE, {}, device_list(NODE, {})) for index in range(nodes)]
     started = time.perf_counter()
     for ask in asks[:SAMPLE]:
@@ -231,27 +222,20 @@ def _loop_over_nodes(nodes: int, asks: list[Ask]) -> float:
 
 @asynccontextmanager
 async def _sample_cluster(nodes: int) -> AsyncIterator[tuple[Runtime, str]]:
-    """An office on a database of its own, with nodes and namespaces, and that database's URL."""
+    """A runtime on a database of its own with nodes and namespaces, and the database's URL."""
     async with running_runtime() as (runtime, url):
-        await register(runtime, nodes)
+        await register(runtime, NodeShape(nodes))
         for index in range(TENANTS):
-            await _create(runtime, "Tenant", {"metadata": {"name": f"team-{index}"}, "spec": {}})
+            await create(runtime, "Tenant", {"metadata": {"name": f"team-{index}"}, "spec": {}})
             labels = {"bursar.io/tenant": f"team-{index}"}
-            await _create(runtime, "Namespace", {"metadata": {"name": f"team-{index}", "labels": labels}})
+            await create(runtime, "Namespace", {"metadata": {"name": f"team-{index}", "labels": labels}})
         yield runtime, url
-
-
-async def _create(runtime: Runtime, kind: str, document: dict[str, Any]) -> None:
-    one = msgspec.convert(document, BY_NAME[kind].type)
-    reply = await object_ops.submit(runtime, create_command(BY_NAME[kind], one, BENCH), tenant="bench")
-    if isinstance(reply, Refusal):
-        raise RuntimeError(f"cannot create {kind} {document['metadata']['name']}: {reply.message}")
 
 
 async def _bind_backlog(runtime: Runtime, allocations: int, mix: str) -> dict[str, Any]:
     documents = [_document(index, mix) for index in range(allocations)]
     for first in range(0, allocations, 1024):
-        await asyncio.gather(*(_create(runtime, "Allocation", one) for one in documents[first : first + 1024]))
+        await asyncio.gather(*(create(runtime, "Allocation", one) for one in documents[first : first + 1024]))
     scheduler = await _elected(runtime)
     gc.collect()
     started = time.perf_counter()
@@ -268,7 +252,7 @@ async def _bind_backlog(runtime: Runtime, allocations: int, mix: str) -> dict[st
 
 
 async def _until_idle(runtime: Runtime, scheduler: Scheduler) -> None:
-    """Until nothing waits, or nothing more is placed."""
+    """Run cycles until nothing is pending, or nothing more is placed."""
     bound, since = -1, time.perf_counter()
     while not scheduler.idle.is_set():
         with suppress(TimeoutError):
@@ -290,7 +274,7 @@ async def _count_bound(runtime: Runtime) -> int:
 
 
 async def _bind_singles(runtime: Runtime, count: int) -> list[float]:
-    """One at a time: submitted, decided and bound here, and seen by who follows the feed. The cluster is idle, and
+    """One at a time: submitted, decided and bound here, and seen by a reader of the feed. The cluster is idle, and
     nothing is being started any more."""
     scheduler = await _elected(runtime)
     running = asyncio.create_task(scheduler.run())
@@ -303,7 +287,7 @@ async def _bind_singles(runtime: Runtime, count: int) -> list[float]:
     waits = []
     for index in range(count):
         started = time.perf_counter()
-        await _create(runtime, "Allocation", _document(index, "basic"))
+        await create(runtime, "Allocation", _document(index, "basic"))
         async with asyncio.timeout(STALL_SECONDS):
             bound = False
             while not bound:
@@ -316,9 +300,8 @@ async def _bind_singles(runtime: Runtime, count: int) -> list[float]:
 
 async def _serve_singles(server: BenchServer, count: int) -> list[float]:
     """One at a time: submitted by one connection, seen by another that watches."""
-    headers = {"Authorization": f"Bearer {server.token}"}
     path, waits = "/api/v1/namespaces/team-0/allocations", []
-    async with httpx2.AsyncClient(base_url=server.url, headers=headers, timeout=60.0, trust_env=False) as client:
+    async with server.client() as client:
         revision = (await client.get(path)).json()["metadata"]["resourceVersion"]
         following = {"watch": "true", "resourceVersion": revision}
         async with client.stream("GET", path, params=following) as watch:
@@ -327,7 +310,7 @@ async def _serve_singles(server: BenchServer, count: int) -> list[float]:
                 started = time.perf_counter()
                 answer = await client.post(path, json=_document((count + number) * TENANTS, "basic"))
                 answer.raise_for_status()
-                # Of this one: the one before is of the past, and whoever is next is not there yet.
+                # An event of this allocation: earlier ones have passed, and the next is not submitted yet.
                 async with asyncio.timeout(STALL_SECONDS):
                     while json.loads(await anext(told))["object"]["status"]["phase"] != "Scheduled":
                         pass
@@ -347,7 +330,7 @@ async def _stop(running: asyncio.Task[None]) -> None:
 
 
 def _document(index: int, mix: str) -> dict[str, Any]:
-    gpus, cpu, memory = ((1, 4, 16), (1, 8, 32), (1, 8, 64), (2, 16, 64))[index % 4]
+    gpus, cpu, memory = SIZES[index % len(SIZES)]
     scheduling: dict[str, Any] = {}
     team, labels = index % TENANTS, {}
     if mix == "affinity":

@@ -1,4 +1,4 @@
-"""`bursar bench trace`: how much of a cluster is put to use when a recorded workload fills it.
+"""`bursar bench trace`: GPU utilization of a cluster that a recorded workload fills.
 
 The procedure is that of the paper "Beware of Fragmentation" (USENIX ATC 2023), so that its figures can be laid beside
 ours: pods arrive in random order and never leave; each is placed at once or dropped for good. The nodes are a fleet as
@@ -101,7 +101,7 @@ class TracePolicy(Protocol):
 
 
 class Ours:
-    """What the scheduler itself does for an allocation that keeps no company."""
+    """The scheduler's own policy for an allocation without inter-pod affinity."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -118,7 +118,7 @@ class Ours:
         return choose_devices(self._fleet, self._fleet.now, row, shape, self._arrival_mix)
 
     def placed(self, row: int, shape: Shape) -> None:
-        """Nothing to remember: the fleet's columns say it all."""
+        """Do nothing: the fleet's columns hold all state."""
 
 
 def policy_of(name: str, fleet: Fleet, seed: int) -> TracePolicy:

@@ -1,4 +1,4 @@
-"""`bursar bench usage`: how long a year's report takes over ten million records of what ran.
+"""`bursar bench usage`: latency of a year's report over ten million usage records.
 
 The benchmark starts a PostgreSQL of its own, which makes the records and their buckets in sets. A sample of them is
 compared with the rules in `core/usage/usage_levels.py`. Only reads are measured, so the tables are unlogged and get
@@ -58,21 +58,21 @@ SELECT 'alloc-' || number, 'node-' || number % 1000, 1, tenant, tenant || '/user
 """
 EACH = {GPU: 1000, "cpu": 8000, "memory": 68719476736, "nodes": 125}  # what comes with a GPU
 AMOUNTS = [msgspec.json.encode({name: gpus * each for name, each in EACH.items()}) for gpus in (1, 2, 4, 8)]
-# How much runs of whom, from each step to the next, and that in buckets, for each resource as many times as comes with
-# a GPU: of some tenants, so that everything is sorted in memory, and by one number. `whom` is a user's number; before
+# How much runs per user, from each step to the next, and that in buckets, for each resource as many times as comes with
+# a GPU: of some tenants, so that everything is sorted in memory, and by one number. `owner` is a user's number; before
 # those of a tenant's users comes that of them all. Everything ends, so everybody begins at zero. Of steps of one second
 # only the last one lasts. Prices change at midnight only.
 BUCKETS = """
 WITH run AS MATERIALIZED (
-    SELECT place * ({users} + 1) AS everybody, place * ({users} + 1) + 1 + whose AS whom, begin, until,
+    SELECT place * ({users} + 1) AS everybody, place * ({users} + 1) + 1 + whose AS owner, begin, until,
            1 << size AS gpus
       FROM ({drawn}) AS drawn
 ), level AS MATERIALIZED (
-    SELECT step >> 32 AS whom, step & 4294967295 AS at, until & 4294967295 AS until, level
+    SELECT step >> 32 AS owner, step & 4294967295 AS at, until & 4294967295 AS until, level
       FROM (SELECT step, lead(step) OVER steps AS until, sum(delta) OVER steps AS level
-              FROM (SELECT (whom::bigint << 32) + begin AS step, gpus AS delta FROM run
+              FROM (SELECT (owner::bigint << 32) + begin AS step, gpus AS delta FROM run
                      UNION ALL
-                    SELECT (whom::bigint << 32) + until, -gpus FROM run
+                    SELECT (owner::bigint << 32) + until, -gpus FROM run
                      UNION ALL
                     SELECT (everybody::bigint << 32) + begin, gpus FROM run
                      UNION ALL
@@ -82,33 +82,33 @@ WITH run AS MATERIALIZED (
 ), taken (resource, class, each) AS (
     VALUES ('nvidia.com/gpu', 'h100', 1000::bigint), ('cpu', '', 8000), ('memory', '', 68719476736), ('nodes', '', 125)
 ), named AS (
-    SELECT place * ({users} + 1) + number AS whom, tenant,
+    SELECT place * ({users} + 1) + number AS owner, tenant,
            CASE number WHEN 0 THEN '' ELSE tenant || '/user-' || number - 1 END AS username
       FROM generate_series({first}, {last}) AS place, generate_series(0, {users}) AS number,
    LATERAL (SELECT 'tenant-' || lpad(place::text, 4, '0') AS tenant) AS called
 ), days AS (
     INSERT INTO usage_day (tenant, username, resource, class, at, total, cost, peak, last)
-    SELECT tenant, username, {amounts} FROM ({days}) AS bucket JOIN named USING (whom) CROSS JOIN taken
+    SELECT tenant, username, {amounts} FROM ({days}) AS bucket JOIN named USING (owner) CROSS JOIN taken
 ), hours AS (
     INSERT INTO usage_hour (tenant, resource, class, at, total, cost, peak, last)
-    SELECT tenant, {amounts} FROM ({hours}) AS bucket JOIN named USING (whom) CROSS JOIN taken
+    SELECT tenant, {amounts} FROM ({hours}) AS bucket JOIN named USING (owner) CROSS JOIN taken
 )
 INSERT INTO usage_level (tenant, username, resource, class, amount, since)
 SELECT tenant, username, resource, class, 0, to_timestamp(since)
-  FROM (SELECT whom, max(until) AS since FROM run GROUP BY whom
+  FROM (SELECT owner, max(until) AS since FROM run GROUP BY owner
          UNION ALL
         SELECT everybody, max(until) FROM run GROUP BY everybody) AS last
-  JOIN named USING (whom)
+  JOIN named USING (owner)
  CROSS JOIN taken
 """
 BUCKET = """
-SELECT whom, bucket, sum(level * (least(until, bucket + {size}) - greatest(at, bucket))) AS total, max(level) AS peak,
+SELECT owner, bucket, sum(level * (least(until, bucket + {size}) - greatest(at, bucket))) AS total, max(level) AS peak,
        coalesce(sum(level) FILTER (WHERE until >= bucket + {size}), 0) AS last
-  FROM (SELECT whom, at, until, level,
+  FROM (SELECT owner, at, until, level,
                generate_series(greatest(at - at % {size}, {since}), until - 1, {size}) AS bucket
           FROM level
-         WHERE until > {since} AND whom % {every} = 0) AS kept
- GROUP BY whom, bucket
+         WHERE until > {since} AND owner % {every} = 0) AS kept
+ GROUP BY owner, bucket
 """
 AMOUNT = """
 resource, class, to_timestamp(bucket), total * each,
@@ -168,7 +168,7 @@ async def run(*, records: int, tenants: int, users: int, reports: int, log: Log)
 
 
 class Drawing(Struct, frozen=True):
-    """What is to be drawn, and at what prices it is."""
+    """The records to draw, and their prices."""
 
     records: int
     tenants: int
@@ -287,7 +287,7 @@ async def _loading(url: str, *tables: str) -> AsyncIterator[Connection]:
 
 
 async def _check(db: Connection, tenant: str, now: datetime) -> None:
-    """What the server made in sets is what the rule makes one by one; and windows are what records say."""
+    """Check that the server's sets equal the rules' results, and that windows equal the records."""
     tariffs = await store.load_tariffs(db)
     meter = Meter(tenant, "", GPU, "h100")
     steps = [LevelStep(meter, row["at"], row["delta"]) for row in await db.fetch(STEPS, tenant)]

@@ -1,4 +1,4 @@
-"""`bursar`: the commands there are, each in a module of its own that is loaded when it is called.
+"""`bursar`: the table of commands. Each is in a module of its own, imported when the command is called.
 
 The server's commands are added by `bursar.main`, which may import the server; nothing here does.
 """
@@ -23,45 +23,45 @@ def _entry(module: str, help: str, section: str, attribute: str = "") -> Command
 
 ENTRIES = {
     "get": _entry("objects.get", "Show one or many objects.", _OBJECTS),
-    "describe": _entry("objects.describe", "Show all there is to know about an object.", _OBJECTS),
+    "describe": _entry("objects.describe", "Show an object in full, with its events.", _OBJECTS),
     "create": _entry("objects.create", "Create objects from files.", _OBJECTS),
-    "apply": _entry("objects.apply", "Make objects as files describe them.", _OBJECTS),
+    "apply": _entry("objects.apply", "Create or update objects from files.", _OBJECTS),
     "edit": _entry("objects.edit", "Change an object in your editor.", _OBJECTS),
     "patch": _entry("objects.patch", "Change part of an object.", _OBJECTS),
     "label": _entry("objects.label", "Set or remove labels.", _OBJECTS),
     "annotate": _entry("objects.label", "Set or remove annotations.", _OBJECTS, "annotate"),
     "delete": _entry("objects.delete", "Delete objects.", _OBJECTS),
-    "release": _entry("workloads.release", "Release many allocations at once.", _OBJECTS),
-    "job": _entry("workloads.job", "Cancel jobs, or raise their priority for a while.", _OBJECTS),
-    "run": _entry("workloads.run", "Run a command on the cluster, and see it through.", _OBJECTS),
+    "release": _entry("workloads.release", "Release all allocations that match a selector.", _OBJECTS),
+    "job": _entry("workloads.job", "Cancel jobs, or boost their priority.", _OBJECTS),
+    "run": _entry("workloads.run", "Run a command on the cluster and print its output.", _OBJECTS),
     "logs": _entry("workloads.logs", "Print the output of an allocation or a job.", _OBJECTS),
-    "status": _entry("workloads.status", "Show how your work stands, and why it waits.", _OBJECTS),
-    "explain": _entry("workloads.explain", "Show why something waits, and what would help.", _OBJECTS),
-    "simulate": _entry("workloads.simulate", "Show what would become of allocations, and create nothing.", _OBJECTS),
-    "top": _entry("nodes.top", "Show how full the cluster is, and how its queues stand.", _OBJECTS),
+    "status": _entry("workloads.status", "Show your active work, and why it is pending.", _OBJECTS),
+    "explain": _entry("workloads.explain", "Show why work is pending, and what would help.", _OBJECTS),
+    "simulate": _entry("workloads.simulate", "Show whether, where and when allocations would run.", _OBJECTS),
+    "top": _entry("nodes.top", "Show the utilization of the cluster and its queues.", _OBJECTS),
     "watch": _entry("objects.watch", "Print changes as they happen.", _OBJECTS),
-    "cordon": _entry("nodes.cordon", "Keep new work away from nodes.", _OBJECTS),
-    "uncordon": _entry("nodes.cordon", "Let nodes take work again.", _OBJECTS, "uncordon"),
+    "cordon": _entry("nodes.cordon", "Mark nodes unschedulable.", _OBJECTS),
+    "uncordon": _entry("nodes.cordon", "Mark nodes schedulable.", _OBJECTS, "uncordon"),
     "taint": _entry("nodes.taint", "Set or remove the taints of nodes.", _OBJECTS),
-    "drain": _entry("nodes.drain", "Empty a node: keep new work away, and evict what is placed there.", _OBJECTS),
-    "preempt": _entry("workloads.preempt", "Stop an allocation so that it waits again.", _OBJECTS),
-    "node": _entry("nodes.node", "Let nodes join, claim them, and give up those that are gone.", _OBJECTS),
-    "balance": _entry("credit.credit", "Show what an account has, and how long that lasts.", _CREDIT, "balance"),
-    "credit": _entry("credit.credit", "Top up accounts, limit them, and see what was spent.", _CREDIT),
-    "lease": _entry("credit.lease", "Pay for running time, also of work that is placed elsewhere.", _CREDIT),
-    "price": _entry("credit.price", "Show and set what running costs.", _CREDIT),
-    "ledger": _entry("credit.ledger", "Prove that the ledger is whole.", _CREDIT),
-    "webhook": _entry("objects.webhook", "Have notices sent, and see what was not taken.", _CREDIT),
-    "usage": _entry("credit.usage", "Show what was used, and what it costs.", _PEOPLE),
-    "tenant": _entry("quota.tenant", "Show what tenants may use, and do use.", _PEOPLE),
-    "admin": _entry("quota.admin", "Change what tenants may use.", _PEOPLE),
+    "drain": _entry("nodes.drain", "Cordon a node and evict its work.", _OBJECTS),
+    "preempt": _entry("workloads.preempt", "Stop an allocation and requeue it.", _OBJECTS),
+    "node": _entry("nodes.node", "Enrol, claim, wipe and fence nodes.", _OBJECTS),
+    "balance": _entry("credit.credit", "Show an account's balance, and how long it lasts.", _CREDIT, "balance"),
+    "credit": _entry("credit.credit", "Top up accounts, set their limits, show statements.", _CREDIT),
+    "lease": _entry("credit.lease", "Open, extend and close leases, which pay for running time.", _CREDIT),
+    "price": _entry("credit.price", "Show and set prices.", _CREDIT),
+    "ledger": _entry("credit.ledger", "Verify the ledger, and rotate its signing key.", _CREDIT),
+    "webhook": _entry("objects.webhook", "Manage webhooks, and show their pending deliveries.", _CREDIT),
+    "usage": _entry("credit.usage", "Show usage and its cost.", _PEOPLE),
+    "tenant": _entry("quota.tenant", "Show the limits and usage of tenants.", _PEOPLE),
+    "admin": _entry("quota.admin", "Change the limits and settings of tenants.", _PEOPLE),
     "token": _entry("session.token", "Create, list and revoke tokens.", _PEOPLE),
-    "whoami": _entry("session.whoami", "Show who the server takes you for.", _PEOPLE),
-    "login": _entry("session.login", "Remember a server and a token for it.", _SETUP),
-    "context": _entry("session.context", "List, choose and delete remembered servers.", _SETUP),
+    "whoami": _entry("session.whoami", "Show the current user and role.", _PEOPLE),
+    "login": _entry("session.login", "Store a server and its token.", _SETUP),
+    "context": _entry("session.context", "List, choose and delete stored servers.", _SETUP),
     "kubeconfig": _entry("session.kubeconfig", "Write a configuration for kubectl.", _SETUP),
     "completion": _entry("session.completion", "Print the completion script of a shell.", _SETUP),
-    "version": _entry("session.version", "Show versions.", _SETUP),
+    "version": _entry("session.version", "Show the version.", _SETUP),
 }
 
 
@@ -75,5 +75,5 @@ def cli(**_: Any) -> None:
 
     \b
     Start a server:   bursar serve
-    Point at one:     bursar login URL, or BURSAR_URL and BURSAR_TOKEN
+    Connect to one:   bursar login URL, or BURSAR_URL and BURSAR_TOKEN
     """

@@ -1,9 +1,10 @@
-"""The Python SDK: `Client` and `AsyncClient`, the same calls over the same flows.
+"""The Python SDK: `Client` and `AsyncClient`, with the same calls.
 
     with Client() as client:
         client.allocations("ml-team").create({"metadata": {"name": "train"}, "spec": {...}})
 
-Names are loaded when first used, so that a program which only handles errors or settings does not pay for HTTP.
+Names are imported when first used, so that a program that only handles errors or settings does not load HTTP.
+Read `flow.py` first: the logic of each call, without I/O.
 """
 
 from __future__ import annotations

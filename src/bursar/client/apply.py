@@ -1,7 +1,7 @@
-"""Apply: make an object as it is described, and leave alone what others have set.
+"""Apply: a three-way merge that makes an object as described and keeps fields that others have set.
 
-What was applied last is kept on the object, in the annotation that kubectl uses too, so that the two can be mixed. A
-field that was applied then and is not described now is removed; a field that was never applied here is not touched.
+The last applied description is stored on the object, in kubectl's annotation, so that the two can be mixed. A field
+that was applied before and is missing now is removed; a field that was never applied is not touched.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bursar.client.flow import Document, Flow
 from bursar.core.values.redaction import LAST_APPLIED
 from bursar.core.values.refusal import Code
 
-# Somebody may create or delete the object between our question and our write; more often than this is not chance.
+# Others may create or delete the object between our read and our write; more often than this is no coincidence.
 _ATTEMPTS_MAX = 3
 
 
@@ -27,7 +27,7 @@ class Applied(NamedTuple):
 
 
 def apply(place: ResourcePath, given: Given, *, dry_run: bool = False) -> Flow[Applied]:
-    """Creates the object, or changes it where it differs from what is given."""
+    """Create the object, or change the fields that differ."""
     wanted = as_document(given)
     place = place.owning(wanted)
     name = name_of(wanted)
@@ -51,13 +51,13 @@ def _change(place: ResourcePath, name: str, wanted: Document, current: Document,
     if not changes:
         return Applied(current, "unchanged")
     after = yield from patch(place, name, changes, dry_run=dry_run)
-    # The server may know two spellings of one value: only a new revision is a change.
+    # The server may accept two spellings of one value, so only a new revision is a change.
     same = not dry_run and _revision(after) == _revision(current)
     return Applied(after, "unchanged" if same else "configured")
 
 
 def with_last_applied(wanted: Mapping[str, Any]) -> Document:
-    """The object with its own description in the annotation."""
+    """The object with its own description in the last-applied annotation."""
     metadata = dict(wanted.get("metadata") or {})
     annotations = {name: value for name, value in (metadata.get("annotations") or {}).items() if name != LAST_APPLIED}
     plain = {**wanted, "metadata": {**metadata, "annotations": annotations}}
@@ -66,7 +66,7 @@ def with_last_applied(wanted: Mapping[str, Any]) -> Document:
 
 
 def last_applied(current: Mapping[str, Any]) -> Document:
-    """What was applied last; nothing if that was never done, or can no longer be read."""
+    """The last applied description; empty if there is none or it cannot be read."""
     annotations = (current.get("metadata") or {}).get("annotations") or {}
     try:
         document = msgspec.json.decode(annotations.get(LAST_APPLIED) or b"{}")
@@ -76,7 +76,7 @@ def last_applied(current: Mapping[str, Any]) -> Document:
 
 
 def three_way(last: Mapping[str, Any], wanted: Mapping[str, Any], current: Mapping[str, Any]) -> Document:
-    """The merge patch that makes `current` as `wanted`, and removes what only `last` has."""
+    """The merge patch that makes `current` like `wanted`, and removes fields that only `last` has."""
     changes: Document = {}
     for field, value in wanted.items():
         present = current.get(field)
@@ -94,7 +94,7 @@ def three_way(last: Mapping[str, Any], wanted: Mapping[str, Any], current: Mappi
 
 
 def _same(left: object, right: object) -> bool:
-    """Equality as JSON has it: in Python true is 1."""
+    """Equality in JSON: in Python true equals 1."""
     return msgspec.json.encode(left, order="deterministic") == msgspec.json.encode(right, order="deterministic")
 
 

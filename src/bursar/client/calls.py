@@ -1,4 +1,4 @@
-"""What can be done with the objects of one kind, and the few calls beside that. Each is a flow."""
+"""Calls on the objects of one kind, on tenants, nodes and the cluster. Each is a flow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PATCH_MEDIA: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ResourcePath:
-    """Where the objects of a kind are; without a namespace, those of all namespaces."""
+    """The path of the objects of a kind, in one namespace or in all."""
 
     plural: str
     namespaced: bool
@@ -48,7 +48,7 @@ class ResourcePath:
 
     def within(self, namespace: str) -> ResourcePath:
         if not self.namespaced and namespace:
-            raise ValueError(f"{self.plural} do not live in namespaces")
+            raise ValueError(f"{self.plural} are not namespaced")
         return replace(self, namespace=namespace)
 
     @property
@@ -61,7 +61,7 @@ class ResourcePath:
         return f"{self.path}/{segment(name)}" + (f"/{subresource}" if subresource else "")
 
     def path_for(self, document: Mapping[str, Any]) -> str:
-        """Where a new object goes: an object may name its namespace itself."""
+        """The path for a new object, which may have its namespace in its metadata."""
         return self.owning(document).path
 
     def owning(self, document: Mapping[str, Any]) -> ResourcePath:
@@ -72,11 +72,11 @@ class ResourcePath:
 
     def require_namespace(self) -> None:
         if self.namespaced and not self.namespace:
-            raise ValueError(f'{self.plural} live in a namespace: name it, as in client.{self.plural}("ml-team")')
+            raise ValueError(f'{self.plural} are namespaced: give a namespace, as in client.{self.plural}("ml-team")')
 
 
 def segment(name: str) -> str:
-    """A name as one segment of a path. An empty one would address the whole collection."""
+    """A name as one segment of a path. An empty name is refused, because it would address the whole collection."""
     if not name or name in (".", ".."):
         raise ValueError(f"{name!r} is not a name")
     return quote(name, safe="")
@@ -90,7 +90,7 @@ def as_document(given: Given) -> Document:
 
 
 def get(place: ResourcePath, name: str, *, subresource: str = "") -> Flow[Document]:
-    """One object, or one of its parts, such as `status`."""
+    """Read one object, or one of its subresources, such as `status`."""
     return document_of(HttpRequest("GET", place.path_of(name, subresource)), place.retries)
 
 
@@ -103,7 +103,7 @@ def page(
     continue_token: str = "",
     as_table: bool = False,
 ) -> Flow[Document]:
-    """One page of a list as the API answers it: `items`, and in `metadata` the revision and where it goes on."""
+    """Read one page of a list: `items`, and in `metadata` the revision and the token of the next page."""
     query = selection(label_selector, field_selector)
     if limit:
         query["limit"] = str(limit)
@@ -115,7 +115,7 @@ def page(
 def list_(
     place: ResourcePath, *, label_selector: str = "", field_selector: str = "", limit: int = PAGE_ITEMS
 ) -> Feed[Document]:
-    """Every object that matches, asked for in pages of `limit`."""
+    """Iterate over all matching objects, in pages of `limit`."""
     continue_token = ""
     while True:
         found = yield from page(
@@ -135,31 +135,28 @@ def list_(
 def table(
     place: ResourcePath, name: str = "", *, label_selector: str = "", field_selector: str = "", limit: int = PAGE_ITEMS
 ) -> Flow[Document]:
-    """What a person would want to see of one object, or of all that match: the server's own Table, in full."""
+    """Read the server's Table of one object, or of all matching objects."""
     if name:
         return (yield from document_of(HttpRequest("GET", place.path_of(name), {}, accepting(True)), place.retries))
-    whole: Document = {}
-    rows: list[Document] = []
-    continue_token = ""
-    while not whole or continue_token:
-        found = yield from page(
-            place,
-            label_selector=label_selector,
-            field_selector=field_selector,
-            limit=limit,
-            continue_token=continue_token,
-            as_table=True,
-        )
-        # The first page's revision is that of all.
-        whole = whole or found
-        rows += found.get("rows") or []
-        continue_token = continuation(found)
-    return {**whole, "rows": rows}
+    found = yield from every_page(place, label_selector, field_selector, limit, as_table=True)
+    # The revision of the first page holds for all.
+    return {**found[0], "rows": [row for one in found for row in one.get("rows") or []]}
+
+
+def every_page(
+    place: ResourcePath, label_selector: str, field_selector: str, limit: int, *, as_table: bool
+) -> Flow[list[Document]]:
+    """Read all pages of a list."""
+    found: list[Document] = []
+    while not found or continuation(found[-1]):
+        token = continuation(found[-1]) if found else ""
+        asked = {"label_selector": label_selector, "field_selector": field_selector, "continue_token": token}
+        found.append((yield from page(place, **asked, limit=limit, as_table=as_table)))
+    return found
 
 
 def selection(label_selector: str, field_selector: str) -> dict[str, str]:
-    given = {"labelSelector": label_selector, "fieldSelector": field_selector}
-    return {name: value for name, value in given.items() if value}
+    return given(labelSelector=label_selector, fieldSelector=field_selector)
 
 
 def accepting(as_table: bool) -> dict[str, str]:
@@ -174,13 +171,13 @@ def continuation(found: Mapping[str, Any]) -> str:
 
 
 def create(place: ResourcePath, given: Given, *, dry_run: bool = False, request_id: str = "") -> Flow[Document]:
-    """A new object. With the same `request_id`, a repeated call has one effect and one answer."""
+    """Create an object. `request_id` is the idempotency key: repeated calls have one effect and one answer."""
     document = as_document(given)
     return _write("POST", place.path_for(document), place, document, dry_run=dry_run, request_id=request_id)
 
 
 def replace_(place: ResourcePath, given: Given, *, subresource: str = "", dry_run: bool = False) -> Flow[Document]:
-    """Puts an object in the place of the one that has its name; with a resourceVersion, only if that is current."""
+    """Replace the object of this name; with a resourceVersion, only if it is current (optimistic concurrency)."""
     document = as_document(given)
     where = place.owning(document).path_of(name_of(document), subresource)
     return _write("PUT", where, place, document, dry_run=dry_run)
@@ -191,11 +188,11 @@ def patch(
     name: str,
     patch: Mapping[str, Any] | list[Any],
     *,
-    type: PatchType = "merge",  # noqa: A002 - what kubectl calls it
+    type: PatchType = "merge",  # noqa: A002 - kubectl's name
     subresource: str = "",
     dry_run: bool = False,
 ) -> Flow[Document]:
-    """Changes part of an object: by JSON merge patch, strategic merge patch or JSON Patch."""
+    """Change part of an object by JSON merge patch, strategic merge patch or JSON Patch."""
     if type not in PATCH_MEDIA:
         raise ValueError(f"type must be one of {', '.join(PATCH_MEDIA)}, not {type!r}")
     where = place.path_of(name, subresource)
@@ -205,7 +202,7 @@ def patch(
 def delete(
     place: ResourcePath, name: str, *, grace_period_seconds: int | None = None, dry_run: bool = False
 ) -> Flow[Document]:
-    """Asks for an object to go. What runs is given its grace first: the answer shows the object as it is until then."""
+    """Delete an object. Running work gets its grace period first; the answer shows the object as it is until then."""
     options: Document = {"kind": "DeleteOptions", "apiVersion": "v1"}
     if grace_period_seconds is not None:
         options["gracePeriodSeconds"] = grace_period_seconds
@@ -215,7 +212,7 @@ def delete(
 def delete_collection(
     place: ResourcePath, *, label_selector: str = "", field_selector: str = "", dry_run: bool = False
 ) -> Flow[Document]:
-    """Deletes all that match; without a selector, all there are in the namespace."""
+    """Delete all matching objects; without a selector, all objects of the kind in the namespace."""
     query = selection(label_selector, field_selector)
     return _write("DELETE", place.path, place, None, dry_run=dry_run, query=query)
 
@@ -223,7 +220,7 @@ def delete_collection(
 def bulk_release(
     place: ResourcePath, *, label_selector: str, grace_period_seconds: int | None = None, dry_run: bool = False
 ) -> Flow[Document]:
-    """Releases every allocation of a namespace that matches: how many, and what that frees."""
+    """Release all matching allocations of a namespace. The answer has their number and the freed resources."""
     body: Document = {"labelSelector": label_selector, "dryRun": dry_run}
     if grace_period_seconds is not None:
         body["gracePeriodSeconds"] = grace_period_seconds
@@ -231,12 +228,12 @@ def bulk_release(
 
 
 def action(place: ResourcePath, name: str, verb: str, body: Mapping[str, Any] | None = None) -> Flow[Document]:
-    """What a kind can do beside being changed: `client.jobs("ml-team").action("train", "cancel", {"reason": …})`."""
+    """Run an action of a kind: `client.jobs("ml-team").action("train", "cancel", {"reason": …})`."""
     return _write("POST", place.path_of(name, segment(verb)), place, dict(body or {}))
 
 
 def send_stdin(place: ResourcePath, name: str, data: bytes) -> Flow[Document]:
-    """Sends what an allocation's command reads from its standard input: once, before it is started."""
+    """Send the standard input of an allocation's command: once, before it starts."""
     headers = {"content-type": "application/octet-stream"}
     return document_of(HttpRequest("PUT", place.path_of(name, "stdin"), {}, headers, data), place.retries)
 
@@ -244,7 +241,7 @@ def send_stdin(place: ResourcePath, name: str, data: bytes) -> Flow[Document]:
 def cancel(
     place: ResourcePath, name: str, *, reason: str = "", grace_period_seconds: int | None = None
 ) -> Flow[Document]:
-    """Stops a job: what waits goes at once, what runs is given its grace. The answer has its phase and a message."""
+    """Cancel a job: delete its pending allocations at once and stop running ones within their grace period."""
     body: Document = {"reason": reason} if reason else {}
     if grace_period_seconds is not None:
         body["gracePeriodSeconds"] = grace_period_seconds
@@ -254,18 +251,18 @@ def cancel(
 def boost(
     place: ResourcePath, name: str, *, priority: int, reason: str, duration: str | int, approved_by: str
 ) -> Flow[Document]:
-    """Gives a job another priority for a while: which it had, which it has, and until when."""
+    """Give a job another priority for a limited time. The answer has both priorities and the end."""
     body = {"newPriority": priority, "reason": reason, "duration": duration, "approvedBy": approved_by}
     return action(place, name, "boost", body)
 
 
 def explain(place: ResourcePath, name: str) -> Flow[Document]:
-    """Why an allocation, or a job, waits: the reasons with their numbers, its place in line, and what would help."""
+    """Explain why an allocation or a job is pending: reasons with numbers, queue position, and what would help."""
     return document_of(HttpRequest("GET", place.path_of(name, "explain")), place.retries)
 
 
 def simulate(place: ResourcePath, given: Given | Sequence[Given]) -> Flow[Document]:
-    """What would become of an allocation, or of several together, if it were created now; nothing is."""
+    """Simulate whether, where and when allocations would run if they were created together now."""
     alone = as_document(given) if isinstance(given, Mapping | msgspec.Struct) else None
     body = alone if alone is not None else {"items": [as_document(one) for one in cast("Sequence[Given]", given)]}
     return _write("POST", place.path_of("simulate"), place, body)
@@ -297,7 +294,7 @@ def _write(
     return document_of(HttpRequest(method, path, options, headers, content), place.retries)
 
 
-# --- Calls that belong to no one kind
+# --- Calls that belong to no kind
 
 
 def request(
@@ -309,22 +306,22 @@ def request(
     body: object = None,
     headers: Mapping[str, str] | None = None,
 ) -> Flow[Any]:
-    """Any request: the answer's JSON, its text if it is something else, or None if it is empty."""
+    """Send any request. Returns the answer's JSON, else its text, or None if it is empty."""
     content = b"" if body is None else encoded(body)
     sent = {"content-type": JSON, "accept": JSON, **(headers or {})}
     return json_of(HttpRequest(method.upper(), path, query or {}, sent, content), retries)
 
 
 def update_tenant(retries: Retries, name: str, changes: Mapping[str, Any], *, dry_run: bool = False) -> Flow[Document]:
-    """Changes the named fields of a tenant: `{"max_nodes": 250, "gpu_hours_budget": 150000}`."""
+    """Change fields of a tenant: `{"max_nodes": 250, "gpu_hours_budget": 150000}`."""
     query = {"dryRun": "All"} if dry_run else {}
     sent = {"content-type": JSON, "accept": JSON}
     return document_of(HttpRequest("PUT", f"{ROOT}/tenants/{segment(name)}", query, sent, encoded(changes)), retries)
 
 
 def tenant_quotas(retries: Retries, name: str) -> Flow[Document]:
-    """Each of a tenant's limits, where it comes from, and what is used of it."""
-    return document_of(HttpRequest("GET", f"{ROOT}/tenants/{segment(name)}/quotas"), retries)
+    """Read a tenant's limits, their sources and their usage."""
+    return read(retries, f"tenants/{segment(name)}/quotas")
 
 
 def drain(
@@ -336,39 +333,38 @@ def drain(
     reason: str = "",
     dry_run: bool = False,
 ) -> Flow[Document]:
-    """Empties a node: it takes nothing new, and what is placed there is evicted; how far that has come."""
+    """Drain a node: cordon it and evict its work. The answer is the progress."""
     body: Document = {"force": force, "reason": reason}
     if grace_period_seconds is not None:
         body["gracePeriodSeconds"] = grace_period_seconds
-    return _post(retries, f"{ROOT}/nodes/{segment(name)}/drain", body, dry_run=dry_run)
+    return post(retries, f"nodes/{segment(name)}/drain", body, dry_run=dry_run)
 
 
 def drain_status(retries: Retries, name: str) -> Flow[Document]:
-    """How far a node's drain has come: `status`, `allocationsToEvict` and `progress`."""
-    return document_of(HttpRequest("GET", f"{ROOT}/nodes/{segment(name)}/drain"), retries)
+    """Read the progress of a drain: `status`, `allocationsToEvict` and `progress`."""
+    return read(retries, f"nodes/{segment(name)}/drain")
 
 
 def certify(
     retries: Retries, name: str, certificate_request: str, node: Mapping[str, Any] | None = None
 ) -> Flow[Document]:
-    """A certificate for a node's key: `certificate`, `authority`, `address` and `expires`. A new node is registered as
-    `node` describes it."""
+    """Certify a node's key: `certificate`, `authority`, `address` and `expires`. `node` describes a new node."""
     body = {"certificateRequest": certificate_request, "node": dict(node or {})}
-    return _post(retries, f"{ROOT}/nodes/{segment(name)}/certificates", body)
+    return post(retries, f"nodes/{segment(name)}/certificates", body)
 
 
 def authority(retries: Retries) -> Flow[Document]:
-    """Who signs the certificates of nodes, as PEM in `authority`, and at which `address` agents are served."""
-    return document_of(HttpRequest("GET", f"{ROOT}/authority"), retries)
+    """Read the CA of node certificates, as PEM in `authority`, and the `address` that serves agents."""
+    return read(retries, "authority")
 
 
 def fence(retries: Retries, name: str, *, reason: str, dry_run: bool = False) -> Flow[Document]:
-    """Says that nothing of a silent node runs any more: what was placed there waits again or fails at once."""
-    return _post(retries, f"{ROOT}/nodes/{segment(name)}/fence", {"reason": reason}, dry_run=dry_run)
+    """Fence a silent node: confirm that nothing runs there, so that its work is requeued or fails at once."""
+    return post(retries, f"nodes/{segment(name)}/fence", {"reason": reason}, dry_run=dry_run)
 
 
 def unfence(retries: Retries, name: str, *, dry_run: bool = False) -> Flow[Document]:
-    """Takes a fence back; the node as it stands then."""
+    """Remove a node's fence. Returns the node."""
     query = {"dryRun": "All"} if dry_run else {}
     return document_of(HttpRequest("DELETE", f"{ROOT}/nodes/{segment(name)}/fence", query, {"accept": JSON}), retries)
 
@@ -376,33 +372,32 @@ def unfence(retries: Retries, name: str, *, dry_run: bool = False) -> Flow[Docum
 def claim(
     retries: Retries, name: str, *, user: str = "", reason: str = "", dry_run: bool = False, request_id: str = ""
 ) -> Flow[Document]:
-    """Claims a node for sensitive work, for oneself or, as an administrator, for `tenant/name`; the node as it stands
-    then."""
+    """Claim a node for sensitive work, for oneself or, as an administrator, for `tenant/name`. Returns the node."""
     body = {"user": user, "reason": reason}
-    return _post(retries, f"{ROOT}/nodes/{segment(name)}/claim", body, dry_run=dry_run, request_id=request_id)
+    return post(retries, f"nodes/{segment(name)}/claim", body, dry_run=dry_run, request_id=request_id)
 
 
 def release_node(
     retries: Retries, name: str, *, reason: str = "", dry_run: bool = False, request_id: str = ""
 ) -> Flow[Document]:
-    """Gives a claimed node back: it is wiped, and then anybody's again; the node as it stands then."""
+    """Release a claimed node, which is wiped before others may use it. Returns the node."""
     body = {"reason": reason}
-    return _post(retries, f"{ROOT}/nodes/{segment(name)}/release", body, dry_run=dry_run, request_id=request_id)
+    return post(retries, f"nodes/{segment(name)}/release", body, dry_run=dry_run, request_id=request_id)
 
 
 def wipe(retries: Retries, name: str, *, reason: str = "", dry_run: bool = False) -> Flow[Document]:
-    """Has a node that was given back wiped again, as when that failed."""
-    return _post(retries, f"{ROOT}/nodes/{segment(name)}/wipe", {"reason": reason}, dry_run=dry_run)
+    """Retry the wipe of a released node."""
+    return post(retries, f"nodes/{segment(name)}/wipe", {"reason": reason}, dry_run=dry_run)
 
 
 def confirm_wiped(retries: Retries, name: str, *, reason: str = "", dry_run: bool = False) -> Flow[Document]:
-    """Says that a node that was given back is wiped: from then on anybody may use it."""
-    return _post(retries, f"{ROOT}/nodes/{segment(name)}/wiped", {"reason": reason}, dry_run=dry_run)
+    """Confirm that a released node is wiped, so that others may use it."""
+    return post(retries, f"nodes/{segment(name)}/wiped", {"reason": reason}, dry_run=dry_run)
 
 
 def claims(retries: Retries) -> Flow[Document]:
-    """The nodes that are claimed, as far as one may know by whom, as `items`; `pool` is how many may be and are."""
-    return document_of(HttpRequest("GET", f"{ROOT}/claims"), retries)
+    """Read the claimed nodes as `items`, with the holders that the caller may see, and the size of the `pool`."""
+    return read(retries, "claims")
 
 
 def preempt(
@@ -416,32 +411,53 @@ def preempt(
     dry_run: bool = False,
     request_id: str = "",
 ) -> Flow[Document]:
-    """Stops an allocation so that it waits again: until when it may take, and what that frees."""
+    """Stop an allocation and requeue it. The answer has the end of its grace period and the freed resources."""
     body: Document = {"targetAllocation": name, "reason": reason, "initiatedBy": initiated_by}
     if grace_period_seconds is not None:
         body["gracePeriodSeconds"] = grace_period_seconds
-    path = f"{ROOT}/namespaces/{segment(namespace)}/preemptions"
-    return _post(retries, path, body, dry_run=dry_run, request_id=request_id)
+    path = f"namespaces/{segment(namespace)}/preemptions"
+    return post(retries, path, body, dry_run=dry_run, request_id=request_id)
 
 
-def _post(retries: Retries, path: str, body: object, *, dry_run: bool = False, request_id: str = "") -> Flow[Document]:
+def post(retries: Retries, path: str, body: object, *, dry_run: bool = False, request_id: str = "") -> Flow[Document]:
     headers = {"content-type": JSON, "accept": JSON}
     if request_id:
         headers[IDEMPOTENCY_KEY] = request_id
     query = {"dryRun": "All"} if dry_run else {}
-    return document_of(HttpRequest("POST", path, query, headers, encoded(body)), retries)
+    return document_of(HttpRequest("POST", f"{ROOT}/{path}", query, headers, encoded(body)), retries)
+
+
+def read(retries: Retries, path: str, **query: str) -> Flow[Document]:
+    return document_of(HttpRequest("GET", f"{ROOT}/{path}", given(**query)), retries)
+
+
+def pages(retries: Retries, path: str, **query: str) -> Feed[Document]:
+    """Give the items of a list that is not of a kind, page by page."""
+    following = ""
+    while True:
+        found = yield from read(retries, path, **query, **{"continue": following})
+        for item in found.get("items") or []:
+            yield Give(item)
+        following = str(found.get("continue") or "")
+        if not following:
+            return
+
+
+def given(**query: str) -> dict[str, str]:
+    """The query parameters that have a value."""
+    return {name: value for name, value in query.items() if value}
 
 
 def queue_metrics(retries: Retries) -> Flow[Document]:
-    """How many wait in each queue, since when, and how long one waits there."""
-    return document_of(HttpRequest("GET", f"{ROOT}/metrics/queues"), retries)
+    """Read the number of pending allocations and the waiting times of each queue."""
+    return read(retries, "metrics/queues")
 
 
 def cluster_utilization(retries: Retries) -> Flow[Document]:
-    """How full the cluster is, and how its scheduler does."""
-    return document_of(HttpRequest("GET", f"{ROOT}/metrics/cluster/utilization"), retries)
+    """Read the utilization of the cluster, and the figures of its scheduler."""
+    return read(retries, "metrics/cluster/utilization")
 
 
 def whoami(retries: Retries) -> Flow[Document]:
-    """Who the server takes us for: `user`, `role` and, where it has them, `tenant` and `node`."""
-    return document_of(HttpRequest("GET", f"{ROOT}/whoami"), retries)
+    """Read the caller's identity: `user`, `role`, and `tenant` and `node` if it has them."""
+    return read(retries, "whoami")

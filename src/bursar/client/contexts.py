@@ -1,7 +1,7 @@
-"""Which server to speak to, and as whom: from arguments, the environment, or a context in the configuration file.
+"""Contexts: the server and token to use, from arguments, the environment, or the configuration file.
 
-A context's token is sent to that context's URL and to no other, so that pointing BURSAR_URL somewhere else does not
-hand a stranger the token of the last login.
+A context's token is sent to that context's URL only, so that another BURSAR_URL does not receive the token of the last
+login.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FILE_FIELDS = {"url": "url", "token": "token", "ca-file": "ca_file", "namespace
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A server and who we are there. Without a name it is not one of the file's."""
+    """A server with its token, CA and namespace. A context without a name is not from the file."""
 
     url: str
     token: str = field(default="", repr=False)
@@ -39,7 +39,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """What the file holds."""
+    """The contents of the configuration file."""
 
     current: str = ""
     known: Mapping[str, Context] = field(default_factory=dict)
@@ -53,7 +53,7 @@ def resolve(
     context: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Context:
-    """The server to use: what is given wins over the environment, and that over the current context."""
+    """The server to use: arguments override the environment, and it overrides the current context."""
     given_url = url or ("" if context else environment.get(URL, ""))
     stored = _stored(context, given_url, environment)
     return Context(
@@ -66,22 +66,22 @@ def resolve(
 
 
 def _stored(name: str | None, url: str, environment: Mapping[str, str]) -> Context | None:
-    """The context that applies: the one named, else the current one unless the URL is another's."""
+    """The stored context: the given one, else the current one unless the URL differs from its own."""
     contexts = load(config_path(environment))
     if name:
         if name not in contexts.known:
             known = ", ".join(sorted(contexts.known)) or "none yet"
-            raise ConfigError(f'there is no context "{name}"', f"known contexts: {known}; `bursar login` adds one")
+            raise ConfigError(f'context "{name}" not found', f"known contexts: {known}; `bursar login` adds one")
         stored = contexts.known[name]
         if url and url.rstrip("/") != stored.url:
-            raise ConfigError(f'context "{name}" is for {stored.url}, not {url}', "give either a context or a URL")
+            raise ConfigError(f'context "{name}" is for {stored.url}, not {url}', "give a context or a URL, not both")
         return stored
     current = contexts.known.get(contexts.current)
     return current if current and url.rstrip("/") in ("", current.url) else None
 
 
 def is_loopback(url: str) -> bool:
-    """Whether a URL is this machine itself."""
+    """Whether a URL is a loopback address."""
     return is_loopback_host(urlsplit(url).hostname or "")
 
 
@@ -93,18 +93,18 @@ def config_path(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def load(path: Path) -> Contexts:
-    """The file's contexts; none when there is no file."""
+    """The file's contexts; none if there is no file."""
     try:
         text = path.read_text()
     except FileNotFoundError:
         return Contexts()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", f"{CONFIG} may name another file") from None
+        raise ConfigError(f"{path} cannot be read: {error}", f"{CONFIG} may set another path") from None
     return _parse(path, text)
 
 
 def save(path: Path, contexts: Contexts) -> None:
-    """Replaces the file at once and readable by its owner only, since it holds tokens."""
+    """Replace the file atomically, with mode 0600, because it holds tokens."""
     import yaml
 
     document = {
@@ -119,7 +119,7 @@ def save(path: Path, contexts: Contexts) -> None:
             yaml.safe_dump(document, file, sort_keys=False)
         Path(scratch).replace(path)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}", f"{CONFIG} may name another file") from None
+        raise ConfigError(f"{path} cannot be written: {error}", f"{CONFIG} may set another path") from None
 
 
 def _parse(path: Path, text: str) -> Contexts:
@@ -132,7 +132,9 @@ def _parse(path: Path, text: str) -> Contexts:
             known={str(name): _context(str(name), one) for name, one in (document.get("contexts") or {}).items()},
         )
     except (yaml.YAMLError, AttributeError, KeyError, TypeError):
-        raise ConfigError(f"{path} is not a file of contexts", "mend or remove it, then run `bursar login`") from None
+        raise ConfigError(
+            f"{path} is not a configuration file", "repair or remove it, then run `bursar login`"
+        ) from None
 
 
 def _context(name: str, document: Mapping[str, Any]) -> Context:

@@ -1,19 +1,19 @@
-"""What can go wrong, as exceptions:
+"""The exceptions of the SDK:
 
 BursarError
-├── ConfigError          the file with the contexts cannot be used as it is
+├── ConfigError          the configuration file cannot be used
 ├── ConnectionFailed     the server could not be reached, or stopped answering
-└── ApiError             the server said no: `message` and `hint` say why and what would help
-    ├── Invalid          400, 413, 415, 422: the request has to change; `causes` names every field at fault
-    ├── Unauthorized     401: no token, or one that is no longer good
+└── ApiError             the server refused: `message` has the reason, `hint` the remedy
+    ├── Invalid          400, 413, 415, 422: the request must change; `causes` lists every faulty field
+    ├── Unauthorized     401: no token, or an invalid one
     ├── Forbidden        403: not allowed for this token
-    │   └── CreditRefused    an account cannot pay, or a limit of it has no room; `causes` gives the numbers
-    ├── QuotaExceeded    403 or 409: a limit has no room; `causes` gives the numbers of each
+    │   └── CreditRefused    an account cannot pay, or reached its limit; `causes` has the numbers
+    ├── QuotaExceeded    403 or 409: a limit is reached; `causes` has the numbers
     ├── NotFound         404
-    ├── Conflict         409: it exists already, or has changed since it was read
-    ├── Gone             410: the revision asked for is no longer kept
-    ├── RateLimited      429: `retry_after` says when to come back
-    └── Unavailable      502, 503, 504: passes by itself
+    ├── Conflict         409: the object exists, or has changed since it was read
+    ├── Gone             410: the requested revision is no longer stored
+    ├── RateLimited      429: `retry_after` has the seconds to wait
+    └── Unavailable      502, 503, 504: transient
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bursar.core.values.refusal import Cause, Code
 
 
 class BursarError(Exception):
-    """Everything this package raises on purpose."""
+    """The base of all errors that this package raises on purpose."""
 
     hint: str = ""
 
@@ -42,7 +42,7 @@ class ConfigError(BursarError):
 
 
 class ConnectionFailed(BursarError):
-    """`passing` tells whether trying again may help; a certificate that is not trusted stays so."""
+    """No answer from the server. `passing` is true if a retry may help, unlike for an untrusted certificate."""
 
     def __init__(self, message: str = "", hint: str = "", *, passing: bool = True) -> None:
         super().__init__(message)
@@ -51,7 +51,7 @@ class ConnectionFailed(BursarError):
 
 
 class ApiError(BursarError):
-    """`status` is the HTTP status, `reason` Kubernetes' word for it, `code` our own, stable one."""
+    """A refusal. `status` is the HTTP status, `reason` Kubernetes' reason, `code` Bursar's stable code."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ApiError(BursarError):
 
     @property
     def passing(self) -> bool:
-        """Whether the same request may succeed a little later with nothing else changed."""
+        """Whether the same request may succeed a little later."""
         return isinstance(self, RateLimited | Unavailable)
 
 
@@ -138,7 +138,7 @@ _CAUSE_FIELDS = tuple(field.name for field in fields(Cause))
 
 
 def api_error(status: int, document: object, headers: Mapping[str, str], text: str = "") -> ApiError:
-    """The exception for an answer that is not a success; `document` is its body, if that was JSON."""
+    """The exception for an answer that is not a success; `document` is its body if that is JSON."""
     body = document if isinstance(document, Mapping) else {}
     details = body.get("details") if isinstance(body.get("details"), Mapping) else {}
     assert isinstance(details, Mapping)
@@ -158,7 +158,7 @@ def api_error(status: int, document: object, headers: Mapping[str, str], text: s
 
 
 def _causes(given: object) -> tuple[Cause, ...]:
-    """Whatever of it we understand: an error about an error would help nobody."""
+    """The causes that can be read; others are skipped, so that no error hides the error."""
     if not isinstance(given, list):
         return ()
     known = [{name: str(one.get(name, "")) for name in _CAUSE_FIELDS} for one in given if isinstance(one, Mapping)]
@@ -166,7 +166,7 @@ def _causes(given: object) -> tuple[Cause, ...]:
 
 
 def _seconds(given: object) -> float:
-    """Retry-After as seconds; its other form, a date, is not used by our servers."""
+    """Retry-After in seconds; Bursar does not send its other form, a date."""
     try:
         return max(0.0, float(str(given)))
     except ValueError:

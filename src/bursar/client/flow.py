@@ -1,8 +1,7 @@
-"""Flows: what the SDK does, written once.
+"""Flows: the logic of the SDK without I/O, shared by both clients.
 
-A flow is a generator. It yields what it needs done, one step at a time, and is sent what came of it; it never does
-I/O itself. Two small drivers, sync.py and aio.py, do the steps. A failure to connect is thrown into the flow, which
-decides what to do about it.
+A flow is a generator. It yields one step at a time and receives its outcome. Two drivers, sync.py and aio.py, perform
+the steps. A connection failure is thrown into the flow, which decides whether to retry.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class HttpRequest:
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
-    # How long the server may stay silent; None is the client's own setting.
+    # How long the server may send nothing; None is the client's own setting.
     silence_seconds_max: float | None = None
 
 
@@ -48,21 +47,21 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """Send the request and read all of its answer: gets a Response."""
+    """Send a request and read its whole answer. The outcome is a Response."""
 
     request: HttpRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """The same, but a success is left to be read piece by piece; at most one is open in a flow."""
+    """Send a request and leave a successful body to be read in pieces; a flow has at most one open."""
 
     request: HttpRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """The next piece of what was opened: gets bytes, or None at the end."""
+    """Read the next piece of the open body. The outcome is bytes, or None at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,35 +71,35 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Give(Generic[T]):
-    """Hand a value to whoever iterates."""
+    """Give a value to the caller's iteration."""
 
     value: T
 
 
 Step: TypeAlias = SendRequest | Open | Read | Pause
-# A flow that comes to one result, and one that gives values on the way.
+# A flow has one result, a feed gives any number of values.
 Flow: TypeAlias = Generator[Step, Any, T]
 Feed: TypeAlias = Generator[Step | Give[T], Any, None]
 
 
-# What came of a step.
+# The outcome of a step.
 Outcome: TypeAlias = Response | bytes | ConnectionFailed | None
 
 
 def resume(flow: Generator[Y, Any, Any], outcome: Outcome) -> Y:
-    """Tells a flow what came of its last step, and gets the next one."""
+    """Send a flow the outcome of its last step, and return the next step."""
     return flow.throw(outcome) if isinstance(outcome, ConnectionFailed) else flow.send(outcome)
 
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often, and for how long in all, a request is tried while the trouble may pass by itself."""
+    """The number of attempts, and the seconds for all of them, while an error is transient."""
 
     attempts_max: int = 5
     seconds_max: float = 60.0
 
     def pause_seconds(self, attempt: int, asked: float = 0.0) -> float:
-        """What the server asked for; else twice as long each time, spread so that clients do not come back together."""
+        """The server's Retry-After, else exponential backoff with jitter."""
         return asked or min(10.0, 0.1 * 2**attempt) * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret
 
 
@@ -108,10 +107,9 @@ ONCE = Retries(attempts_max=1)
 
 
 def exchange(request: HttpRequest, retries: Retries) -> Flow[Response]:
-    """A request and its successful answer; anything else is raised.
+    """Send a request, with retries, and return its successful answer; raise any other.
 
-    Every request may be repeated: reading changes nothing, and a write carries a key under which the server
-    recognises it.
+    Every request may be repeated: reads change nothing, and writes carry an idempotency key.
     """
     request = repeatable(request)
     waited_seconds = 0.0
@@ -128,7 +126,7 @@ def exchange(request: HttpRequest, retries: Retries) -> Flow[Response]:
 
 
 def repeatable(request: HttpRequest) -> HttpRequest:
-    """The request with a key of its own, if it is a write that has none."""
+    """The request, with an idempotency key if it is a write without one."""
     if request.method in READING or any(name.lower() == IDEMPOTENCY_KEY for name in request.headers):
         return request
     return replace(request, headers={**request.headers, IDEMPOTENCY_KEY: str(uuid4())})
@@ -143,7 +141,7 @@ def _attempt(request: HttpRequest) -> Flow[Response]:
 
 
 def json_of(request: HttpRequest, retries: Retries) -> Flow[Any]:
-    """A request and what its answer says; None where it says nothing."""
+    """Send a request and decode its answer; None if it is empty."""
     response = yield from exchange(request, retries)
     return decoded(response)
 
@@ -151,7 +149,7 @@ def json_of(request: HttpRequest, retries: Retries) -> Flow[Any]:
 def document_of(request: HttpRequest, retries: Retries) -> Flow[Document]:
     document = yield from json_of(request, retries)
     if not isinstance(document, dict):
-        raise not_ours("its answer is not an object")
+        raise not_bursar("its answer is not an object")
     return document
 
 
@@ -163,26 +161,26 @@ def decoded(response: Response) -> Any:
     try:
         return msgspec.json.decode(response.body)
     except msgspec.DecodeError as error:
-        raise not_ours(str(error)) from None
+        raise not_bursar(str(error)) from None
 
 
 def error_of(response: Response) -> ApiError:
-    """What an answer that is no success means."""
+    """The exception for an answer that is not a success."""
     try:
         document = msgspec.json.decode(response.body) if _is_json(response) else None
     except msgspec.DecodeError:
         document = None
-    # What comes from a proxy on the way is a page; its first line is all that helps.
+    # A proxy answers with a page, of which only the first line helps.
     text = "" if _is_json(response) else response.body.decode(errors="replace").strip().partition("\n")[0][:200]
     return api_error(response.status, document, response.headers, text and f"{response.status}: {text}")
 
 
-def not_ours(fault: str) -> ConnectionFailed:
-    return ConnectionFailed(f"what answers there does not speak Bursar's API: {fault}", "check the URL", passing=False)
+def not_bursar(fault: str) -> ConnectionFailed:
+    return ConnectionFailed(f"the server does not speak Bursar's API: {fault}", "check the URL", passing=False)
 
 
 def encoded(body: object) -> bytes:
-    """A body as JSON; the typed objects of `bursar.wire` are written as the API names their fields."""
+    """A body as JSON; typed objects of `bursar.wire` get the API's field names."""
     return msgspec.json.encode(body)
 
 

@@ -1,4 +1,4 @@
-"""What the two drivers share: how a client for HTTP is set up, and what its failures mean."""
+"""HTTP settings and failures, shared by both drivers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bursar.client.errors import ConfigError, ConnectionFailed
 from bursar.client.flow import HttpRequest, Response
 
 CONNECT_SECONDS_MAX = 5.0
-RUNS = "see that the server runs (`bursar serve`), and that host and port are right"
+RUNS = "check that the server runs (`bursar serve`), and that host and port are right"
 # Each watch holds a connection of its own.
 CONNECTIONS_MAX = 1000
 KEPT_MAX = 100
@@ -37,14 +37,14 @@ def options(context: Context, timeout_seconds: float) -> dict[str, Any]:
         "timeout": timeouts(timeout_seconds),
         "verify": _trust(context),
         "limits": httpx2.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=KEPT_MAX),
-        # No proxy that the environment names leads to this machine itself.
+        # The environment's proxies do not lead to loopback.
         "trust_env": not is_loopback(context.url),
     }
 
 
 def _trust(context: Context) -> ssl.SSLContext:
     if context.url.startswith("http:"):
-        # Loading the system's certificates takes longer than a request does. This one trusts nobody.
+        # Loading the system's certificates takes longer than a request. This context trusts no certificate.
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         return ssl.create_default_context(cafile=context.ca_file or None)
@@ -76,26 +76,25 @@ def response_of(response: httpx2.Response, body: bytes) -> Response:
 
 
 def failure(error: Exception, url: str) -> ConnectionFailed:
-    """Why there is no answer, in words that name the server, and what to look at. A token would not help: nobody asks
-    for one."""
+    """The error for a missing answer: it names the server, the reason, and what to check."""
     cause = _cause(error)
     reason = str(error) or str(cause) or type(error).__name__
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return ConnectionFailed(
             f"the certificate of {url} is not trusted: {reason}",
-            "give the file of the CA that vouches for it, with --ca-file or BURSAR_CA_FILE",
+            "give the file of the CA that signed it, with --ca-file or BURSAR_CA_FILE",
             passing=False,
         )
     if "WRONG_VERSION_NUMBER" in reason:
-        return ConnectionFailed(f"{url} does not speak TLS", "use http:// if that is meant", passing=False)
+        return ConnectionFailed(f"{url} does not speak TLS", "use http:// if it serves no TLS", passing=False)
     if isinstance(error, httpx2.InvalidURL | httpx2.UnsupportedProtocol):
         return ConnectionFailed(f"{url} cannot be used: {reason}", "check the URL", passing=False)
     if isinstance(error, httpx2.ConnectTimeout):
-        return _unreachable(url, "it did not answer in time", f"{RUNS}; a firewall may stand between")
+        return _unreachable(url, "it did not answer in time", f"{RUNS}; a firewall may block it")
     if isinstance(error, httpx2.ConnectError):
         return _unreachable(url, *_no_connection(cause, reason, url))
     if isinstance(error, httpx2.TimeoutException):
-        return ConnectionFailed(f"{url} did not answer in time", "it may be busy, or something else listens there")
+        return ConnectionFailed(f"{url} did not answer in time", "it may be busy, or another program listens there")
     hint = "if it is served by TLS, use https://" if url.startswith("http:") else ""
     return ConnectionFailed(f"the connection to {url} was lost: {reason}", hint)
 
@@ -105,21 +104,21 @@ def _unreachable(url: str, why: str, check: str) -> ConnectionFailed:
 
 
 def _no_connection(cause: Exception, reason: str, url: str) -> tuple[str, str]:
-    """Why, and what to look at."""
+    """The reason, and what to check."""
     if isinstance(cause, socket.gaierror):
         name = urlsplit(url).hostname
         return f"the name {name} cannot be looked up ({cause.strerror})", "check the name, and this machine's DNS"
     if isinstance(cause, ConnectionRefusedError):
         return "the connection was refused", f"nothing listens there: {RUNS}"
     if isinstance(cause, OSError) and cause.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
-        return f"there is no way to it ({os.strerror(cause.errno)})", "check the address, and this machine's network"
+        return f"no route to it ({os.strerror(cause.errno)})", "check the address, and this machine's network"
     if isinstance(cause, ssl.SSLError | ConnectionResetError) and url.startswith("https:"):
-        return f"TLS failed ({reason})", "see that the server serves https there, and that nothing stands between"
+        return f"TLS failed ({reason})", "check that the server serves https there, without a proxy between"
     return reason, RUNS
 
 
 def _cause(error: Exception) -> Exception:
-    """What the system said; the client wraps it, and may put other words in its place."""
+    """The operating system's error inside the HTTP library's exception."""
     found, inner = error, error.__cause__ or error.__context__
     while isinstance(inner, Exception):
         if isinstance(inner, OSError):

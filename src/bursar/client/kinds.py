@@ -1,10 +1,12 @@
-"""How a client names what it works on: `client.tenants`, `client.allocations("ml-team")`."""
+"""The common part of both clients, with kinds as attributes: `client.tenants`, `client.allocations("ml-team")`."""
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+from bursar.client import http
 from bursar.client.calls import ResourcePath
+from bursar.client.contexts import Context, resolve
 from bursar.client.flow import Retries
 from bursar.wire.kinds.registry import BY_PLURAL
 
@@ -12,11 +14,35 @@ R = TypeVar("R")
 
 
 class Kinds(Generic[R]):
-    """One attribute for each kind there is, so that a new kind needs nothing here."""
+    """The part that both clients share: the server, and one attribute for each registered kind.
+
+    `_transport` is the HTTP client of one, and `_resource` the objects of one kind over it.
+    """
+
+    _transport: ClassVar[Any]
+    _resource: ClassVar[Any]
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        ca_file: str | None = None,
+        context: str | None = None,
+        timeout_seconds: float = 30.0,
+        retries: Retries | None = None,
+    ) -> None:
+        self.context: Context = resolve(url=url, token=token, ca_file=ca_file, context=context)
+        self._subject = retries or Retries()
+        self._http = self._transport(**http.options(self.context, timeout_seconds))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.context.url!r})"
 
     def resource(self, plural: str, namespace: str = "", *, namespaced: bool | None = None) -> R:
-        """The objects of a kind. For one that only the server knows, say whether it lives in namespaces."""
-        raise NotImplementedError
+        """The objects of a kind. `namespaced` is needed for a kind that only the server knows."""
+        found: R = self._resource(self._http, place_of(plural, namespace, namespaced, self._subject))
+        return found
 
     def __getattr__(self, plural: str) -> R:
         if plural not in BY_PLURAL:
@@ -30,6 +56,6 @@ class Kinds(Generic[R]):
 def place_of(plural: str, namespace: str, namespaced: bool | None, retries: Retries) -> ResourcePath:
     kind = BY_PLURAL.get(plural)
     if kind is None and namespaced is None:
-        raise ValueError(f"unknown kind {plural!r}: say whether it is namespaced; known are {', '.join(BY_PLURAL)}")
+        raise ValueError(f"unknown kind {plural!r}: give namespaced=; known kinds: {', '.join(BY_PLURAL)}")
     inside = namespaced if namespaced is not None else kind is not None and kind.namespaced
     return ResourcePath(plural, inside, retries).within(namespace)

@@ -1,17 +1,15 @@
-"""`Client`: the flows, driven by blocking calls."""
+"""`Client`: runs flows with blocking calls."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
-from functools import update_wrapper
-from typing import Concatenate, Generic, ParamSpec, TypeVar
+from collections.abc import Generator, Iterator
+from typing import TypeVar
 
 import httpx2
 
-from bursar.client import apply, calls, credit, http, log, usage, watch, webhook
+from bursar.client import http
 from bursar.client.calls import ResourcePath
-from bursar.client.contexts import Context, resolve
 from bursar.client.flow import (
     Feed,
     Flow,
@@ -22,20 +20,18 @@ from bursar.client.flow import (
     Pause,
     Read,
     Response,
-    Retries,
     SendRequest,
     Step,
     resume,
 )
-from bursar.client.kinds import Kinds, place_of
+from bursar.client.kinds import Kinds
+from bursar.client.table import ClientCalls, ResourceCalls
 
-P = ParamSpec("P")
-S = TypeVar("S")
 T = TypeVar("T")
 
 
-class _Errands:
-    """Does the steps of one flow."""
+class _Steps:
+    """Performs the steps of one flow."""
 
     def __init__(self, client: httpx2.Client) -> None:
         self._client = client
@@ -104,33 +100,20 @@ class _Errands:
             self._opened = None
 
 
-class _Driven(Generic[S]):
-    """Something whose calls are flows about a subject."""
+class _Runner:
+    """Runs flows over one HTTP client."""
 
     _http: httpx2.Client
-    _subject: S
+
+    def _run(self, flow: Flow[T], /) -> T:
+        return _Steps(self._http).run(flow)
+
+    def _iterate(self, feed: Feed[T], /) -> Generator[T, None, None]:
+        return _Steps(self._http).iterate(feed)
 
 
-def _call(flow: Callable[Concatenate[S, P], Flow[T]]) -> Callable[Concatenate[_Driven[S], P], T]:
-    def method(self: _Driven[S], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return _Errands(self._http).run(flow(self._subject, *args, **kwargs))
-
-    update_wrapper(method, flow)
-    return method
-
-
-def _each(
-    feed: Callable[Concatenate[S, P], Feed[T]],
-) -> Callable[Concatenate[_Driven[S], P], Generator[T, None, None]]:
-    def method(self: _Driven[S], /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
-        return _Errands(self._http).iterate(feed(self._subject, *args, **kwargs))
-
-    update_wrapper(method, feed)
-    return method
-
-
-class Resource(_Driven[ResourcePath]):
-    """The objects of one kind: in one namespace after being called with its name, else in all."""
+class Resource(ResourceCalls, _Runner):
+    """The objects of one kind. Calling it with a namespace restricts it to that namespace."""
 
     def __init__(self, client: httpx2.Client, place: ResourcePath) -> None:
         self._http = client
@@ -139,99 +122,12 @@ class Resource(_Driven[ResourcePath]):
     def __call__(self, namespace: str) -> Resource:
         return Resource(self._http, self._subject.within(namespace))
 
-    get = _call(calls.get)
-    page = _call(calls.page)
-    list = _each(calls.list_)
-    table = _call(calls.table)
-    watch = _each(watch.watch)
-    create = _call(calls.create)
-    replace = _call(calls.replace_)
-    patch = _call(calls.patch)
-    apply = _call(apply.apply)
-    delete = _call(calls.delete)
-    delete_collection = _call(calls.delete_collection)
-    bulk_release = _call(calls.bulk_release)
-    action = _call(calls.action)
-    send_stdin = _call(calls.send_stdin)
-    cancel = _call(calls.cancel)
-    boost = _call(calls.boost)
-    explain = _call(calls.explain)
-    simulate = _call(calls.simulate)
-    log = _each(log.log)
 
+class Client(ClientCalls, _Runner, Kinds[Resource]):
+    """A client of one server. The defaults are BURSAR_URL and BURSAR_TOKEN, else the context of `bursar login`."""
 
-class Client(_Driven[Retries], Kinds[Resource]):
-    """Speaks to one server. Without arguments: BURSAR_URL and BURSAR_TOKEN, else the context of `bursar login`."""
-
-    def __init__(
-        self,
-        url: str | None = None,
-        token: str | None = None,
-        *,
-        ca_file: str | None = None,
-        context: str | None = None,
-        timeout_seconds: float = 30.0,
-        retries: Retries | None = None,
-    ) -> None:
-        self.context: Context = resolve(url=url, token=token, ca_file=ca_file, context=context)
-        self._subject = retries or Retries()
-        self._http = httpx2.Client(**http.options(self.context, timeout_seconds))
-
-    def resource(self, plural: str, namespace: str = "", *, namespaced: bool | None = None) -> Resource:
-        return Resource(self._http, place_of(plural, namespace, namespaced, self._subject))
-
-    request = _call(calls.request)
-    update_tenant = _call(calls.update_tenant)
-    tenant_quotas = _call(calls.tenant_quotas)
-    tenant_usage = _call(usage.tenant_usage)
-    user_usage = _call(usage.user_usage)
-    period_usage = _call(usage.period_usage)
-    export_usage = _call(usage.export_usage)
-    drain = _call(calls.drain)
-    drain_status = _call(calls.drain_status)
-    fence = _call(calls.fence)
-    unfence = _call(calls.unfence)
-    claim = _call(calls.claim)
-    release_node = _call(calls.release_node)
-    wipe = _call(calls.wipe)
-    confirm_wiped = _call(calls.confirm_wiped)
-    claims = _call(calls.claims)
-    certify = _call(calls.certify)
-    authority = _call(calls.authority)
-    preempt = _call(calls.preempt)
-    queue_metrics = _call(calls.queue_metrics)
-    cluster_utilization = _call(calls.cluster_utilization)
-    whoami = _call(calls.whoami)
-
-    balance = _call(credit.balance)
-    forecast = _call(credit.forecast)
-    statement = _call(credit.statement)
-    statement_csv = _call(credit.statement_csv)
-    top_up = _call(credit.top_up)
-    refund = _call(credit.refund)
-    adjust = _call(credit.adjust)
-    open_lease = _call(credit.open_lease)
-    extend_lease = _call(credit.extend_lease)
-    close_lease = _call(credit.close_lease)
-    lease = _call(credit.lease)
-    leases = _each(credit.leases)
-    report_usage = _call(credit.report_usage)
-    accounts = _each(credit.accounts)
-    open_account = _call(credit.open_account)
-    change_account = _call(credit.change_account)
-    limits = _call(credit.limits)
-    set_limits = _call(credit.set_limits)
-    prices = _call(credit.prices)
-    set_price = _call(credit.set_price)
-    delete_price = _call(credit.delete_price)
-    verify_ledger = _call(credit.verify_ledger)
-    ledger = _call(credit.ledger)
-
-    webhooks = _each(webhook.webhooks)
-    create_webhook = _call(webhook.create_webhook)
-    delete_webhook = _call(webhook.delete_webhook)
-    test_webhook = _call(webhook.test_webhook)
-    webhook_deliveries = _each(webhook.webhook_deliveries)
+    _transport = httpx2.Client
+    _resource = Resource
 
     def close(self) -> None:
         self._http.close()
@@ -241,6 +137,3 @@ class Client(_Driven[Retries], Kinds[Resource]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return f"Client({self.context.url!r})"

@@ -1,8 +1,8 @@
-"""Watching: every change once and in order, through lost connections and compacted histories.
+"""Watches: every change once and in order, across lost connections and compacted history.
 
-The first list says what there is; from its revision on, changes come as a stream. When the stream breaks it is opened
-again from the last revision seen. When that revision is no longer kept (410), the objects are listed anew and compared
-with what was given before, so that what was added, changed or deleted in between is given too.
+A list gives the existing objects; from its revision on, changes arrive as a stream. A broken stream resumes from the
+last revision. If that revision is no longer stored (410), the objects are listed again and compared with the state
+given before, so that changes in between are given too.
 """
 
 from __future__ import annotations
@@ -14,39 +14,50 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bursar.client.calls import PAGE_ITEMS, ResourcePath, accepting, continuation, page, selection
+from bursar.client.calls import PAGE_ITEMS, ResourcePath, accepting, every_page, selection
 from bursar.client.errors import ApiError, ConnectionFailed, Gone, api_error
-from bursar.client.flow import Document, Feed, Flow, Give, HttpRequest, Open, Pause, Read, Response, error_of, not_ours
+from bursar.client.flow import (
+    Document,
+    Feed,
+    Give,
+    HttpRequest,
+    Open,
+    Pause,
+    Read,
+    Response,
+    error_of,
+    not_bursar,
+)
 
 ADDED, MODIFIED, DELETED, BOOKMARK, ERROR = "ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"
 
-# A server with nothing to tell sends bookmarks; one that sends nothing at all is taken for lost.
+# A server without changes sends bookmarks; one that sends nothing for so long counts as lost.
 SILENCE_SECONDS_MAX = 90.0
-# How long a server may be away before the watcher is told.
+# How long a server may be unreachable before the error is raised.
 AWAY_SECONDS_MAX = 300.0
 QUICK_SECONDS = 1.0
 
 
 class Event(NamedTuple):
-    """`type` is ADDED, MODIFIED or DELETED."""
+    """A change of an object; `type` is ADDED, MODIFIED or DELETED."""
 
     type: str
     object: Document
 
 
 class _Position:
-    """How far a watch has come: the revision of the last event, and what was given and not deleted since."""
+    """The position of a watch: the revision of the last event, and the objects given and not deleted since."""
 
     def __init__(self, revision: str) -> None:
         self.revision = revision
-        self.heard_at = time.monotonic()
+        self.received_at = time.monotonic()
         self._known: dict[tuple[str, str], Document] = {}
 
     def advance(self, event: Event) -> bool:
-        """Takes note of an event, and says whether it tells anything new.
+        """Record an event, and return whether it is new.
 
-        A list's later pages are read later than its first, whose revision is that of the list: what changed in between
-        is in them already, and comes again in the stream.
+        The list has the revision of its first page. A change between the pages is already in a later page, and arrives
+        again in the stream.
         """
         metadata = metadata_of(event.object)
         self.revision = str(metadata.get("resourceVersion") or self.revision)
@@ -58,11 +69,11 @@ class _Position:
         if event.type == DELETED:
             self._known.pop(_identity(metadata), None)
         else:
-            self._known[_identity(metadata)] = _in_short(metadata)
+            self._known[_identity(metadata)] = _identifying(metadata)
         return True
 
     def changes(self, listed: list[Document], revision: str) -> Iterator[Event]:
-        """What has happened between what was given before and a new list."""
+        """The events that lead from the objects given before to a new list."""
         present = {_identity(metadata_of(one)) for one in listed}
         for identity in [known for known in self._known if known not in present]:
             yield Event(DELETED, {"metadata": self._known.pop(identity)})
@@ -75,7 +86,7 @@ class _Position:
                 yield Event(ADDED, one)
             elif before.get("resourceVersion") != metadata.get("resourceVersion"):
                 yield Event(MODIFIED, one)
-            self._known[_identity(metadata)] = _in_short(metadata)
+            self._known[_identity(metadata)] = _identifying(metadata)
         self.revision = revision
 
 
@@ -88,9 +99,9 @@ def watch(
     timeout_seconds: float | None = None,
     as_table: bool = False,
 ) -> Feed[Event]:
-    """What there is, as ADDED, and then every change; with a `resource_version`, only the changes since.
+    """Watch objects: existing ones as ADDED, then every change; with a `resource_version`, only the changes since.
 
-    It goes on through lost connections, until the caller stops or `timeout_seconds` have passed.
+    It continues across lost connections, until the caller stops or `timeout_seconds` have passed.
     """
     end = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
     query = selection(label_selector, field_selector)
@@ -99,53 +110,38 @@ def watch(
     while (started_at := time.monotonic()) < end:
         try:
             if not position.revision:
-                yield from _list_again(place, query, position, as_table)
+                yield from _relist(place, query, position, as_table)
             yield from _follow(place, query, position, as_table, end)
         except Gone:
             position.revision = ""
         except (ConnectionFailed, ApiError) as trouble:
-            if not trouble.passing or time.monotonic() - position.heard_at > AWAY_SECONDS_MAX:
+            if not trouble.passing or time.monotonic() - position.received_at > AWAY_SECONDS_MAX:
                 raise
-        # A stream that ends at once, again and again, is asked for less and less often.
+        # A stream that repeatedly ends at once is reopened with exponential backoff.
         quick_rounds = quick_rounds + 1 if time.monotonic() - started_at < QUICK_SECONDS else 0
         yield Pause(min(place.retries.pause_seconds(quick_rounds), max(0.0, end - time.monotonic())))
 
 
-def _list_again(place: ResourcePath, query: Mapping[str, str], position: _Position, as_table: bool) -> Feed[Event]:
-    first = yield from _page(place, query, "", as_table)
-    listed = _items(first)
-    continue_token = continuation(first)
-    while continue_token:
-        more = yield from _page(place, query, continue_token, as_table)
-        listed += _items(more)
-        continue_token = continuation(more)
-    for event in position.changes(listed, str((first.get("metadata") or {}).get("resourceVersion") or "")):
+def _relist(place: ResourcePath, query: Mapping[str, str], position: _Position, as_table: bool) -> Feed[Event]:
+    selectors = query.get("labelSelector", ""), query.get("fieldSelector", "")
+    pages = yield from every_page(place, *selectors, PAGE_ITEMS, as_table=as_table)
+    listed = [item for one in pages for item in _items(one)]
+    for event in position.changes(listed, str((pages[0].get("metadata") or {}).get("resourceVersion") or "")):
         yield Give(event)
-
-
-def _page(place: ResourcePath, query: Mapping[str, str], continue_token: str, as_table: bool) -> Flow[Document]:
-    return page(
-        place,
-        label_selector=query.get("labelSelector", ""),
-        field_selector=query.get("fieldSelector", ""),
-        limit=PAGE_ITEMS,
-        continue_token=continue_token,
-        as_table=as_table,
-    )
 
 
 def _follow(
     place: ResourcePath, query: Mapping[str, str], position: _Position, as_table: bool, end: float
 ) -> Feed[Event]:
-    """The changes after the position's revision, until the stream ends."""
+    """Give the changes after the position's revision, until the stream ends."""
     response = yield Open(_watch_request(place, query, position.revision, as_table, end))
     assert isinstance(response, Response)
     if response.status >= 300:
         raise error_of(response)
-    position.heard_at = time.monotonic()
+    position.received_at = time.monotonic()
     rest = b""
     while (piece := (yield Read())) is not None:
-        position.heard_at = time.monotonic()
+        position.received_at = time.monotonic()
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             if not line.strip():
@@ -165,7 +161,7 @@ def _watch_request(
     if end != math.inf:
         left = max(1, math.ceil(end - time.monotonic()))
         asked["timeoutSeconds"] = str(left)
-        # The server ends the stream in time; this is for one that does not.
+        # A limit for servers that do not end the stream in time.
         silence = min(silence, left + 1.0)
     return HttpRequest("GET", place.path, asked, accepting(as_table), silence_seconds_max=silence)
 
@@ -175,21 +171,21 @@ def _event(line: bytes) -> Event:
         document = msgspec.json.decode(line)
         event = Event(str(document["type"]), document["object"])
     except (msgspec.DecodeError, KeyError, TypeError):
-        raise not_ours("an event of the watch cannot be read") from None
+        raise not_bursar("a watch event cannot be read") from None
     if event.type == ERROR:
         raise api_error(int(event.object.get("code") or 500), event.object, {})
     return event
 
 
 def _items(found: Mapping[str, Any]) -> list[Document]:
-    """A list's objects; a Table's rows, each as a Table of its own."""
+    """The objects of a list, or the rows of a Table, each as a Table of one row."""
     if found.get("kind") == "Table":
         return [{**found, "rows": [row]} for row in found.get("rows") or []]
     return list(found.get("items") or [])
 
 
 def metadata_of(document: Mapping[str, Any]) -> Document:
-    """An object's metadata; for a Table of one row, that of the object in it."""
+    """The metadata of an object, or of the object in a Table of one row."""
     if document.get("kind") == "Table" and document.get("rows"):
         return dict((document["rows"][0].get("object") or {}).get("metadata") or {})
     return dict(document.get("metadata") or {})
@@ -203,6 +199,6 @@ def _number(metadata: Mapping[str, Any]) -> int:
     return int(metadata.get("resourceVersion") or 0)
 
 
-def _in_short(metadata: Mapping[str, Any]) -> Document:
-    """What is remembered of an object: enough to name it, whatever its size."""
+def _identifying(metadata: Mapping[str, Any]) -> Document:
+    """The identity and revision of an object, which are all that is remembered of it."""
     return {name: metadata[name] for name in ("name", "namespace", "uid", "resourceVersion") if name in metadata}

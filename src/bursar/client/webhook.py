@@ -1,18 +1,16 @@
-"""Calls about webhooks: where notices are sent, and whose payments are believed. Each is a flow."""
+"""Calls about webhooks: receivers of events, and senders of payments. Each is a flow."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bursar.client.calls import ROOT, segment
-from bursar.client.flow import JSON, Document, Feed, Flow, Give, HttpRequest, Retries, document_of, encoded
+from bursar.client.calls import ROOT, pages, post, segment
+from bursar.client.flow import Document, Feed, Flow, HttpRequest, Retries, document_of
 
 
 def webhooks(retries: Retries) -> Feed[Document]:
-    """All webhooks, without their secrets."""
-    found = yield from document_of(HttpRequest("GET", f"{ROOT}/webhooks"), retries)
-    for item in found.get("items") or []:
-        yield Give(item)
+    """Iterate over all webhooks, without their secrets."""
+    return pages(retries, "webhooks")
 
 
 def create_webhook(
@@ -26,35 +24,24 @@ def create_webhook(
     allow_local: bool = False,
     secret: str = "",
 ) -> Flow[Document]:
-    """Has notices sent to `url`, or (`direction` `in`) payments believed. Its secret is in `status.secret` of this
-    answer, and nothing else ever shows it."""
+    """Create a webhook: send events to `url`, or accept payments (`direction="in"`). Only this answer has its secret,
+    in `status.secret`."""
     body: Document = {"name": name, "direction": direction}
     given = {"url": url, "tenant": tenant, "types": list(types), "allowLocal": allow_local, "secret": secret}
     body |= {key: value for key, value in given.items() if value}
-    headers = {"content-type": JSON, "accept": JSON}
-    return document_of(HttpRequest("POST", f"{ROOT}/webhooks", {}, headers, encoded(body)), retries)
+    return post(retries, "webhooks", body)
 
 
 def delete_webhook(retries: Retries, name: str) -> Flow[Document]:
-    """Removes it, with what it was still to get."""
+    """Delete a webhook and its pending deliveries."""
     return document_of(HttpRequest("DELETE", f"{ROOT}/webhooks/{segment(name)}"), retries)
 
 
 def test_webhook(retries: Retries, name: str) -> Flow[Document]:
-    """Sends a notice that tells of nothing; `notice` is its id. It is taken once it is among the deliveries no more."""
-    headers = {"content-type": JSON, "accept": JSON}
-    return document_of(HttpRequest("POST", f"{ROOT}/webhooks/{segment(name)}/test", {}, headers, b"{}"), retries)
+    """Send a test event with the id `notice`. It is delivered once it is no longer among the deliveries."""
+    return post(retries, f"webhooks/{segment(name)}/test", {})
 
 
 def webhook_deliveries(retries: Retries, name: str) -> Feed[Document]:
-    """What a webhook has not taken yet, the oldest first, with what its receiver said last."""
-    following = ""
-    while True:
-        query = {"continue": following} if following else {}
-        request = HttpRequest("GET", f"{ROOT}/webhooks/{segment(name)}/deliveries", query)
-        found = yield from document_of(request, retries)
-        for item in found.get("items") or []:
-            yield Give(item)
-        following = str(found.get("continue") or "")
-        if not following:
-            return
+    """Iterate over pending and dropped deliveries, the oldest first, with the last response."""
+    return pages(retries, f"webhooks/{segment(name)}/deliveries")

@@ -1,1 +1,4 @@
-"""Simulated nodes and agents over the real protocols, for demos, tests and benchmarks."""
+"""Simulated nodes over the real protocols, gRPC and REST, for demos, tests and benchmarks.
+
+Read `agents.py` (gRPC) or `rest.py` (REST) first.
+"""

@@ -1,7 +1,7 @@
-"""Many simulated agents in one process, over the real gRPC protocol: each with a stream, and a machine, of its own.
+"""Thousands of simulated agents in one process over the real gRPC protocol, each with its own stream and machine.
 
-One heap of times serves all of them: nobody sleeps and asks. An agent waits in one task for what its stream brings, and
-beats when its time has come or when it has something to tell.
+One timer heap serves all agents. Each agent has one task, which reads its stream; heartbeats are sent by the timer, and
+early when there is news.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from bursar.sim.fake_executor import FEATURES, FakeBehaviour, FakeExecutor, RunT
 from bursar.sim.transport import RpcCall, Transport
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
-HEARTBEAT_SECONDS = 5.0  # until the server says how often
-TICK_SECONDS = 0.005  # what is due together is done together
+HEARTBEAT_SECONDS = 5.0  # until the server sets the interval
+TICK_SECONDS = 0.005  # resolution of the timer heap
 JOINING_AT_ONCE = 100
-JOIN_SECONDS_MAX = 30.0  # for the first of them to be let in
+JOIN_SECONDS_MAX = 30.0  # until the first stream is accepted
 PAUSE_SECONDS_MIN = 0.2
 PAUSE_SECONDS_MAX = 10.0
 
-# What does not pass by itself.
+# Status codes that do not resolve by themselves.
 REFUSALS = frozenset(
     {
         grpc.StatusCode.UNAUTHENTICATED,
@@ -49,7 +49,7 @@ REFUSALS = frozenset(
 
 
 class StreamRefused(BursarError):
-    """The control plane does not take the agents, or is not where they look for it."""
+    """The control plane refuses the agents, or does not listen at their address."""
 
     def __init__(self, name: str, error: grpc.aio.AioRpcError) -> None:
         super().__init__(f"the stream of node {name!r} was refused: {error.details() or error.code().name}")
@@ -58,53 +58,41 @@ class StreamRefused(BursarError):
 
 @dataclass(slots=True)
 class HeartbeatMeter:
-    """What is counted while somebody measures."""
+    """Counters of a measurement."""
 
     sent: int = 0
     answered: int = 0
-    missed: int = 0  # beats without an answer when the next one was due
-    waits: array[float] = field(default_factory=lambda: array("d"))  # seconds from each beat to its answer
-    runs: list[tuple[str, float]] = field(default_factory=list)  # what was told to run, and when by the wall clock
+    missed: int = 0  # heartbeats without an answer when the next one was due
+    waits: array[float] = field(default_factory=lambda: array("d"))  # seconds from each heartbeat to its answer
+    runs: list[tuple[str, float]] = field(default_factory=list)  # run directives, with their wall clock time
 
 
+@dataclass(slots=True, eq=False)
 class _Agent:
-    """One of them: `call` is its stream while it has one."""
+    """One simulated agent; `call` is its stream while it has one."""
 
-    __slots__ = (
-        "answered",
-        "beat_seconds",
-        "call",
-        "due_at",
-        "flat_out",
-        "heartbeat_at",
-        "name",
-        "pretender",
-        "regular",
-        "sent",
-        "seq",
-        "writer",
-    )  # fmt: skip
-
-    def __init__(self, name: str, pretender: FakeExecutor) -> None:
-        self.name = name
-        self.pretender = pretender
-        self.beat_seconds = HEARTBEAT_SECONDS
-        self.flat_out = False
-        self.due_at = math.inf  # what the heap says; older entries are not meant any more
-        self.close()
+    name: str
+    pretender: FakeExecutor
+    beat_seconds: float = HEARTBEAT_SECONDS
+    flat_out: bool = False
+    due_at: float = math.inf  # the valid entry in the heap; others are stale
+    call: RpcCall | None = None
+    seq: int = 0
+    answered: int = 0  # the highest answered heartbeat
+    regular: int = 0  # the last heartbeat sent by the timer
+    sent: deque[tuple[int, float]] = field(default_factory=deque)
+    heartbeat_at: float = math.inf
+    writer: asyncio.Task[None] | None = None  # the heartbeat that is being written
 
     def close(self) -> None:
-        self.call: RpcCall | None = None
-        self.seq = 0
-        self.answered = 0  # the highest beat that was
-        self.regular = 0  # the last beat that was sent because it was time
-        self.sent: deque[tuple[int, float]] = deque()
+        self.call = self.writer = None
+        self.seq = self.answered = self.regular = 0
+        self.sent.clear()
         self.heartbeat_at = math.inf
-        self.writer: asyncio.Task[None] | None = None  # the last word, until it is out
 
 
 class AgentCrowd:
-    """`run` acts for the nodes named until it is cancelled. `joined` is set when each of them has been answered."""
+    """`run` simulates the named nodes until cancelled. `joined` is set when each of them got its first answer."""
 
     def __init__(
         self,
@@ -115,14 +103,14 @@ class AgentCrowd:
         capacity: Mapping[str, str] | None = None,
         beat_seconds: float | None = None,
     ) -> None:
-        self.topology_count = RunTally()
+        self.tally = RunTally()
         self.joined = asyncio.Event()
         self.meter: HeartbeatMeter | None = None
         self._line = line
         self._capacity = capacity or {}
-        self._heartbeat_seconds = beat_seconds  # whatever the server says
-        self._agents = [_Agent(name, FakeExecutor(manner or FakeBehaviour(), self.topology_count)) for name in names]
-        self._waiting = len(self._agents)  # for their first answer
+        self._heartbeat_seconds = beat_seconds  # overrides the server's interval
+        self._agents = [_Agent(name, FakeExecutor(manner or FakeBehaviour(), self.tally)) for name in names]
+        self._waiting = len(self._agents)  # agents without a first answer
         self._joining = asyncio.Semaphore(JOINING_AT_ONCE)
         self._heap: list[tuple[float, int, _Agent]] = []
         self._numbers = itertools.count()
@@ -132,11 +120,11 @@ class AgentCrowd:
 
     @property
     def running(self) -> int:
-        return self.topology_count.running
+        return self.tally.running
 
     @property
     def ended(self) -> int:
-        return self.topology_count.ended
+        return self.tally.ended
 
     @property
     def connected(self) -> int:
@@ -150,7 +138,7 @@ class AgentCrowd:
                 group.create_task(self._live(agent))
 
     def go_flat_out(self, most: int) -> None:
-        """From now on so many of them beat again as soon as they are answered, until `slow_down`; the others go on."""
+        """Let up to `most` agents send the next heartbeat as soon as one is answered, until `slow_down`."""
         now = time.monotonic()
         for agent in self._agents[:: max(1, -(-len(self._agents) // most))]:
             agent.flat_out = True
@@ -163,7 +151,7 @@ class AgentCrowd:
     # Streams.
 
     async def _live(self, agent: _Agent) -> None:
-        """Stream after stream."""
+        """Keep a stream open, with backoff."""
         failures, is_new = 0, True
         while True:
             heard = 0
@@ -175,12 +163,12 @@ class AgentCrowd:
             finally:
                 agent.close()
             is_new, failures = is_new and not heard, 0 if heard else failures + 1
-            # All were cut off at the same moment: they do not come back at the same moment.
+            # Jitter: agents that lost their streams together must not reconnect together.
             pause = min(PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN * 2 ** min(failures, 10))
             await asyncio.sleep(pause * (0.5 + random.random()))  # noqa: S311
 
     async def _stream(self, agent: _Agent, is_new: bool) -> int:
-        """One stream until its end; how many beats were answered on it."""
+        """Run one stream to its end; returns the number of its answered heartbeats."""
         async with self._joining:
             call = await self._line.dial(agent.name)
             try:
@@ -201,7 +189,7 @@ class AgentCrowd:
         return agent.answered
 
     async def _greet(self, agent: _Agent, call: RpcCall) -> Any:
-        """The first beat, which says everything, and its answer."""
+        """Send the first heartbeat, a full report, and read its answer."""
         now = time.monotonic()
         heartbeat = OutgoingHeartbeat(
             agent.pretender.inventory(), inventory=True, capacity=self._capacity, features=FEATURES
@@ -209,19 +197,19 @@ class AgentCrowd:
         await call.write(self._message(agent, heartbeat, now))
         answer = await call.read()
         agent.call = call
-        # Spread over the interval, whoever came together.
+        # Jitter: agents that joined together spread over the interval.
         agent.heartbeat_at = now + (self._heartbeat_seconds or agent.beat_seconds) * random.random()  # noqa: S311
         return answer
 
     def _check_joining(self, agent: _Agent, error: grpc.aio.AioRpcError, is_new: bool) -> None:
-        """Who is refused from the beginning has no business here; later on it may be let in again."""
+        """Raise if an agent is refused at its first stream; a later refusal may pass."""
         if is_new and error.code() in REFUSALS:
             raise StreamRefused(agent.name, error)
         nobody = self._waiting == len(self._agents)
         if nobody and time.monotonic() > self._began + JOIN_SECONDS_MAX:
             raise StreamRefused(agent.name, error)
 
-    # What is heard.
+    # Answers.
 
     def _hear(self, agent: _Agent, message: pb.HeartbeatResponse) -> None:
         answer, now = codec.read_answer(message), time.monotonic()
@@ -244,7 +232,7 @@ class AgentCrowd:
         self._schedule(agent)
 
     def _answered(self, agent: _Agent, seq: int, now: float) -> float:
-        """When the beat that is answered was sent. What was sent before it needs no answer any more."""
+        """When the answered heartbeat was sent; the answer covers all earlier ones."""
         sent_at = now
         while agent.sent and agent.sent[0][0] <= seq:
             number, sent_at = agent.sent.popleft()
@@ -258,10 +246,10 @@ class AgentCrowd:
         at = time.time()
         meter.runs += [(one.name, at) for one in answer.directives if isinstance(one, Run)]
 
-    # What is said.
+    # Heartbeats.
 
     def _heartbeat(self, agent: _Agent, now: float) -> None:
-        """Say what there is to say, unless the last word is not out yet: then the next beat will."""
+        """Send a heartbeat with the news, unless the previous one is still being written."""
         if agent.call is None or agent.writer is not None:
             return
         message = self._message(agent, OutgoingHeartbeat(agent.pretender.news()), now)
@@ -275,7 +263,7 @@ class AgentCrowd:
         return codec.heartbeat_message(heartbeat, node=agent.name, seq=agent.seq, timestamp_ms=int(time.time() * 1000))
 
     async def _write(self, agent: _Agent, call: RpcCall, message: pb.HeartbeatRequest) -> None:
-        # Why a stream broke is learned by who reads from it.
+        # The reader sees why a stream broke.
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(message)
         if agent.call is call:
@@ -284,7 +272,7 @@ class AgentCrowd:
     # Time.
 
     def _schedule(self, agent: _Agent) -> None:
-        """The agent's next time enters the heap; what the heap had of it is not meant any more."""
+        """Push the agent's next timer; its earlier heap entry becomes stale."""
         at = min(agent.heartbeat_at, agent.pretender.next_at)
         if at == agent.due_at:
             return
@@ -300,7 +288,7 @@ class AgentCrowd:
             self._retime.clear()
             self._sleeps_until = self._heap[0][0] if self._heap else math.inf
             pause = max(TICK_SECONDS, self._sleeps_until - time.monotonic())
-            # Not wait_for: it may swallow a cancellation that comes together with what it waits for.
+            # Not wait_for: it may swallow a cancellation that coincides with the event.
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if pause == math.inf else pause):
                     await self._retime.wait()
@@ -317,7 +305,7 @@ class AgentCrowd:
             if agent.heartbeat_at <= now:
                 self._heartbeat_in_time(agent, now)
             elif agent.pretender.has_news and agent.answered == agent.seq:
-                self._heartbeat(agent, now)  # News waits for the answer to the beat before.
+                self._heartbeat(agent, now)  # news waits for the answer to the previous heartbeat
             self._schedule(agent)
 
     def _heartbeat_in_time(self, agent: _Agent, now: float) -> None:

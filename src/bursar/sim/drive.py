@@ -1,7 +1,6 @@
-"""The shell around the machine of simulated nodes, whichever way the server is reached.
+"""Drives the state machine of simulated nodes: timers, and a bounded number of concurrent report batches.
 
-It keeps time, and hands out what is to be said to a few speakers. Reports are said many at a time where the way allows
-it, and never more than so many at once: however much is bound, the rest waits here and not at the server.
+Reports beyond that bound queue here, not at the server.
 """
 
 from __future__ import annotations
@@ -19,41 +18,41 @@ from typing import Protocol, TypeAlias
 from bursar.sim.node import NodeReport, Nodes
 from bursar.sim.work import SimWork
 
-# Due times are met to the hundredth of a second: what ends together is reported together.
+# Resolution of the timers: ends within a tick are reported together.
 TICK_SECONDS = 0.01
 
 
 class DriveTrouble(Enum):
-    REFUSED = "refused"  # something has changed: look again
-    PASSING = "passing"  # try again a little later
+    REFUSED = "refused"  # the allocation has changed: read it again
+    PASSING = "passing"  # try again later
 
 
-# The revision that an accepted report was committed with, or why it was not.
+# The revision of an accepted report, or why it was not accepted.
 Answer: TypeAlias = int | DriveTrouble
 
 
-class Way(Protocol):
-    """How the server is reached."""
+class ReportSink(Protocol):
+    """The server, as the simulation reaches it."""
 
     async def say(self, reports: Sequence[NodeReport], /) -> Sequence[Answer]:
-        """Make reports; their answers, in order."""
+        """Send reports; returns their answers, in order."""
 
     async def look(self, work: SimWork, /) -> SimWork | DriveTrouble | None:
-        """The allocation of this name as it is now; None when there is none."""
+        """The current version of an allocation; None if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimPace:
-    """How many batches of reports are under way at a time, and how big each may be."""
+    """How many batches of reports are in flight at a time, and their maximum size."""
 
     speakers: int
     batch_max: int
 
 
 class Drive:
-    def __init__(self, nodes: Nodes, way: Way, pace: SimPace, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, nodes: Nodes, sink: ReportSink, pace: SimPace, clock: Callable[[], float] = time.time) -> None:
         self.nodes = nodes
-        self._way = way
+        self._sink = sink
         self._pace = pace
         self._clock = clock
         self._waiting: deque[NodeReport] = deque()
@@ -65,7 +64,7 @@ class Drive:
         self._put(self.nodes.see(work, self._clock()))
 
     async def run(self) -> None:
-        """Speak and keep time until cancelled."""
+        """Send reports and keep timers until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_time())
             for _ in range(self._pace.speakers):
@@ -84,7 +83,7 @@ class Drive:
             self._retime.clear()
             self._sleeps_until = self.nodes.next_at
             pause = max(TICK_SECONDS, self._sleeps_until - self._clock())
-            # Not wait_for: it may swallow a cancellation that comes together with what it waits for.
+            # Not wait_for: it may swallow a cancellation that coincides with the event.
             with suppress(TimeoutError):
                 async with asyncio.timeout(None if pause == math.inf else pause):
                     await self._retime.wait()
@@ -96,7 +95,7 @@ class Drive:
                 self._speak.clear()
                 await self._speak.wait()
             reports = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._pace.batch_max))]
-            answers = await self._way.say(reports)
+            answers = await self._sink.say(reports)
             for report, answer in zip(reports, answers, strict=True):
                 self._take(report, answer)
             refused = [
@@ -111,8 +110,8 @@ class Drive:
             self._postpone(report)
 
     async def _look_again(self, report: NodeReport) -> None:
-        """What was refused is decided anew from what stands now; the machine counts how often."""
-        found = await self._way.look(report.work)
+        """Decide a refused report again from the current version; the machine counts the refusals."""
+        found = await self._sink.look(report.work)
         if isinstance(found, DriveTrouble):
             self._postpone(report)
             return

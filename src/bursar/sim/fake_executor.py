@@ -1,7 +1,6 @@
-"""What a simulated agent does in place of running processes: it starts at once, and ends when its time has come.
+"""The executor of simulated agents: it pretends to run commands, which start at once and end after their time.
 
-Pure: `now` is monotonic seconds, an argument. What is wanted, said and remembered is the business of the same machine
-that real agents have; only the hands are pretended.
+Pure: `now` is monotonic seconds, an argument. The state machine is that of real agents.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from bursar.agent.machine.state import Forget, Instruction, Machine, MoveDeadlin
 from bursar.agent.machine.types import Directive, LeaseGrant, Place, PlacementStatus, Run, Usage
 from bursar.sim.work import EXIT, SECONDS, read_exit_code, read_seconds
 
-# The same two notes in the environment, for whoever cannot annotate.
+# The same two settings as environment variables, for work that cannot be annotated.
 ENV_SECONDS = "BURSAR_SIM_SECONDS"
 ENV_EXIT = "BURSAR_SIM_EXIT"
-WIPE = Wipe("true")  # what is pretended leaves nothing behind
+WIPE = Wipe("true")  # simulated work leaves nothing behind
 FEATURES = (TRACELESS, WIPES)
-TERMINATED = 128 + 15  # how a shell tells that something was ended by SIGTERM
+TERMINATED = 128 + 15  # a shell's exit code for SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
 class FakeBehaviour:
-    """How long things take that do not say it; None is for ever. Stopping never takes longer than its grace."""
+    """Default durations; None is for ever. Stopping never takes longer than the grace."""
 
     default_seconds: float | None = None
     stop_seconds: float = 0.0
@@ -34,7 +33,7 @@ class FakeBehaviour:
 
 @dataclass(slots=True)
 class RunTally:
-    """What runs on all nodes that share it, by allocation, and how many have left the last of them."""
+    """Counts running allocations over all nodes, and those that have ended on their last node."""
 
     places: dict[str, int] = field(default_factory=dict)
     ended: int = 0
@@ -56,7 +55,7 @@ class RunTally:
 
 
 def run_seconds(run: Run, manner: FakeBehaviour) -> float:
-    """How long it runs: as it is annotated, or as its environment says, or for as long as it sleeps, or as all do."""
+    """The run time: from the annotation, else the environment, else the argument of `sleep`, else the default."""
     if run.wipe:
         return 0.0
     for told in (run.annotations.get(SECONDS), run.env.get(ENV_SECONDS), _slept(run.command)):
@@ -75,13 +74,13 @@ def exit_code_of(run: Run) -> int:
 
 @dataclass(slots=True)
 class _Act:
-    """One pretended process, and how it will end if nothing happens before."""
+    """One simulated process, and its planned end."""
 
     ends_at: float
     exit_code: int
     started_at: float
     paid: bool = False
-    freezes_at: float = math.inf  # when paid time is over, where it may be frozen
+    freezes_at: float = math.inf  # the end of its paid time, if it may be frozen
     frozen_at: float | None = None
     frozen_seconds: float = 0.0
 
@@ -93,7 +92,7 @@ class _Act:
         self.frozen_at, self.freezes_at = now, math.inf
 
     def thaw(self, now: float) -> None:
-        """It has still to do what was left to do."""
+        """Resume; the frozen time is added to the planned end."""
         if self.frozen_at is not None:
             self.frozen_seconds += now - self.frozen_at
             self.ends_at += now - self.frozen_at
@@ -104,14 +103,14 @@ class _Act:
 
 
 class FakeExecutor:
-    """The machine of one simulated agent, with hands that pretend."""
+    """The state machine of one simulated agent, and its simulated processes."""
 
-    __slots__ = ("_acts", "_machine", "_manner", "_topology_count")
+    __slots__ = ("_acts", "_machine", "_manner", "_tally")
 
-    def __init__(self, manner: FakeBehaviour, topology_count: RunTally) -> None:
+    def __init__(self, manner: FakeBehaviour, tally: RunTally) -> None:
         self._machine = Machine()
         self._manner = manner
-        self._topology_count = topology_count
+        self._tally = tally
         self._acts: dict[Place, _Act] = {}
 
     # Events.
@@ -130,17 +129,17 @@ class FakeExecutor:
         self._do(self._machine.acknowledged(places), now)
 
     def due(self, now: float) -> None:
-        """What has become time: first what ends by itself, then what may not go on."""
+        """Apply timers: first planned ends, then ends that the state machine decides."""
         self._end_due(now)
         if self._machine.next_at <= now:
             self._do(self._machine.due(now), now)
             self._end_due(now)
 
-    # What there is.
+    # Queries.
 
     @property
     def next_at(self) -> float:
-        """When `due` has something to do, at the earliest."""
+        """The earliest timer of `due`."""
         return min([self._machine.next_at, *(act.due_at for act in self._acts.values())])
 
     @property
@@ -148,16 +147,16 @@ class FakeExecutor:
         return self._machine.has_news
 
     def inventory(self) -> list[PlacementStatus]:
-        self._machine.news()  # All of it is told now.
+        self._machine.news()  # the inventory contains all of it
         return self._machine.inventory()
 
     def news(self) -> list[PlacementStatus]:
         return self._machine.news()
 
-    # The hands.
+    # Instructions.
 
     def _do(self, instructions: Sequence[Instruction], now: float) -> None:
-        """Nothing here outlives the machine, which keeps deadlines itself; only freezing is left to the hands."""
+        """Carry out instructions. The machine enforces deadlines itself; only freezing is simulated here."""
         for one in instructions:
             if isinstance(one, Start):
                 self._start(one.run, now)
@@ -170,7 +169,7 @@ class FakeExecutor:
 
     def _start(self, run: Run, now: float) -> None:
         self._acts[run.place] = _Act(now + run_seconds(run, self._manner), exit_code_of(run), now, run.paid)
-        self._topology_count.begin(run.uid)
+        self._tally.begin(run.uid)
         self._do(self._machine.started(run.place, now), now)
 
     def _move(self, one: MoveDeadline, now: float) -> None:
@@ -182,7 +181,7 @@ class FakeExecutor:
             act.thaw(now)
 
     def _stop(self, place: Place, grace_seconds: float, now: float) -> None:
-        """Asked again, it takes no longer than it would have."""
+        """Stop a process; a repeated request never takes longer."""
         act = self._acts.get(place)
         stops_at = now + min(grace_seconds, self._manner.stop_seconds)
         if act is not None:
@@ -198,7 +197,7 @@ class FakeExecutor:
                 act.freeze(act.freezes_at)
                 continue
             del self._acts[place]
-            self._topology_count.end(place[0])
+            self._tally.end(place[0])
             if act.paid:
                 self._machine.measured({place: act.used(act.ends_at)})
             self._do(self._machine.ended(place, now, exit_code=act.exit_code), now)

@@ -1,8 +1,7 @@
-"""Simulated nodes as a pure machine: versions of allocations in, reports out; `now` is an argument.
+"""The pure state machine of simulated REST nodes: versions of allocations in, reports out; `now` is an argument.
 
-A node takes what is bound to it: it reports Running, and when the time has come how it ended. It says one thing at a
-time of each allocation, and goes on when that was answered. All nodes of one simulation share a machine and its heap of
-due times; each still speaks for itself alone.
+A node reports each allocation bound to it as Running, and later its end. It has one report per allocation in flight.
+All nodes of a simulation share one machine and one timer heap.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.sim.work import SimWork
 
 EXPIRED = "Expired"
-# How often a report is made again of the same version after it was refused. A newer version starts from nothing.
+# Retries of a refused report for the same version of an allocation. A newer version starts again.
 REFUSALS_MAX = 4
 PAUSE_SECONDS_MIN = 0.1
 PAUSE_SECONDS_MAX = 5.0
@@ -24,7 +23,7 @@ PAUSE_SECONDS_MAX = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeReport:
-    """What a node has to say of an allocation."""
+    """A node's report of an allocation."""
 
     node: str
     work: SimWork
@@ -40,18 +39,18 @@ class _Run:
     started: bool = False
     stopping: bool = False
     ends_at: float = math.inf
-    quiet_until: float = -math.inf  # after trouble that passes by itself
-    asked: NodeReport | None = None  # said, and not answered yet
+    quiet_until: float = -math.inf  # backoff after a passing error
+    asked: NodeReport | None = None  # the report in flight
     refusals: int = 0
     troubles: int = 0
-    due_at: float = math.inf  # what the heap says; older entries are not meant any more
+    due_at: float = math.inf  # the valid entry in the heap; others are stale
 
 
 @dataclass(slots=True)
 class _Held:
-    """The newest version of an allocation that we know, and its runs by node.
+    """The newest known version of an allocation, and its runs by node.
 
-    It outlasts its last run until the feed has come as far as that: what the feed still brings is older.
+    It is kept after its last run until the feed has caught up: until then the feed delivers older versions.
     """
 
     work: SimWork
@@ -60,8 +59,8 @@ class _Held:
 
 
 class Nodes:
-    """The nodes named, or all there are. Without `default_seconds`, what does not say how long it runs goes on until
-    its ttl, or for ever. `stop_seconds` is how long stopping takes, where the grace is not shorter."""
+    """The named nodes, or all. Without `default_seconds`, work without a run time of its own runs until its ttl, or for
+    ever. `stop_seconds` is how long stopping takes, at most the grace."""
 
     def __init__(
         self, names: Collection[str] | None = None, *, default_seconds: float | None = None, stop_seconds: float = 0.0
@@ -76,7 +75,7 @@ class Nodes:
     # Events.
 
     def see(self, work: SimWork, now: float) -> list[NodeReport]:
-        """A version of an allocation. Older ones than what is known are passed over."""
+        """Process a version of an allocation; older versions than the known one are skipped."""
         here = self.ours(work.nodes)
         held = self._held.get(work.uid)
         if held is None:
@@ -104,7 +103,7 @@ class Nodes:
             self._end(held, list(held.runs))
 
     def keep(self, uids: Collection[str]) -> None:
-        """After a list of everything: what it does not name is gone."""
+        """After a full list: forget allocations that it does not name."""
         for uid in self._held.keys() - set(uids):
             self.forget(uid)
 
@@ -115,7 +114,7 @@ class Nodes:
         return nodes if self._names is None else [one for one in nodes if one in self._names]
 
     def accepted(self, report: NodeReport, revision: int, now: float) -> list[NodeReport]:
-        """A report was committed with this revision, or was no news."""
+        """A report was committed with this revision, or changed nothing."""
         held, run = self._asked(report)
         if held is None or run is None:
             return []
@@ -131,14 +130,14 @@ class Nodes:
         return self._next(held, report.node, run, now)
 
     def refused(self, report: NodeReport) -> None:
-        """A report was refused: something has changed. `see` of what stands now says how it goes on."""
+        """A report was refused because the allocation has changed; `see` of the current version continues."""
         _, run = self._asked(report)
         if run is not None:
             run.asked = None
             run.refusals += 1
 
     def postponed(self, report: NodeReport, now: float) -> None:
-        """A report did not get through, for a reason that passes: it is made again after a while."""
+        """A report failed with a passing error: retry it with backoff."""
         held, run = self._asked(report)
         if held is None or run is None:
             return
@@ -148,7 +147,7 @@ class Nodes:
         self._next(held, report.node, run, now)
 
     def due(self, now: float) -> list[NodeReport]:
-        """What has become time to be said."""
+        """The reports whose time has come."""
         reports: list[NodeReport] = []
         while self._heap and self._heap[0][0] <= now:
             at, uid, node = heapq.heappop(self._heap)
@@ -159,47 +158,47 @@ class Nodes:
                 reports += self._next(held, node, run, now)
         return reports
 
-    # What there is.
+    # Queries.
 
     @property
     def next_at(self) -> float:
-        """When `due` has something to say again, at the earliest."""
+        """The earliest timer of `due`."""
         return self._heap[0][0] if self._heap else math.inf
 
     @property
     def running(self) -> int:
-        """How many allocations run, on however many nodes."""
+        """The number of running allocations."""
         return sum(any(run.started for run in held.runs.values()) for held in self._held.values())
 
     # The rules.
 
     def _advance(self, held: _Held, work: SimWork) -> None:
-        """What was refused before may be right now. What was placed anew starts anew."""
+        """A newer version clears refusals; a newer epoch starts with new runs."""
         if work.epoch != held.work.epoch:
             held.runs.clear()
         for run in held.runs.values():
             run.refusals = 0
 
     def _end(self, held: _Held, nodes: Collection[str]) -> None:
-        """It is gone from these nodes, by their own report's answer or because the feed was faster."""
+        """Remove the runs of these nodes."""
         for node in nodes:
             del held.runs[node]
         self.ended += bool(nodes) and not held.runs
 
     def _adopt(self, run: _Run, work: SimWork, now: float) -> None:
-        """What is asked of a run: to go on, if somebody started it before us, or to stop."""
+        """Adopt a run that an earlier simulation started, or stop it."""
         if work.phase is Phase.RUNNING and not run.started and run.asked is None:
             run.started = True
             run.ends_at = (now if work.started_at is None else work.started_at) + self._seconds(work)
         if work.phase is Phase.TERMINATING:
             grace = self._stop_seconds if work.grace_seconds is None else work.grace_seconds
             stops_at = now + min(grace, self._stop_seconds)
-            # Asked again, it takes no longer than it would have.
+            # A repeated request never takes longer.
             run.ends_at = min(run.ends_at, stops_at) if run.stopping else stops_at
             run.stopping = True
 
     def _seconds(self, work: SimWork) -> float:
-        """How long it runs: for its own time or the default, and never longer than its ttl."""
+        """The run time: its own or the default, at most its ttl."""
         return min(self._wished_seconds(work), math.inf if work.ttl_seconds is None else work.ttl_seconds)
 
     def _wished_seconds(self, work: SimWork) -> float:
@@ -208,7 +207,7 @@ class Nodes:
         return math.inf if self._default_seconds is None else self._default_seconds
 
     def _next(self, held: _Held, node: str, run: _Run, now: float) -> list[NodeReport]:
-        """What is to be said now, if anything; if later, the heap is told."""
+        """The next report if it is due; else its timer is pushed."""
         if run.asked is not None or run.refusals > REFUSALS_MAX:
             return []
         due_at = run.ends_at if run.started or run.stopping else -math.inf
@@ -235,7 +234,7 @@ class Nodes:
         return NodeReport(node, work, Phase.SUCCEEDED, exit_code=0)
 
     def _asked(self, report: NodeReport) -> tuple[_Held | None, _Run | None]:
-        """The run that waits for an answer to this report, unless it was overtaken."""
+        """The run that waits for the answer to this report, unless it was superseded."""
         held = self._held.get(report.work.uid)
         run = held.runs.get(report.node) if held else None
         return (held, run) if run is not None and run.asked is report else (None, None)

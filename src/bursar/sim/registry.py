@@ -1,4 +1,4 @@
-"""Which nodes are simulated, and their names: what every simulation outside the server has to ask and to clear away."""
+"""The registration of simulated nodes: finding, checking and removing them through the API."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AT_ONCE = 16
 
 
 class NotSimulated(BursarError):
-    """A node of this name exists and is somebody's machine."""
+    """A real node of this name exists."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"node {name!r} exists and is not simulated")
@@ -28,18 +28,18 @@ class NotSimulated(BursarError):
 
 
 class SimRegistry:
-    """The nodes of one shape, as the server knows them. The client's token is an administrator's."""
+    """The nodes of one shape, as the server knows them. It needs an administrator's token."""
 
     def __init__(self, client: AsyncClient, shape: NodeShape) -> None:
         self._client = client
         self._names = frozenset(shape.names)
 
     async def registered(self) -> set[str]:
-        """Those of our names that belong to simulated nodes, whoever registered them."""
+        """The names of the shape that belong to simulated nodes."""
         return await self._named(f"{SIMULATED}=true")
 
     async def check(self) -> None:
-        """Nobody's machine is spoken for."""
+        """Raise if a real node has one of the names."""
         if taken := await self._named(f"{SIMULATED}!=true"):
             raise NotSimulated(min(taken))
 
@@ -48,7 +48,7 @@ class SimRegistry:
         return {one["metadata"]["name"] async for one in found} & self._names
 
     async def remove(self) -> int:
-        """Delete the nodes; how many still run something, and are left."""
+        """Delete the nodes; returns how many still run work and are kept."""
         return sum(await several(self._remove, await self.registered()))
 
     async def _remove(self, name: str) -> bool:
@@ -62,11 +62,11 @@ class SimRegistry:
 
 
 async def several(do: Callable[[A], Awaitable[T]], arguments: Iterable[A]) -> list[T]:
-    """Do it for all of them, a few at a time. When one fails, that is told after the others have come to an end."""
-    turns = asyncio.Semaphore(AT_ONCE)
+    """Run a call for all arguments, AT_ONCE at a time. The first error is raised after all have finished."""
+    slots = asyncio.Semaphore(AT_ONCE)
 
     async def one(argument: A) -> T:
-        async with turns:
+        async with slots:
             return await do(argument)
 
     done = await asyncio.gather(*map(one, arguments), return_exceptions=True)

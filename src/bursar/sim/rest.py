@@ -1,8 +1,7 @@
-"""Simulated nodes outside the server, over the public REST API.
+"""Simulated nodes over the public REST API.
 
-An administrator registers them. From then on each speaks with a token of its own, as a real node would: what it says
-counts for itself alone, also where others share an allocation, and its beats are a node's beats. One watch tells what
-is bound to any of them.
+An administrator's token registers them. Afterwards each node authenticates with its own token, reports only for itself
+and sends its own heartbeats. One watch delivers the allocations bound to any of them.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
 
 PACE = SimPace(speakers=32, batch_max=1)
 HEARTBEAT_SECONDS = 5.0
-TELL_SECONDS = 1.0
-# A node's word is good for a day, and is asked for again when it is not good any more.
+PROGRESS_SECONDS = 1.0
+# Lifetime of a node's token; an expired one is replaced.
 TOKEN_TTL = "24h"  # noqa: S105 - not a secret
 MERGE = "application/merge-patch+json"
 PLACED = ",".join(f"status.phase!={phase}" for phase in (Phase.PENDING, Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED))
 
 
 class RestNodes:
-    """`open` registers the nodes, `run` acts for them until it is cancelled, `remove` takes away those that are empty.
+    """`open` registers the nodes, `run` simulates them until cancelled, `remove` deletes those without work.
 
-    The client's token is an administrator's."""
+    It needs an administrator's token."""
 
     def __init__(
         self,
@@ -66,10 +65,10 @@ class RestNodes:
     def ended(self) -> int:
         return self._nodes.ended
 
-    # Coming and going.
+    # Registration.
 
     async def open(self) -> None:
-        """Register the nodes. Those that an earlier run left are taken over."""
+        """Register the nodes, and adopt those of an earlier run."""
         ours = await self._roll.registered()
         await several(partial(self._register, ours), documents(self._shape))
 
@@ -92,7 +91,7 @@ class RestNodes:
     async def remove(self) -> int:
         return await self._roll.remove()
 
-    # What happens.
+    # Allocations.
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -101,19 +100,19 @@ class RestNodes:
             group.create_task(self._watch())
 
     async def _watch(self) -> None:
-        """The client goes on through lost connections, and lists again where it has to."""
+        """Watch allocations; the client resumes after lost connections, and lists again if needed."""
         while True:
             async for event in self._client.allocations.watch(field_selector=PLACED):
                 self._take(event)
 
     def _take(self, event: Event) -> None:
         if event.type == "DELETED":
-            # It ended, waits again, or is gone: in any case it is nobody's here.
+            # It has ended, is pending again, or was deleted: no longer placed on a node.
             self._nodes.forget(str(event.object["metadata"].get("uid", "")))
         elif (work := _work(event.object)) is not None:
             self._drive.see(work)
 
-    # What is said.
+    # Reports.
 
     async def say(self, reports: Sequence[NodeReport]) -> list[Answer]:
         return [await self._report(one) for one in reports]
@@ -140,7 +139,7 @@ class RestNodes:
             return DriveTrouble.PASSING
 
     async def _as_node(self, name: str, where: str, patch: dict[str, Any]) -> Any:
-        """A node's own request; with a new token, if the one it has is not good any more."""
+        """A request with the node's token; an expired token is replaced."""
         try:
             return await self._patch(where, patch, self._tokens[name])
         except Unauthorized:
@@ -152,7 +151,7 @@ class RestNodes:
         return await self._client.request("PATCH", f"{ROOT}/{where}", body=patch, headers=headers)
 
     async def _heartbeat(self) -> None:
-        """A patch of a node's status that changes nothing is a heartbeat, and no change in the feed."""
+        """Send heartbeats: a patch of a node's status without changes counts as one, and writes nothing to the feed."""
         while True:
             started = time.monotonic()
             await several(self._heartbeat_once, self._shape.names)
@@ -162,7 +161,7 @@ class RestNodes:
         try:
             await self._as_node(name, f"nodes/{segment(name)}/status", {"status": {}})
         except (ConnectionFailed, ApiError):
-            return  # The next one may get through.
+            return  # the next heartbeat tries again
 
 
 def _work(document: dict[str, Any]) -> SimWork | None:
@@ -170,18 +169,18 @@ def _work(document: dict[str, Any]) -> SimWork | None:
         whole = msgspec.convert(document, Whole)
         return read_work(whole, whole.status, int(whole.metadata.resource_version))
     except (msgspec.ValidationError, KeyError, ValueError):
-        return None  # A newer server may show what we do not know.
+        return None  # an unknown form of a newer server
 
 
 def _first(error: BaseException) -> BaseException:
-    """What went wrong first, out of the groups that it was wrapped in on the way."""
+    """The first error inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 class Simulated(Protocol):
-    """`open` registers nodes, `run` acts for them until it is cancelled, `remove` takes away those that are empty."""
+    """`open` registers nodes, `run` simulates them until cancelled, `remove` deletes those without work."""
 
     async def open(self) -> None: ...
     async def run(self) -> None: ...
@@ -189,11 +188,11 @@ class Simulated(Protocol):
 
 
 async def simulate(
-    nodes: Simulated, stop: asyncio.Event, *, ready: Callable[[], None], tell: Callable[[], None], keep: bool
+    nodes: Simulated, stop: asyncio.Event, *, ready: Callable[[], None], progress: Callable[[], None], keep: bool
 ) -> int:
-    """Act for the nodes until told to stop; how many could not be removed at the end, since something runs there.
+    """Simulate the nodes until `stop`; returns how many could not be removed because work runs there.
 
-    `ready` is called when they are registered, and `tell` about once a second from the start.
+    `ready` is called when the nodes are registered, `progress` about once a second.
     """
 
     async def act() -> None:
@@ -202,21 +201,21 @@ async def simulate(
         await nodes.run()
 
     try:
-        await _until(stop, act(), tell)
+        await _until(stop, act(), progress)
     except BursarError:
         if not keep:
-            with suppress(BursarError):  # What went wrong first is what is told.
+            with suppress(BursarError):  # the first error is raised
                 await nodes.remove()
         raise
     return 0 if keep else await nodes.remove()
 
 
-async def _until(stop: asyncio.Event, act: Coroutine[Any, Any, None], tell: Callable[[], None]) -> None:
+async def _until(stop: asyncio.Event, act: Coroutine[Any, Any, None], progress: Callable[[], None]) -> None:
     acting, stopping = asyncio.create_task(act), asyncio.create_task(stop.wait())
     try:
         while not (acting.done() or stopping.done()):
-            await asyncio.wait((acting, stopping), timeout=TELL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            tell()
+            await asyncio.wait((acting, stopping), timeout=PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            progress()
         if acting.done() and (error := acting.exception()):
             raise _first(error)
     finally:

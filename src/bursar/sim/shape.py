@@ -1,4 +1,4 @@
-"""What simulated nodes look like: names, labels and capacity, as a real node would register them."""
+"""The Node objects of simulated nodes: names, labels and capacity, as a real node would register them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# As a label it says that nobody is behind a node but us: what lacks it is somebody's machine, and is neither spoken for
-# nor removed.
-from bursar.core.nodes.node import SIMULATED
+from bursar.core.nodes.node import SIMULATED  # the label of simulated nodes: others are neither simulated nor removed
 from bursar.sim.fake_executor import FEATURES
 
 GPU = "nvidia.com/gpu"
@@ -16,7 +14,7 @@ GPU = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True)
 class NodeShape:
-    """So many nodes of one kind, dealt out over racks, and the racks over zones."""
+    """A number of equal nodes, distributed over racks, and the racks over zones."""
 
     count: int
     gpus: int = 8
@@ -29,12 +27,12 @@ class NodeShape:
 
     @property
     def names(self) -> list[str]:
-        """The same node has the same name however many there are, so that a second run finds those of the first."""
+        """Names do not depend on the count, so that a second run finds the nodes of the first."""
         return [f"{self.prefix}-{index:04d}" for index in range(1, self.count + 1)]
 
 
 def documents(shape: NodeShape, *, tainted: bool = True) -> list[dict[str, Any]]:
-    """The Node objects, ready to be created. The taint keeps commands off, which somebody expects to be run."""
+    """The Node objects. The taint keeps off commands that users expect to really run."""
     taints = {"taints": [{"key": SIMULATED, "effect": "NoSchedule"}]} if tainted else {}
     capacity = {"cpu": str(shape.cpu), "memory": shape.memory, "pods": "110"}
     kind = {"instance-type": f"sim-{shape.cpu}cpu"}

@@ -1,7 +1,7 @@
-"""Simulated nodes outside the server that speak as real agents do, over gRPC.
+"""Simulated nodes over gRPC: enrolment of simulated agents, and their streams.
 
-An administrator enrols them: each gets a certificate for a key of its own, and is registered with it if it is new. On
-loopback, where the server believes agents without certificates, they are only registered.
+An administrator's token enrols them. Each gets a key and a certificate of its own, and is registered if it is new. With
+a server that runs `--grpc-insecure`, on loopback, they are only registered.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from bursar.sim.transport import PlainTransport, SecureTransport, SimCredentials
 if TYPE_CHECKING:
     from bursar.client import AsyncClient
 
-# Of the day that a certificate is good for.
+# Before the end of a certificate's 24 hours.
 RENEW_BEFORE = timedelta(hours=8)
 
 
 class _Signed(msgspec.Struct):
-    """What the server answers to a request for a certificate."""
+    """The server's answer to a certificate signing request."""
 
     certificate: str
     authority: str
@@ -44,7 +44,7 @@ class _Authority(msgspec.Struct):
 
 
 async def find_address(client: AsyncClient) -> str:
-    """Where the server serves agents; empty where it does not, or does not know."""
+    """The gRPC address for agents; empty if the server serves none or does not know it."""
     try:
         answer = msgspec.convert(await client.request("GET", f"{ROOT}/authority"), _Authority)
     except NotFound:
@@ -53,7 +53,7 @@ async def find_address(client: AsyncClient) -> str:
 
 
 class Enroller:
-    """Gets nodes their papers, from the public API; those that are new are registered."""
+    """Enrols nodes through the public API, and registers new ones."""
 
     def __init__(self, client: AsyncClient, nodes: Mapping[str, dict[str, Any]]) -> None:
         self._client = client
@@ -64,7 +64,7 @@ class Enroller:
         self._fresh = dict(zip(self._nodes, await several(self._enrol, self._nodes), strict=True))
 
     async def credentials(self, name: str) -> SimCredentials:
-        """Those of its enrolment, once; then new ones."""
+        """The credentials of the enrolment, once; then new ones."""
         return self._fresh.pop(name, None) or await self._enrol(name)
 
     async def _enrol(self, name: str) -> SimCredentials:
@@ -77,9 +77,9 @@ class Enroller:
 
 
 class AgentNodes:
-    """`open` enrols the nodes, `run` acts for them until it is cancelled, `remove` takes away those that are empty.
+    """`open` enrols the nodes, `run` simulates them until cancelled, `remove` deletes those without work.
 
-    The client's token is an administrator's."""
+    It needs an administrator's token."""
 
     def __init__(
         self, client: AsyncClient, shape: NodeShape, address: str, manner: FakeBehaviour, *, insecure: bool
@@ -105,7 +105,7 @@ class AgentNodes:
         return self._crowd.ended
 
     async def open(self) -> None:
-        """Those that an earlier run left are taken over."""
+        """Enrol or register the nodes, and adopt those of an earlier run."""
         await self._roll.check()
         if self._insecure:
             ours = await self._roll.registered()

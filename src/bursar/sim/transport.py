@@ -1,7 +1,7 @@
-"""How simulated agents reach the control plane: in the clear on loopback, or each with a certificate of its own.
+"""gRPC transports of simulated agents: plaintext on loopback, or mutual TLS.
 
-In the clear several streams share a connection, since who speaks is told in the beats. With certificates it is told by
-the connection, so that each agent has one.
+Plaintext streams share connections, because heartbeats name their node. With TLS the certificate names the node, so
+each agent has its own connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentAsyncStub
 
 STREAMS_PER_CONNECTION = 100
-# Channels are not to share a connection behind our back, and come back soon after a restart of the server.
+# No sharing of connections between channels, and fast reconnects after a restart of the server.
 OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 200),
@@ -31,7 +31,7 @@ OPTIONS = (
 
 
 class RpcCall(Protocol):
-    """One stream of beats. Reading raises AioRpcError where it broke, and gives grpc.aio.EOF where it ended."""
+    """One heartbeat stream. `read` raises AioRpcError if it broke, and returns grpc.aio.EOF at its end."""
 
     async def write(self, request: pb.HeartbeatRequest, /) -> None: ...
     async def read(self) -> Any: ...
@@ -40,13 +40,13 @@ class RpcCall(Protocol):
 
 class Transport(Protocol):
     async def dial(self, name: str, /) -> RpcCall:
-        """A stream to the control plane for the node of this name."""
+        """Open a stream for the named node."""
 
     async def close(self) -> None: ...
 
 
 class PlainTransport:
-    """Believed by name: for loopback only."""
+    """Plaintext, for loopback only: the server trusts the node name."""
 
     def __init__(self, address: str, streams_per_connection: int = STREAMS_PER_CONNECTION) -> None:
         self._address = address
@@ -55,7 +55,7 @@ class PlainTransport:
         self._stubs: dict[str, NodeAgentAsyncStub] = {}
 
     async def dial(self, name: str) -> RpcCall:
-        """A channel mends its own connection: a node stays with the one that it was given."""
+        """Open a stream on the node's channel, which reconnects by itself."""
         if name not in self._stubs:
             if len(self._stubs) % self._streams_per_connection == 0:
                 self._channels.append(grpc.aio.insecure_channel(self._address, OPTIONS))
@@ -70,7 +70,7 @@ class PlainTransport:
 
 @dataclass(frozen=True, slots=True)
 class SimCredentials:
-    """What proves who a node is."""
+    """The certificate and key of a node."""
 
     certificate: bytes
     authority: bytes
@@ -79,7 +79,7 @@ class SimCredentials:
 
 
 class SecureTransport:
-    """Each with a connection of its own. `enrol` gets a node its papers, also anew when they have grown old."""
+    """Mutual TLS, one connection per node. `enrol` returns credentials, and new ones when they are due."""
 
     def __init__(self, address: str, enrol: Callable[[str], Awaitable[SimCredentials]]) -> None:
         self._address = address

@@ -1,7 +1,4 @@
-"""An allocation as a simulated node reads it: where it is, whether it is wanted, and how its run is to be acted.
-
-Only what matters here is decoded; everything else in an object is passed over.
-"""
+"""An allocation as a simulated node reads it: its nodes, phase, run time and exit code. Nothing else is decoded."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ SECONDS = "bursar.io/sim-seconds"  # how long it runs
 EXIT = "bursar.io/sim-exit"  # the exit code with which it ends
 
 EVICTED = "Evicted"
-# Work comes by the thousand, and few words differ.
+# Size of the caches: thousands of allocations have few different values.
 KEPT = 256
 
 
 class SimWork(msgspec.Struct, frozen=True):
-    """One version of an allocation. `nodes` are those that it still has to leave."""
+    """One version of an allocation. `nodes` are those on which it has not ended."""
 
     namespace: str
     name: str
@@ -38,7 +35,7 @@ class SimWork(msgspec.Struct, frozen=True):
     started_at: float | None = None
     deleted: bool = False
     grace_seconds: float | None = None
-    reason: str = ""  # why it has to go
+    reason: str = ""  # why it is stopped
     gang: str = ""
 
 
@@ -58,7 +55,7 @@ class Spec(msgspec.Struct, frozen=True):
 
 class SimPlaced(msgspec.Struct):
     name: str
-    phase: str = ""  # how it ended there, while it still runs elsewhere
+    phase: str = ""  # its end on this node, while it still runs on others
 
 
 class SimEviction(msgspec.Struct, rename="camel"):
@@ -76,20 +73,20 @@ class SimStatus(msgspec.Struct, rename="camel", frozen=True):
 
 
 class SimDocument(msgspec.Struct):
-    """Metadata and spec, as they are stored."""
+    """Metadata and spec, as stored."""
 
     metadata: Metadata
     spec: Spec = Spec()
 
 
 class Whole(SimDocument):
-    """An object as the API shows it."""
+    """An object as the API returns it."""
 
     status: SimStatus = SimStatus()
 
 
 def places(status: SimStatus) -> tuple[str, ...]:
-    """The nodes that still have it."""
+    """The nodes on which it has not ended."""
     if status.phase in ENDED or status.phase == Phase.PENDING:
         return ()
     return tuple([one.name for one in status.nodes if not one.phase])
@@ -122,7 +119,7 @@ def read_work(document: SimDocument, status: SimStatus, revision: int, *, gang: 
 
 @lru_cache(KEPT)
 def read_seconds(text: str | None) -> float | None:
-    """A time that cannot be read is none: the default holds."""
+    """The seconds; None, for the default, if the text is not a number."""
     try:
         seconds = float(text) if text and text.isascii() else math.nan
     except ValueError:
@@ -152,7 +149,7 @@ def _instant(text: str) -> float | None:
 
 
 def _grace_seconds(metadata: Metadata, status: SimStatus) -> float | None:
-    """How long it may take to stop; the shorter time, when it was both evicted and deleted."""
+    """The grace; the shorter one if it was both evicted and deleted."""
     told = (metadata.deletion_grace_period_seconds, status.eviction.grace_period_seconds if status.eviction else None)
     return min((one for one in told if one is not None), default=None)
 

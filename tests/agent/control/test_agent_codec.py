@@ -8,16 +8,15 @@ from hypothesis import strategies as st
 
 from bursar.agent.control.codec import (
     OutgoingHeartbeat,
-    directive_message,
     heartbeat_message,
     read_answer,
     read_directive,
-    read_status,
     status_message,
 )
 from bursar.agent.host.probe import GpuLoad, Load
 from bursar.agent.machine.types import Directive, LeaseGrant, PlacementState, PlacementStatus, Run, Stop, Usage
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from support.nodes.directive_messages import directive_message, read_status
 
 words = st.text(st.characters(codec="utf-8"), max_size=12)
 names = words.filter(bool)
@@ -82,7 +81,7 @@ def test_an_exit_code_of_zero_is_not_the_same_as_none() -> None:
     assert not status_message(PlacementStatus("a", 1, PlacementState.RUNNING)).HasField("exit_code")
 
 
-def test_a_beat_says_who_where_and_how_busy() -> None:
+def test_a_heartbeat_says_who_where_and_how_busy() -> None:
     heartbeat = OutgoingHeartbeat(
         load=Load(1.5, 2, 3, (GpuLoad(1, 0.5, 7),)), capacity={"cpu": "4"}, address="n:1", certificate_request=b"x"
     )

@@ -31,7 +31,7 @@ async def told_of(credentials: NodeCredentials) -> Any:
         running = asyncio.create_task(ControlStream("node-1", credentials, Quiet()).run())
         try:
             async with asyncio.timeout(30):
-                while not (told := [one for one in lines if one["event"] == "no stream to the control plane"]):  # noqa: ASYNC110 - a log has no event
+                while not (told := [one for one in lines if one["event"] == "stream_unavailable"]):  # noqa: ASYNC110 - a log has no event
                     await asyncio.sleep(0.01)
         finally:
             running.cancel()
@@ -46,7 +46,7 @@ def papers_for(directory: Path, address: str) -> NodeCertificates:
 
 def assert_told(told: Any, why: str, check: str) -> None:
     assert told["log_level"] == "warning"
-    assert why in told["why"]
+    assert why in told["error"]
     assert "the agent tries again in " in told["next"]
     assert check in told["next"]
     # No token and no login would help.
@@ -62,13 +62,13 @@ async def test_nobody_listens() -> None:
 
 async def test_a_name_that_nobody_knows() -> None:
     told = await told_of(NoCredentials(["nobody.invalid:50051"]))
-    assert_told(told, "could not reach nobody.invalid:50051: its name cannot be looked up", "DNS")
+    assert_told(told, "could not reach nobody.invalid:50051: its host name cannot be resolved", "DNS")
 
 
 async def test_a_server_of_another_authority(tmp_path: Path) -> None:
     async with serving(Control(authority=authority())) as control:
         told = await told_of(papers_for(tmp_path, control.address))
-    assert_told(told, f"could not reach {control.address}: the server's certificate is not believed", "authority")
+    assert_told(told, f"could not reach {control.address}: the server's certificate is not trusted", "CA")
 
 
 async def test_a_server_without_certificates(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ async def test_a_server_without_certificates(tmp_path: Path) -> None:
 async def test_a_server_that_asks_for_certificates() -> None:
     async with serving(Control(authority=authority())) as control:
         told = await told_of(NoCredentials([control.address]))
-    assert_told(told, f"could not reach {control.address}: it ended the connection", "certificate")
+    assert_told(told, f"could not reach {control.address}: the server closed the connection", "certificate")
 
 
 async def test_a_server_that_calls_itself_otherwise(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ async def test_a_server_that_calls_itself_otherwise(tmp_path: Path) -> None:
         told = await told_of(NodeCertificates(tmp_path, "node-1", urls=[], token_file=None, document=dict))
     finally:
         await server.stop(None)
-    assert_told(told, "the server's certificate is not believed", "--grpc-host")
+    assert_told(told, "the server's certificate is not trusted", "--grpc-host")
 
 
 def test_what_grpc_says_in_words_of_its_own_is_told_as_it_is() -> None:

@@ -12,7 +12,6 @@ import grpc
 import pytest
 
 from bursar.agent.control import identity
-from bursar.agent.control.codec import directive_message
 from bursar.agent.control.identity import AgentIdentity
 from bursar.agent.control.server import AgentServerError, Snapshot, advertised, opened_app
 from bursar.agent.machine.state import Machine
@@ -21,13 +20,14 @@ from bursar.core.values.certificate import server_name
 from bursar.ops.nodes.x509 import Authority, sign_client
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentStub
+from support.nodes.directive_messages import directive_message
 from support.nodes.played_control_plane import authority, joined, node_certificate
 
 RUN = Run("a", 2, "ml", "train", command=("true",))
 
 
 @dataclass(slots=True)
-class House:
+class ServedNode:
     """A node that decides with the real machine, and starts nothing."""
 
     folder: Path
@@ -70,7 +70,7 @@ async def calling(port: int, channel_credentials: grpc.ChannelCredentials | None
 
 
 @asynccontextmanager
-async def insecure(context: House) -> AsyncIterator[Any]:
+async def insecure(context: ServedNode) -> AsyncIterator[Any]:
     async with opened_app(context, "127.0.0.1:0", identity=None) as port, calling(port) as stub:
         yield stub
 
@@ -78,7 +78,7 @@ async def insecure(context: House) -> AsyncIterator[Any]:
 async def test_the_control_plane_comes_in(tmp_path: Path) -> None:
     ours = authority()
     credentials = joined(tmp_path, ours, "node-1")
-    context = House(tmp_path)
+    context = ServedNode(tmp_path)
     async with (
         opened_app(context, "127.0.0.1:0", identity=lambda: credentials) as port,
         calling(port, control_credentials(ours)) as stub,
@@ -91,7 +91,7 @@ async def test_another_node_does_not(tmp_path: Path) -> None:
     ours = authority()
     (tmp_path / "other").mkdir()
     credentials, other = joined(tmp_path, ours, "node-1"), joined(tmp_path / "other", ours, "node-2")
-    context = House(tmp_path)
+    context = ServedNode(tmp_path)
     async with opened_app(context, "127.0.0.1:0", identity=lambda: credentials) as port:
         for mine in (credentials, other):
             async with calling(port, node_credentials(mine)) as stub:
@@ -114,7 +114,7 @@ async def test_nobody_of_another_authority_comes_in(tmp_path: Path) -> None:
     stranger = sign_client(theirs, datetime.now(UTC))
     channel_credentials = grpc.ssl_channel_credentials(ours.pem, stranger.key, stranger.certificate)
     async with (
-        opened_app(House(tmp_path), "127.0.0.1:0", identity=lambda: credentials) as port,
+        opened_app(ServedNode(tmp_path), "127.0.0.1:0", identity=lambda: credentials) as port,
         calling(port, channel_credentials) as stub,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -126,7 +126,7 @@ async def test_nobody_comes_in_without_a_certificate(tmp_path: Path) -> None:
     ours = authority()
     credentials = joined(tmp_path, ours, "node-1")
     async with (
-        opened_app(House(tmp_path), "127.0.0.1:0", identity=lambda: credentials) as port,
+        opened_app(ServedNode(tmp_path), "127.0.0.1:0", identity=lambda: credentials) as port,
         calling(port, grpc.ssl_channel_credentials(ours.pem)) as stub,
     ):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -137,7 +137,7 @@ async def test_nobody_comes_in_without_a_certificate(tmp_path: Path) -> None:
 async def test_the_newest_certificate_is_shown(tmp_path: Path) -> None:
     ours = authority()
     credentials = [joined(tmp_path, ours, "node-1", ago=timedelta(hours=25))]  # has expired
-    async with opened_app(House(tmp_path), "127.0.0.1:0", identity=lambda: credentials[-1]) as port:
+    async with opened_app(ServedNode(tmp_path), "127.0.0.1:0", identity=lambda: credentials[-1]) as port:
         async with calling(port, control_credentials(ours)) as stub:
             with pytest.raises(grpc.aio.AioRpcError):
                 await stub.GetResourceSnapshot(pb.SnapshotRequest())
@@ -148,7 +148,7 @@ async def test_the_newest_certificate_is_shown(tmp_path: Path) -> None:
 
 
 async def test_what_is_bound_directly_is_wanted_here(tmp_path: Path) -> None:
-    context = House(tmp_path)
+    context = ServedNode(tmp_path)
     bind = pb.BindRequest(allocation_id="a", node_id="node-1", directive=directive_message(RUN))
     async with insecure(context) as stub:
         assert (await stub.BindAllocation(bind)).success
@@ -163,7 +163,7 @@ async def test_what_is_bound_directly_is_wanted_here(tmp_path: Path) -> None:
 
 
 async def test_what_is_evicted_directly_is_stopped(tmp_path: Path) -> None:
-    context = House(tmp_path)
+    context = ServedNode(tmp_path)
     context.tell(RUN)
     async with insecure(context) as stub:
         missing = await stub.EvictAllocation(pb.EvictRequest(allocation_id="a", epoch=1))
@@ -174,14 +174,14 @@ async def test_what_is_evicted_directly_is_stopped(tmp_path: Path) -> None:
 
 
 async def test_what_is_meant_for_another_node_is_refused(tmp_path: Path) -> None:
-    async with insecure(House(tmp_path)) as stub:
+    async with insecure(ServedNode(tmp_path)) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.GetResourceSnapshot(pb.SnapshotRequest(node_id="node-2"))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_output_is_read_from_any_place_to_its_end(tmp_path: Path) -> None:
-    context = House(tmp_path, live=False)
+    context = ServedNode(tmp_path, live=False)
     (tmp_path / "output.0").write_bytes(b"one\ntwo\nthree\n")
     async with insecure(context) as stub:
 
@@ -201,7 +201,7 @@ async def test_output_is_read_from_any_place_to_its_end(tmp_path: Path) -> None:
 
 
 async def test_who_follows_hears_what_is_written_later(tmp_path: Path) -> None:
-    context = House(tmp_path)
+    context = ServedNode(tmp_path)
     (tmp_path / "output.0").write_bytes(b"one\n")
     async with insecure(context) as stub, asyncio.timeout(20):
         call = stub.ReadLog(pb.ReadLogRequest(allocation_id="a", follow=True))
@@ -216,9 +216,9 @@ async def test_who_follows_hears_what_is_written_later(tmp_path: Path) -> None:
 
 
 async def test_an_address_that_is_taken_is_said(tmp_path: Path) -> None:
-    async with opened_app(House(tmp_path), "127.0.0.1:0", identity=None) as port:
+    async with opened_app(ServedNode(tmp_path), "127.0.0.1:0", identity=None) as port:
         with pytest.raises(AgentServerError, match="--listen"):
-            async with opened_app(House(tmp_path), f"127.0.0.1:{port}", identity=None):
+            async with opened_app(ServedNode(tmp_path), f"127.0.0.1:{port}", identity=None):
                 pass
 
 

@@ -60,7 +60,7 @@ async def until(what: Callable[[], Any], seconds: float = 20.0) -> Any:
     return result
 
 
-async def test_the_first_beat_says_everything_and_the_later_ones_the_news() -> None:
+async def test_the_first_heartbeat_says_everything_and_the_later_ones_the_news() -> None:
     said = Said(news=[PlacementStatus("a", 1, PlacementState.RUNNING)])
     async with serving(Control(beat_seconds=600)) as control, talking(NoCredentials([control.address]), said) as stream:
         await until(lambda: said.heard)
@@ -75,14 +75,14 @@ async def test_the_first_beat_says_everything_and_the_later_ones_the_news() -> N
     assert [one.allocation_id for one in second.pod_statuses] == ["b"]
 
 
-async def test_it_beats_as_often_as_it_is_told() -> None:
+async def test_it_sends_heartbeats_as_often_as_it_is_told() -> None:
     said = Said()
     async with serving(Control(beat_seconds=1)) as control, talking(NoCredentials([control.address]), said):
         await control.until(lambda its: len(its.heartbeats) >= 3)
     assert [heartbeat.seq for heartbeat in control.heartbeats[:3]] == [1, 2, 3]
 
 
-async def test_an_answer_comes_with_the_moment_its_beat_was_sent() -> None:
+async def test_an_answer_comes_with_the_moment_its_heartbeat_was_sent() -> None:
     ticks = iter(range(10_000))
     sent: list[float] = []
 
@@ -130,7 +130,7 @@ async def test_what_is_wanted_is_heard_at_once_and_whole() -> None:
     assert second.directives == (Stop("a", 3, 0, "Deleted", "by trainer"),)
 
 
-async def test_news_waits_for_the_answer_to_the_beat_before() -> None:
+async def test_news_waits_for_the_answer_to_the_heartbeat_before() -> None:
     said = Said()
     async with serving(Control(beat_seconds=600)) as control, talking(NoCredentials([control.address]), said) as stream:
         await until(lambda: said.heard)
@@ -198,10 +198,10 @@ async def test_a_refusal_is_told_with_the_next_step_and_only_once() -> None:
         with capture_logs() as lines:
             async with talking(NoCredentials([control.address]), said):
                 await until(lambda: control.streams >= 3)
-    told = [line for line in lines if line["event"] == "no stream to the control plane"]
+    told = [line for line in lines if line["event"] == "stream_unavailable"]
     assert len(told) == 1
     assert told[0]["log_level"] == "error"
-    assert "node 'node-1' was deleted" in told[0]["why"]
+    assert "node 'node-1' was deleted" in told[0]["error"]
     assert "bursar node token --name node-1" in told[0]["next"]
 
 
@@ -235,7 +235,7 @@ async def test_a_server_of_another_authority_hears_nothing(tmp_path: Path) -> No
         joined(tmp_path, authority(), "node-1", [control.address])
         with capture_logs() as lines:
             async with talking(papers_in(tmp_path), said):
-                await until(lambda: [one for one in lines if one["event"] == "no stream to the control plane"])
+                await until(lambda: [one for one in lines if one["event"] == "stream_unavailable"])
     assert not control.heartbeats
 
 
@@ -265,5 +265,5 @@ async def test_a_certificate_that_is_somebody_elses_is_not_taken(tmp_path: Path)
         old = joined(tmp_path, ours, "node-1", [control.address], ago=timedelta(hours=17))
         with capture_logs() as lines:
             async with talking(papers_in(tmp_path), said):
-                await until(lambda: [one for one in lines if "not that of node" in str(one.get("why"))])
+                await until(lambda: [one for one in lines if "not that of node" in str(one.get("error"))])
     assert load(tmp_path, "node-1") == old

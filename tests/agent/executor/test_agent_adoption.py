@@ -279,5 +279,5 @@ async def test_what_cannot_be_carried_out_is_told_without_its_secrets(tmp_path: 
             end = await until(lambda: next((one for one in bench.events if isinstance(one, PlacementEnded)), None))
             assert end.reason == "StartFailed"
     (line,) = told
-    assert (line["what"], line["place"]) == ("Start", (5, 1))
+    assert (line["instruction"], line["place"]) == ("Start", (5, 1))
     assert "hunter2" not in str(line)

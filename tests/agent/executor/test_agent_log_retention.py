@@ -151,14 +151,14 @@ async def test_an_end_that_could_not_be_written_is_written_before_its_output_goe
     """The disk was full when it ended: then its folder is all that says how, until the journal does."""
     work, one = tmp_path / "work", secret(uid, f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; exit 7")
 
-    def no_room(fd: int, data: bytes) -> None:
+    def disk_full(fd: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, "no room")
 
     async with Bench(work) as bench:
         bench.want(one)
         await bench.until(one.place, PlacementState.RUNNING)
         with monkeypatch.context() as full:
-            full.setattr("bursar.agent.executor.journal._put", no_room)
+            full.setattr("bursar.agent.executor.journal._put", disk_full)
             (tmp_path / "go").touch()
             await bench.end(one.place)
         await bench.run(hook(uid, "true"))

@@ -81,7 +81,7 @@ async def test_paid_work_starts_when_paid_time_was_signed(tmp_path: Path) -> Non
         await control.until(lambda its: its.heartbeats[-1].seq > 3)
         journal = Journal(_copy(tmp_path))
         journal.close()
-        paid_window = journal.known.escrows[PLACE]
+        paid_window = journal.known.paid_windows[PLACE]
         assert paid_window.paid.lease == "lease-1"
         assert before < paid_window.paid.until <= boot_seconds() + 600
         assert len(paid_window.token.split(".")) == 3
@@ -111,9 +111,9 @@ async def test_without_a_token_that_is_right_it_waits_and_somebody_is_told(
             control.sign = lambda its, seq: its.token(seq)
             await control.until(is_said(PlacementState.RUNNING))
             await end(control)
-    told = [one for one in logs if one["event"] == "paid time was granted that is not believed"]
+    told = [one for one in logs if one["event"] == "lease_token_rejected"]
     assert len(told) == 1, "once, and not with every beat"
-    assert told[0]["why"]
+    assert told[0]["error"]
 
 
 async def test_what_is_not_signed_prolongs_nothing_that_runs(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bursar.agent.control.codec import directive_message, read_directive
+from bursar.agent.control.codec import read_directive
 from bursar.agent.executor.journal import Journal, JournalBegan, began
 from bursar.agent.executor.wipe import NO_WIPE, Wipe
 from bursar.agent.host.environment import environment, user
@@ -10,6 +10,7 @@ from bursar.agent.machine.state import NO_HOOK, NOT_WANTED, Machine, SignalStop,
 from bursar.agent.machine.types import PlacementState, Run
 from bursar.sim.fake_executor import FakeBehaviour, FakeExecutor, RunTally
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from support.nodes.directive_messages import directive_message
 
 WANTED = Run("claim-1", 1, "", "wipe", wipe=True)
 HOOK = Wipe("wipe-node --all", 60)

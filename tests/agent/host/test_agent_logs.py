@@ -100,7 +100,7 @@ def test_a_full_disk_never_holds_the_command_up(tmp_path: Path, monkeypatch: pyt
     assert said.endswith(b"kept\n")
 
 
-def test_output_is_kept_again_once_there_is_room_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_is_kept_again_once_there_is_space_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_the_way = tmp_path / "output.4"
     in_the_way.mkdir()
     output = write(tmp_path, monkeypatch, b"abcdef", b"gh", bytes_max=4)

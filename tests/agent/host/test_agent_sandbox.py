@@ -144,7 +144,7 @@ async def test_tenants_have_users_of_their_own_until_the_node_is_wiped(tmp_path:
         assert bench.text((f"{uid}-3", 1)) == "70101\n"
         end = await bench.run(of("chemistry", f"{uid}-4", "id -u"))
         assert end.reason == "StartFailed"
-        assert "given back by a wipe" in end.message
+        assert "a wipe of the node frees them" in end.message
         failed = await bench.run(Run(f"{uid}-w", 1, "", "wipe", command=("false",), wipe=True))
         assert failed.state is PlacementState.FAILED
         assert (await bench.run(of("chemistry", f"{uid}-5", "id -u"))).reason == "StartFailed"
@@ -222,7 +222,7 @@ def test_without_root_or_bubblewrap_nothing_is_isolated(monkeypatch: pytest.Monk
 
 def test_users_that_the_machine_has_are_passed_over() -> None:
     assert Users(0, 1_000_000).choose({}) > 0
-    with pytest.raises(OSError, match="given back by a wipe"):
+    with pytest.raises(OSError, match="a wipe of the node frees them"):
         Users(70_000, 70_001).choose({"a": 70_000, "b": 70_001})
 
 

@@ -47,10 +47,11 @@ async def test_what_is_being_stopped_with_a_long_grace_ends_with_its_lease(tmp_p
 
 async def test_what_is_being_stopped_has_its_grace_while_leases_are_granted(tmp_path: Path, uid: str) -> None:
     async with Bench(tmp_path) as bench:
-        grant(bench, 1.0, 0.0)
-        script = "trap 'sleep 2; exit 9' TERM; while :; do sleep 0.05; done"
+        grant(bench, 3.0, 0.0)
+        trapped = tmp_path / "trapped"
+        script = f"trap 'sleep 4; exit 9' TERM; touch {trapped}; while :; do sleep 0.05; done"
         bench.want(leased(uid, "sh", "-c", script))
-        await bench.until((uid, 1), PlacementState.RUNNING)
+        await until(lambda: trapped.exists() or None)
         bench.stop((uid, 1), grace_seconds=600)
         grant(bench, 600.0, 0.0)
         assert (await bench.end((uid, 1))).exit_code == 9

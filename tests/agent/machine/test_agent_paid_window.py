@@ -27,7 +27,7 @@ def paid(until_at: float, place: Place = PLACE, **more: object) -> Paid:
     return Paid(*place, "lease-7", until_at, **more)  # type: ignore[arg-type]
 
 
-def test_paid_time_is_counted_from_when_the_beat_was_sent() -> None:
+def test_paid_time_is_counted_from_when_the_heartbeat_was_sent() -> None:
     kept = window(BOOT, "token", 1000.0, {PLACE: LeaseGrant(120.0, "insufficient_credit")}, SIGNED, {PLACE: 33.5})
     assert kept == WindowLine(BOOT, "token", (paid(1120.0, used_seconds=33.5, final="insufficient_credit"),))
 
@@ -63,7 +63,7 @@ def test_what_an_agent_that_comes_back_goes_by(
 def known(path: Path) -> dict[Place, PaidWindow]:
     journal = Journal(path)
     journal.close()
-    return journal.known.escrows
+    return journal.known.paid_windows
 
 
 def test_the_newest_window_of_each_placement_comes_back_until_it_is_acknowledged(tmp_path: Path) -> None:
@@ -81,14 +81,14 @@ def test_the_newest_window_of_each_placement_comes_back_until_it_is_acknowledged
     assert list(known(path)) == [PLACE]
 
 
-def test_a_beat_more_does_not_make_the_file_longer_for_ever(tmp_path: Path) -> None:
+def test_a_heartbeat_more_does_not_make_the_file_longer_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(path)
     token = "t" * 500
     for seq in range(3):
         journal.append(WindowLine(BOOT, token, (paid(float(one)),)) for one in range(seq, seq + SPARE_LINES))
     assert path.stat().st_size < 1.5 * SPARE_LINES * 600
-    assert journal.known.escrows[PLACE].paid.until == SPARE_LINES + 1
+    assert journal.known.paid_windows[PLACE].paid.until == SPARE_LINES + 1
     for one in range(20):
         journal.append([WindowLine(BOOT, token * 1000, (paid(float(one)),))])
     journal.close()
@@ -200,7 +200,7 @@ async def test_what_lost_its_shim_while_no_agent_was_there_has_used_what_was_mea
         pid = await sleeper(bench, one.place)
         grant(bench, one, 3600.0, used=17.25)
         shim = bench.shell._children[one.place].shim
-        await until(lambda: bench.shell._journal.known.escrows[one.place].paid.used_seconds or None)
+        await until(lambda: bench.shell._journal.known.paid_windows[one.place].paid.used_seconds or None)
     os.kill(shim, signal.SIGKILL)
     await until(lambda: True if not alive(pid) else None)
     async with Bench(tmp_path) as bench:

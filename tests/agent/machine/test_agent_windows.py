@@ -80,7 +80,7 @@ def test_the_last_window_is_used_up_and_then_it_is_asked_to_end() -> None:
     assert machine.due(15) == [SignalStop(A, 5, CREDIT_EXHAUSTED)]
     machine.ended(A, 16, exit_code=143)
     assert told(machine) == [(PlacementState.STOPPED, CREDIT_EXHAUSTED)]
-    assert NO_CREDIT in machine.inventory()[0].message
+    assert machine.inventory()[0].message == "stopped: its account ran out of credit"
 
 
 def test_topped_up_in_the_last_window_it_goes_on_and_no_later() -> None:
@@ -243,8 +243,8 @@ async def test_work_is_frozen_by_its_shim_and_thawed_with_all_that_it_started(
         assert await until(lambda: folder.frozen_seconds(boot_seconds()) or None) > 0
         pay(bench, (uid, 1), 600.0)
         await until(lambda: (said(count) > where + 5 and said(inner) > within + 5) or None)
-        assert "spends too fast" in bench.text((uid, 1))
-        assert "it goes on" in bench.text((uid, 1))
+        assert "frozen: over the spend rate limit" in bench.text((uid, 1))
+        assert "[bursar: resumed]" in bench.text((uid, 1))
         frozen_seconds = folder.frozen_seconds(boot_seconds())
         bench.stop((uid, 1), grace_seconds=0)
         end = await bench.end((uid, 1))
@@ -309,7 +309,7 @@ async def test_without_credit_it_is_warned_asked_and_killed(tmp_path: Path, uid:
         end = await bench.end((uid, 1))
         assert (end.state, end.reason, end.exit_code) == (PlacementState.STOPPED, CREDIT_EXHAUSTED, 137)
         said = bench.text((uid, 1))
-        assert said.index("here\n") < said.index("no more time is paid for") < said.index("\nasked\n")
+        assert said.index("here\n") < said.index("out of credit: stopping in") < said.index("\nasked\n")
 
 
 async def test_topped_up_in_time_it_ends_as_it_would_have(tmp_path: Path, uid: str) -> None:
@@ -318,9 +318,9 @@ async def test_topped_up_in_time_it_ends_as_it_would_have(tmp_path: Path, uid: s
         pay(bench, (uid, 1), 2.0)
         await bench.until((uid, 1), PlacementState.RUNNING)
         pay(bench, (uid, 1), 1.0, NO_CREDIT)
-        await until(lambda: "no more time is paid for" in bench.text((uid, 1)) or None)
+        await until(lambda: "out of credit: stopping in" in bench.text((uid, 1)) or None)
         pay(bench, (uid, 1), 600.0)
-        await until(lambda: "paid for again" in bench.text((uid, 1)) or None)
+        await until(lambda: "paid again" in bench.text((uid, 1)) or None)
         (tmp_path / "go").touch()
         end = await bench.end((uid, 1))
         assert (end.state, end.exit_code) == (PlacementState.FAILED, 6)

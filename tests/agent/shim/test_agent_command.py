@@ -47,7 +47,7 @@ def test_root_says_whom_commands_run_as_where_it_cannot_isolate(
 def test_a_token_does_not_travel_in_clear(tmp_path: Path, url: str) -> None:
     refused = CliRunner().invoke(agent, ["--server", url, "--data", str(tmp_path), "--run-as", "root"])
     assert refused.exit_code == 2
-    assert "in clear" in refused.output
+    assert "unencrypted" in refused.output
     assert "https://" in refused.output
 
 
@@ -63,7 +63,7 @@ def test_a_user_that_nobody_is(tmp_path: Path) -> None:
     options = ["--server", "http://127.0.0.1:1", "--data", str(tmp_path), "--run-as", "no-such-user"]
     refused = CliRunner().invoke(agent, options)
     assert refused.exit_code == 2
-    assert "there is no user 'no-such-user'" in refused.output
+    assert "this machine has no user 'no-such-user'" in refused.output
 
 
 @pytest.mark.parametrize("name", [None, pwd.getpwuid(os.geteuid()).pw_name])

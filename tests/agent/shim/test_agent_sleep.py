@@ -139,7 +139,7 @@ def test_a_deadline_that_is_half_written_is_none() -> None:
     assert whole == {None, lease, credit}
 
 
-def test_a_deadline_has_room_for_a_machine_that_runs_for_a_century() -> None:
+def test_a_deadline_is_long_enough_for_a_machine_that_runs_for_a_century() -> None:
     terms = (3_200_000_000.123456, 604_800.0, 3_200_604_800.123456, CREDIT_EXHAUSTED)
     assert parse_deadline(format_deadline(*terms)) == terms
 

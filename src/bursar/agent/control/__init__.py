@@ -1,4 +1,4 @@
-"""Speaking to the control plane: the heartbeat stream, certificates, the agent's own server.
+"""The agent's gRPC: the heartbeat stream, the node's certificates, and the agent's own server.
 
 Read `stream.py` first.
 """

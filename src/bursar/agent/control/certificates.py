@@ -1,7 +1,7 @@
-"""The node's papers as they stand: loaded, joined for, renewed, and joined for again once they are no longer good.
+"""The node's client certificate through its life: loaded from disk, enrolled, renewed, and enrolled again after expiry.
 
-The token is read from its file when it is needed, so that whoever puts a new one there need not restart the agent. One
-that was refused is not tried again.
+The join token is read from its file at each attempt, so a new token needs no restart. A token that was refused or used
+is not sent again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bursar.client.errors import ApiError, ConnectionFailed
 
 log = structlog.get_logger()
 
-# One address is one connection of its own, tried anew when we say so. A wanted set may be long.
+# One connection per address; `stream.py` decides when to reconnect. A wanted set may be long.
 CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
@@ -31,27 +31,27 @@ CHANNEL_OPTIONS = (
 
 
 class NodeCredentials(Protocol):
-    """What a stream needs to speak as the node."""
+    """The credentials with which a stream authenticates as the node."""
 
     @property
     def addresses(self) -> Sequence[str]: ...
 
     async def ensure(self) -> None:
-        """Have papers that are good now. Raises IdentityError, or BursarError while nobody answers."""
+        """Ensure that a certificate is valid now. Raises IdentityError, or BursarError while no server answers."""
 
     def channel(self, address: str) -> grpc.aio.Channel: ...
 
     def due_request(self) -> bytes:
-        """A request for a new certificate, when it is time for one; else nothing."""
+        """A certificate signing request if renewal is due; else empty."""
 
     def renew(self, certificate: bytes) -> None: ...
 
     def refused(self) -> None:
-        """The control plane does not take these papers."""
+        """The control plane rejected the certificate."""
 
 
 class NoCredentials:
-    """For a control plane on this machine that asks for none."""
+    """No certificates: for a control plane on the same machine that was started with --grpc-insecure."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = tuple(addresses)
@@ -73,7 +73,7 @@ class NoCredentials:
 
 
 class NodeCertificates:
-    """Those of a node that joined. `addresses` are where to dial, if not where the control plane says it listens."""
+    """The credentials of a node that joined. `addresses` replaces the gRPC addresses that the control plane reports."""
 
     def __init__(
         self,
@@ -95,8 +95,8 @@ class NodeCertificates:
         self._ca_file = ca_file
         self._addresses = tuple(addresses)
         self._now = now
-        self._useless: set[bytes] = set()  # digests of tokens that need not be tried again
-        self._doubtful = False  # the control plane does not take what we have
+        self._useless: set[bytes] = set()  # digests of tokens that were used or refused
+        self._doubtful = False  # the control plane rejected the certificate
         self.identity: AgentIdentity | None = node.load(directory, name)
 
     @property
@@ -115,7 +115,7 @@ class NodeCertificates:
         await self._join(token)
 
     async def _join(self, token: str) -> None:
-        """Ask one server after the other; the first that answers decides. If none does, why is said of each."""
+        """Try each server in order; the first that answers decides. If none answers, the error names each failure."""
         troubles: list[ConnectionFailed | ApiError] = []
         for url in self._urls:
             try:
@@ -135,7 +135,10 @@ class NodeCertificates:
             else:
                 self._useless.add(hashlib.sha256(token.encode()).digest())
                 self._doubtful = False
-                log.info("the node has joined", node=self._name, expires=self.identity.expires.isoformat())
+                log.info(
+                    "node_joined", message="the node has joined the cluster",
+                    node=self._name, expires=self.identity.expires.isoformat(),
+                )  # fmt: skip
                 return
         if len(troubles) == 1:
             raise troubles[0]
@@ -168,7 +171,7 @@ class NodeCertificates:
         return f"make a token with `bursar node token --name {self._name}`, and put it {where}"
 
     def channel(self, address: str) -> grpc.aio.Channel:
-        assert self.identity is not None, "papers are ensured before they are shown"
+        assert self.identity is not None, "ensure() comes first"
         credentials = grpc.ssl_channel_credentials(
             self.identity.authority, self.identity.key, self.identity.certificate
         )
@@ -180,9 +183,12 @@ class NodeCertificates:
         return node.certificate_request(self.identity.key, self._name)
 
     def renew(self, certificate: bytes) -> None:
-        assert self.identity is not None, "who has no papers gets no new ones"
+        assert self.identity is not None, "only a node with a certificate renews it"
         self.identity = node.renewed(self._directory, self.identity, certificate)
-        log.info("the certificate was renewed", node=self._name, expires=self.identity.expires.isoformat())
+        log.info(
+            "certificate_renewed", message="the node's certificate was renewed",
+            node=self._name, expires=self.identity.expires.isoformat(),
+        )  # fmt: skip
 
     def refused(self) -> None:
         self._doubtful = True

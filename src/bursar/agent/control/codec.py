@@ -1,24 +1,23 @@
-"""The messages of the wire, and the values that the agent thinks in: each as the other.
+"""Conversion between protobuf messages and the agent's values, in both directions. Pure.
 
-Pure. What a newer control plane says and we do not know is passed over, and so is what cannot be right: one bad line
-must not silence the others.
+Unknown or invalid directives of a newer control plane are skipped: one bad directive must not block the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bursar import __version__
 from bursar.agent.host.probe import Load
-from bursar.agent.machine.types import Directive, LeaseGrant, Place, PlacementState, PlacementStatus, Run, Stop, Usage
+from bursar.agent.machine.types import Directive, LeaseGrant, Place, PlacementState, PlacementStatus, Run, Stop
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
 PROTOCOL_VERSION = 1
-FEATURES = ("stdin",)  # what we can do that older agents cannot
-TRACELESS = "traceless"  # everything a placement writes is removed with it
+FEATURES = ("stdin",)  # features that older agents do not have
+TRACELESS = "traceless"  # everything a placement writes is removed when it ends
 WIPES = "wipe"  # there is a wipe hook
-WIPE = "wipe"  # in place of an allocation's name
+WIPE = "wipe"  # the name of a wipe, which has no allocation
 
 _PHASES = {
     PlacementState.STARTING: pb.POD_PHASE_STARTING,
@@ -28,7 +27,6 @@ _PHASES = {
     PlacementState.FAILED: pb.POD_PHASE_FAILED,
     PlacementState.STOPPED: pb.POD_PHASE_STOPPED,
 }
-_STATES = {phase: state for state, phase in _PHASES.items()}
 
 
 NO_LOAD = Load()
@@ -36,7 +34,7 @@ NO_LOAD = Load()
 
 @dataclass(frozen=True, slots=True)
 class OutgoingHeartbeat:
-    """What the agent says. `capacity` and `address` are said in the first beat of a stream, and when they change."""
+    """A heartbeat to send. `capacity` is sent in the first heartbeat of a stream and when it changes."""
 
     statuses: Sequence[PlacementStatus] = ()
     inventory: bool = False
@@ -44,30 +42,31 @@ class OutgoingHeartbeat:
     capacity: Mapping[str, str] = field(default_factory=dict)
     address: str = ""
     certificate_request: bytes = b""
-    nonce: str = ""  # in the first beat: our own word for the stream
-    isolation: str = ""  # in the first beat: how tenants are kept apart here, and why not
-    isolation_message: str = ""
-    features: tuple[str, ...] = ()  # in the first beat: of this agent, beside those that every one has
+    # In the first heartbeat of a stream:
+    nonce: str = ""  # lease tokens must contain it
+    isolation: str = ""  # how tenants are isolated on this node
+    isolation_message: str = ""  # why they are not
+    features: tuple[str, ...] = ()  # of this agent, in addition to FEATURES
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """What the control plane says. `seq` is the beat that it answers, 0 where it speaks by itself."""
+    """A message of the control plane. `seq` is the heartbeat that it answers; 0 for a push."""
 
     seq: int = 0
     directives: tuple[Directive, ...] = ()
     complete: bool = False
     acknowledged: tuple[Place, ...] = ()
     lease_seconds: float = 0.0
-    kill_grace_seconds: float | None = None  # how long what has no lease any more may take to die
+    kill_grace_seconds: float | None = None  # from SIGTERM to SIGKILL for work without a run-lease
     leases: Mapping[Place, LeaseGrant] = field(default_factory=dict)
     certificate: bytes = b""
     beat_seconds: float = 0.0
-    lease_token: str = ""  # what proves `leases`
-    signing_keys: Mapping[str, bytes] = field(default_factory=dict)  # that are believed from now on, where they changed
+    lease_token: str = ""  # signature of `leases`
+    signing_keys: Mapping[str, bytes] = field(default_factory=dict)  # trusted from now on; empty if unchanged
 
 
-# What is said.
+# Outgoing.
 
 
 def heartbeat_message(heartbeat: OutgoingHeartbeat, *, node: str, seq: int, timestamp_ms: int) -> pb.HeartbeatRequest:
@@ -117,7 +116,7 @@ def load_message(load: Load) -> pb.ResourceUsage:
     )
 
 
-# What is heard.
+# Incoming.
 
 
 def read_answer(message: pb.HeartbeatResponse) -> HeartbeatAnswer:
@@ -125,7 +124,7 @@ def read_answer(message: pb.HeartbeatResponse) -> HeartbeatAnswer:
     return HeartbeatAnswer(
         seq=message.seq,
         directives=tuple(one for one in directives if one is not None),
-        # A wanted set with a gap is no whole set: what it leaves out must not be stopped for it.
+        # A wanted set with an unreadable entry is not complete: nothing may be stopped for being absent from it.
         complete=message.complete and None not in directives,
         acknowledged=tuple((one.allocation_id, one.epoch) for one in message.acknowledgements),
         lease_seconds=float(max(0, message.lease_duration_seconds)),
@@ -146,7 +145,7 @@ def read_grant(message: pb.LeaseGrant) -> LeaseGrant:
 
 
 def read_directive(message: pb.SchedulingDirective) -> Directive | None:
-    """None where it is of a kind that we do not know, or names nothing."""
+    """None if its type is unknown or it names no allocation."""
     if not message.allocation_id:
         return None
     if message.type == pb.DIRECTIVE_TYPE_RUN:
@@ -189,68 +188,3 @@ def _read_run(message: pb.SchedulingDirective) -> Run:
         job_index=message.job_index if message.HasField("job_index") else None,
         prepare=message.prepare,
     )
-
-
-# The other way round, for whoever plays the control plane: tests and simulations.
-
-
-def directive_message(directive: Directive) -> pb.SchedulingDirective:
-    if isinstance(directive, Stop):
-        return pb.SchedulingDirective(
-            type=pb.DIRECTIVE_TYPE_STOP,
-            allocation_id=directive.uid,
-            epoch=directive.epoch,
-            grace_seconds=directive.grace_seconds,
-            reason=directive.reason,
-            message=directive.message,
-        )
-    return pb.SchedulingDirective(
-        type=pb.DIRECTIVE_TYPE_WIPE if directive.wipe else pb.DIRECTIVE_TYPE_RUN,
-        allocation_id=directive.uid,
-        epoch=directive.epoch,
-        namespace=directive.namespace,
-        name=directive.name,
-        tenant=directive.tenant,
-        tenant_uid=directive.tenant_uid,
-        resources=pb.ResourceRequirements(requests=directive.requests, limits=directive.limits),
-        devices={resource: pb.DeviceIndices(indices=given) for resource, given in directive.devices.items()},
-        command=directive.command,
-        env=directive.env,
-        working_dir=directive.working_dir,
-        ttl_seconds=directive.ttl_seconds,
-        leased=directive.leased,
-        paid=directive.paid,
-        grace_seconds=directive.grace_seconds,
-        nodes=directive.nodes,
-        exclusive=directive.exclusive,
-        annotations=directive.annotations,
-        job=directive.job,
-        job_index=directive.job_index,
-        prepare=directive.prepare,
-    )
-
-
-def read_status(message: pb.PodStatus) -> PlacementStatus | None:
-    """None where the state is none that we know."""
-    state = _STATES.get(message.phase)
-    if state is None:
-        return None
-    return PlacementStatus(
-        uid=message.allocation_id,
-        epoch=message.epoch,
-        state=state,
-        reason=message.reason,
-        message=message.message,
-        exit_code=message.exit_code if message.HasField("exit_code") else None,
-        usage=Usage(
-            seconds=message.usage.seconds,
-            cpu_seconds=message.usage.cpu_seconds,
-            memory_bytes=message.usage.memory_bytes,
-            memory_bytes_max=message.usage.memory_bytes_max,
-            gpu_seconds=message.usage.gpu_seconds,
-        ),
-    )
-
-
-def read_statuses(messages: Iterable[pb.PodStatus]) -> list[PlacementStatus]:
-    return [one for message in messages if (one := read_status(message)) is not None]

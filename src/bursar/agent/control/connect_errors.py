@@ -1,7 +1,7 @@
-"""What keeps an agent from its control plane, in words for whoever reads the log: why, and what to look at.
+"""Connection errors of an agent in plain words: the cause, and what to check.
 
-gRPC says it in one long line of its own; what it means is found by the words in it. That the agent goes on trying is
-said as well: somebody who only sees an error would restart it.
+The cause is found by matching gRPC's long error text. The log also says that the agent keeps retrying, so that nobody
+restarts it because of an error.
 """
 
 from __future__ import annotations
@@ -15,91 +15,93 @@ import grpc
 from bursar.agent.shim.clock import boot_seconds
 from bursar.client.errors import ApiError, BursarError, ConnectionFailed
 
-REPEAT_SECONDS = 60.0  # the same trouble is told again so often
+REPEAT_SECONDS = 60.0  # until the same error is logged again
 
 REFUSED = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
-# How gRPC says that there was no connection to begin with.
+# gRPC's texts for a connection that could not be established.
 _NO_CONNECTION = ("failed to connect to all addresses", "errors resolving", "DNS resolution failed")
-_GRPC = "the server says where agents are served (--grpc, --grpc-advertise), unless --grpc of the agent does"
-# By the first words that are found in what gRPC says.
+_GRPC = "the server announces this address (--grpc, --grpc-advertise), unless the agent's --grpc replaces it"
+# The first entry with a text that occurs in gRPC's error applies.
 _MEANINGS = (
     (
         ("Connection refused",),
         "the connection was refused",
-        f"nothing listens there: see that the server runs, with --grpc; {_GRPC}",
+        f"nothing listens there: check that the server runs with --grpc; {_GRPC}",
     ),
     (
         ("errors resolving", "DNS resolution failed", "lookup failed"),
-        "its name cannot be looked up",
+        "its host name cannot be resolved",
         f"check the name, and this machine's DNS; {_GRPC}",
     ),
     (
         ("No route to host", "Network is unreachable"),
-        "there is no way to it",
+        "there is no route to it",
         f"check the address, and this machine's network; {_GRPC}",
     ),
     (
         ("certificate has expired", "certificate is not yet valid"),
-        "the server's certificate is not good at this time",
-        "check the clocks of this machine and of the server's",
+        "the server's certificate is expired or not yet valid",
+        "check the clocks of this machine and of the server",
     ),
     (
         ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification"),
-        "the server's certificate is not believed",
-        "it is not for this address (see the server's --grpc-host), or of another authority: check --grpc and --data",
+        "the server's certificate is not trusted",
+        "it is for another address (see the server's --grpc-host), or of another CA: check --grpc and --data",
     ),
     (
         ("WRONG_VERSION_NUMBER",),
         "it does not speak TLS",
-        f"it serves agents without certificates (--grpc-insecure), or something else listens there; {_GRPC}",
+        f"the server runs with --grpc-insecure, or something else listens there; {_GRPC}",
     ),
     (
         ("Socket closed", "handshake failed"),
-        "it ended the connection",
-        "it may not take this node's certificate, or ask for one where --insecure has none: the server's log says more",
+        "the server closed the connection",
+        "it may reject this node's certificate, or require one that --insecure does not send: see the server's log",
     ),
     (
         ("Endpoint closing", "imeout", "imed out", "FD Shutdown"),
         "it did not answer in time",
-        f"see that the server runs; a firewall may stand between; {_GRPC}",
+        f"check that the server runs and that no firewall blocks it; {_GRPC}",
     ),
 )
 
 
 class ConnectTrouble(NamedTuple):
-    """`passing`: it may be over without anybody doing anything."""
+    """A failed connection: its cause and what to check. `passing` means that it may resolve by itself."""
 
     why: str
     check: str
     passing: bool = True
 
     def next(self, pause_seconds: float) -> str:
-        """What the agent does, and what people can."""
+        """The agent's next step, and the operator's."""
         if not self.passing:
             return self.check
-        again = f"the agent tries again in {pause_seconds:.1f} s, and goes on trying"
+        again = f"the agent tries again in {pause_seconds:.1f} s and keeps retrying"
         return f"{again}; {self.check}" if self.check else again
 
 
 def join_trouble(error: BursarError) -> ConnectTrouble:
-    """Why the API cannot be asked for papers."""
+    """A failed enrolment."""
     passing = not isinstance(error, ConnectionFailed | ApiError) or error.passing
     named = isinstance(error, ConnectionFailed) and error.hint and error.passing
-    return ConnectTrouble(error.message, f"{error.hint}; --server names it" if named else error.hint, passing)
+    return ConnectTrouble(error.message, f"{error.hint}; --server sets its URL" if named else error.hint, passing)
 
 
 def stream_trouble(code: grpc.StatusCode, details: str, address: str, node: str) -> ConnectTrouble:
-    """Why there is no stream to that address."""
+    """A stream that failed or could not be opened."""
     if code in REFUSED:
         check = (
-            f"if node {node!r} should be here, make a token with `bursar node token --name {node}` and put it in the"
-            " --token-file: the agent joins again by itself"
+            f"if node {node!r} belongs to this cluster, make a token with `bursar node token --name {node}` and put it"
+            " in the --token-file: the agent joins again by itself"
         )
         return ConnectTrouble(f"{address}: {details}", check, passing=False)
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ConnectTrouble(f"{address}: {details}", "that server does not serve agents: check --grpc, or update it")
+        return ConnectTrouble(
+            f"{address}: {details}", "that address does not serve agents: check --grpc, or update the server"
+        )
     if not any(words in details for words in _NO_CONNECTION):
-        return ConnectTrouble(f"{address}: {details}", "what runs here goes on")
+        return ConnectTrouble(f"{address}: {details}", "running work continues")
     why, check = next(
         ((why, check) for words, why, check in _MEANINGS if any(one in details for one in words)), (details, _GRPC)
     )
@@ -108,7 +110,7 @@ def stream_trouble(code: grpc.StatusCode, details: str, address: str, node: str)
 
 @dataclass(slots=True)
 class ConnectErrorLog:
-    """The same trouble once, and again after a while: an agent without a control plane must not fill the disk."""
+    """Rate limit for connection errors: the same error is logged once a minute, and never fills the disk."""
 
     clock: Callable[[], float] = boot_seconds
     _what: str = ""

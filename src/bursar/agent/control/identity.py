@@ -1,8 +1,8 @@
-"""Who a node is: a key made on the node, which never leaves it, and a certificate that the control plane signed.
+"""The node's identity: a private key that never leaves the node, and a certificate signed by the control plane's CA.
 
-All of it lies below the data directory: `key.pem`, `ca.pem`, `server.json` and, written last, `cert.pem`. A node joins
-with a token that is good for one use. From then on it renews its certificate over its own stream; only one that was
-away until its certificate had expired needs a token again.
+The data directory holds `key.pem`, `ca.pem`, `server.json` and, written last, `cert.pem`. A node enrols with a join
+token that works once. Afterwards it renews its certificate over its own stream. A node whose certificate has expired
+needs a new token.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from bursar.core.values.certificate import COMMON_NAME_CHARS_MAX, identity_in
 KEY, CERTIFICATE, AUTHORITY, SERVER = "key.pem", "cert.pem", "ca.pem", "server.json"
 ENROL_SECONDS_MAX = 10.0
 RENEW_AFTER = 2 / 3  # of its life
-EVERYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - addresses that one can listen on and not dial
+EVERYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - wildcard addresses, which cannot be dialled
 
 
 class IdentityError(Exception):
-    """Why a node cannot be who it says; `hint` is the next step."""
+    """The node has no usable identity; `hint` is the next step."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -43,12 +43,12 @@ class IdentityError(Exception):
 
 
 class EnrolmentRefused(IdentityError):
-    """The control plane does not take the token, or the node."""
+    """The control plane refused the token or the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """The name, and the papers that prove it; `addresses` are where the control plane listens for agents."""
+    """The node's name, key and certificate; `addresses` are the control plane's gRPC addresses."""
 
     name: str
     certificate: bytes
@@ -63,11 +63,11 @@ class AgentIdentity:
         return self.begins + (self.expires - self.begins) * RENEW_AFTER
 
     def is_good(self, now: datetime) -> bool:
-        """By our own clock. When it begins is for the server's to say: ours may be slow."""
+        """Not expired by the node's clock. `begins` is not checked: the node's clock may be slow."""
         return now < self.expires
 
     def is_due(self, now: datetime) -> bool:
-        """Whether it is time for a new certificate."""
+        """Whether the certificate should be renewed."""
         return now >= self.renew_at
 
 
@@ -79,25 +79,25 @@ class _Served(msgspec.Struct):
 
 
 class _Signed(msgspec.Struct):
-    """What the control plane answers to a request for a certificate."""
+    """The control plane's answer to a certificate signing request."""
 
     certificate: str
     authority: str
     address: str = ""
 
 
-# What lies in the directory.
+# The data directory.
 
 
 def load(directory: Path, name: str) -> AgentIdentity | None:
-    """The node's papers; None where there are none, or not all, or such as do not belong together."""
+    """Load the identity; None if a file is missing or the files do not match each other."""
     try:
         key, certificate, authority = ((directory / file).read_bytes() for file in (KEY, CERTIFICATE, AUTHORITY))
         served = msgspec.json.decode((directory / SERVER).read_bytes(), type=_Served)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     except OSError as error:
-        raise IdentityError(f"the node's papers cannot be read: {error}", "the agent must own its --data") from None
+        raise IdentityError(f"the node's identity cannot be read: {error}", "the agent must own its --data") from None
     if served.name != name:
         raise IdentityError(
             f"{directory} belongs to node {served.name!r}, not to {name!r}",
@@ -110,7 +110,7 @@ def load(directory: Path, name: str) -> AgentIdentity | None:
 
 
 def save(directory: Path, identity: AgentIdentity) -> None:
-    """The certificate last: where it lies, all lies."""
+    """Write the certificate last: if it exists, the other files do."""
     served = _Served(identity.name, list(identity.addresses))
     _write(directory / AUTHORITY, identity.authority)
     _write(directory / SERVER, msgspec.json.encode(served))
@@ -118,7 +118,7 @@ def save(directory: Path, identity: AgentIdentity) -> None:
 
 
 def ensure_key(directory: Path) -> bytes:
-    """The node's key, made on first use, for the owner's eyes only."""
+    """The node's private key, generated on first use, mode 0600."""
     path = directory / KEY
     try:
         held = path.read_bytes()
@@ -132,22 +132,22 @@ def ensure_key(directory: Path) -> bytes:
 
 
 def certificate_request(key: bytes, name: str) -> bytes:
-    """What is sent to be signed: the key's public half. The name is for people to read."""
+    """A certificate signing request for the key. The common name is informational."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:COMMON_NAME_CHARS_MAX])])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(_private(key), hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM)
 
 
-# What is signed.
+# Enrolment and renewal.
 
 
 async def enrol(
     directory: Path, *, name: str, url: str, token: str, node: Mapping[str, Any], ca_file: str = ""
 ) -> AgentIdentity:
-    """Join: have the key certified. Uses the token up; raises ConnectionFailed where nobody answers."""
+    """Join: exchange the token for a certificate. Raises ConnectionFailed if no server answers."""
     key = ensure_key(directory)
     wanted = {"certificateRequest": certificate_request(key, name).decode(), "node": dict(node)}
-    # Once: whoever joins tries again by itself, and wants to be told meanwhile.
+    # No retries here: the caller retries, and reports each failure.
     async with AsyncClient(
         url, token, ca_file=ca_file or None, timeout_seconds=ENROL_SECONDS_MAX, retries=ONCE
     ) as client:
@@ -156,12 +156,12 @@ async def enrol(
         except ApiError as error:
             if error.passing:
                 raise
-            why = error.message.removesuffix(f"; {error.hint}")  # What a person would do next does not help a node.
+            why = error.message.removesuffix(f"; {error.hint}")  # The hint is for users, not for nodes.
             raise EnrolmentRefused(f"the server refused node {name!r}: {why}", _next_step(error, name)) from None
     try:
         signed = msgspec.convert(answer, _Signed)
     except msgspec.ValidationError as error:
-        raise IdentityError(f"{url} answered something else than a certificate: {error}", "check --server") from None
+        raise IdentityError(f"{url} did not answer with a certificate: {error}", "check --server") from None
     if not signed.address:
         raise IdentityError(f"{url} does not serve agents", "start it with --grpc HOST:PORT")
     identity = _identity(
@@ -172,14 +172,14 @@ async def enrol(
 
 
 def renewed(directory: Path, identity: AgentIdentity, certificate: bytes) -> AgentIdentity:
-    """With the certificate that came over the stream, if it is the node's."""
+    """The identity with a certificate received over the stream, if it matches the node's key and name."""
     fresh = _identity(identity.name, identity.key, certificate, identity.authority, identity.addresses)
     save(directory, fresh)
     return fresh
 
 
 def reachable(address: str, url: str) -> str:
-    """Where to dial: a server that listens everywhere is where its API is."""
+    """The address to dial: a server that listens on a wildcard address is dialled at its API's host."""
     host, _, port = address.rpartition(":")
     if host.strip("[]") not in EVERYWHERE:
         return address
@@ -197,7 +197,7 @@ def _next_step(error: ApiError, name: str) -> str:
 
 
 def _identity(name: str, key: bytes, certificate: bytes, authority: bytes, addresses: Sequence[str]) -> AgentIdentity:
-    """The papers, if they belong together."""
+    """The identity, if its certificate matches the key, the name and the CA."""
     try:
         leaf = x509.load_pem_x509_certificates(certificate)[0]
         leaf.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
@@ -242,7 +242,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Whole or not at all, on the disk when it returns, and never readable by others for a moment."""
+    """Write atomically and durably (rename, then fsync), with the mode set from the start."""
     scratch = path.with_name(f".{path.name}.new")
     scratch.unlink(missing_ok=True)
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)

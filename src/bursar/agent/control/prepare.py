@@ -1,6 +1,6 @@
-"""What a command needs before it is started, from the control plane: who runs with it, and its standard input.
+"""Fetches the peers and the standard input of a command from the control plane before the command starts.
 
-It is asked for until it is there, and not for ever: work that is given nothing gives its devices back.
+It polls with a time limit: a placement that cannot be prepared fails and frees its devices.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ASK_SECONDS = 0.2
 
 
 class Away(Exception):
-    """Nobody can be asked at the moment."""
+    """The control plane cannot be reached at the moment."""
 
 
 class NotGiven(ValueError):
-    """Why it cannot be started."""
+    """The command cannot be started, and why."""
 
 
 Ask: TypeAlias = Callable[[Run], Awaitable[pb.PrepareResponse]]
@@ -30,27 +30,27 @@ Ask: TypeAlias = Callable[[Run], Awaitable[pb.PrepareResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Variables for the command, and what it reads; None where it reads nothing."""
+    """Environment variables for the command, and its standard input, if any."""
 
     variables: Mapping[str, str]
-    wishes: Mapping[str, str]  # variables that the command's own go before
+    defaults: Mapping[str, str]  # the command's own variables override these
     stdin: bytes | None = None
 
     def add_to(self, env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-        return {**env, **{name: own.get(name, value) for name, value in self.wishes.items()}, **self.variables}
+        return {**env, **{name: own.get(name, value) for name, value in self.defaults.items()}, **self.variables}
 
 
 NOTHING = Prepared({}, {})
 
 
-async def nobody(_: Run) -> pb.PrepareResponse:
+async def unreachable(_: Run) -> pb.PrepareResponse:
     raise Away
 
 
 async def prepare(
     ask: Ask, run: Run, is_over: Callable[[], bool], *, seconds_max: float = SECONDS_MAX
 ) -> Prepared | None:
-    """What it needs; None where it is not to be started any more. NotGiven where that did not come in time."""
+    """Poll until the answer is complete; None if the command is stopped meanwhile. Raises NotGiven on timeout."""
     if not run.prepare:
         return NOTHING
     loop = asyncio.get_running_loop()
@@ -59,11 +59,11 @@ async def prepare(
         try:
             answer = await ask(run)
         except Away:
-            why = "the control plane could not be asked what it needs"
+            why = "the control plane could not be reached for its peers and standard input"
         else:
             if not answer.wait:
                 return read_prepared(answer)
-            why = "its standard input did not come"
+            why = "its standard input was not uploaded"
         if loop.time() >= until:
             raise NotGiven(f"{why} within {seconds_max:.0f} s")
         await asyncio.sleep(ASK_SECONDS)
@@ -71,7 +71,7 @@ async def prepare(
 
 
 def read_prepared(answer: pb.PrepareResponse) -> Prepared:
-    """Who it is among those that run as one. Where it runs alone there is nothing to be told."""
+    """The rank and peers of the allocation as variables; none if it runs alone."""
     stdin = answer.stdin or None
     if not answer.peers:
         return Prepared({}, {}, stdin)
@@ -83,5 +83,5 @@ def read_prepared(answer: pb.PrepareResponse) -> Prepared:
         "NODE_RANK": rank,
         "WORLD_SIZE": size,
     }
-    wishes = {"MASTER_ADDR": answer.peers[0].address, "MASTER_PORT": str(answer.port)}
-    return Prepared(variables, wishes, stdin)
+    defaults = {"MASTER_ADDR": answer.peers[0].address, "MASTER_PORT": str(answer.port)}
+    return Prepared(variables, defaults, stdin)

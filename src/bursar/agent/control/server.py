@@ -1,8 +1,7 @@
-"""The agent's own door: what the control plane may ask a node directly.
+"""The agent's gRPC server: the control plane reads logs from it and may bind, evict and take snapshots.
 
-Only the control plane comes in: whoever calls shows a certificate of the authority that signed the node's own, and
-among those only the control plane's. Other nodes have such certificates as well, and are turned away. The certificate
-that the agent shows is the newest it has, connection by connection.
+Mutual TLS admits the control plane only: the client certificate must be signed by the node CA and must name the control
+plane. Certificates of other nodes are refused. Each new connection gets the agent's newest certificate.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ log = structlog.get_logger()
 STOP_SECONDS = 1.0
 OPTIONS = (
     ("grpc.so_reuseport", 0),
-    # Whoever follows a log asks now and then whether we are still there.
+    # Clients that follow a log send keepalive pings.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 )
 
 
 class AgentServerError(Exception):
-    """Why the door cannot be opened; the message says what to do."""
+    """The server cannot start; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the node has and runs at this moment."""
+    """The node's capacity, load and placements at this moment."""
 
     capacity: Mapping[str, str] = field(default_factory=dict)
     load: Load = NO_LOAD
@@ -53,7 +52,7 @@ class Snapshot:
 
 
 class Host(Protocol):
-    """The node behind the door."""
+    """The node that the server answers for."""
 
     @property
     def name(self) -> str: ...
@@ -63,16 +62,16 @@ class Host(Protocol):
     def snapshot(self) -> Snapshot: ...
 
     def log(self, place: Place) -> tuple[Path, Callable[[], bool]] | None:
-        """Where a placement's output is kept, and whether it has ended; None where nothing is kept of it. Epoch 0 is
-        the newest that is known."""
+        """The directory of a placement's output, and whether it has ended; None if no output is kept. Epoch 0 means the
+        newest epoch."""
 
 
-# Opening it.
+# Serving.
 
 
 @asynccontextmanager
 async def opened_app(host: Host, listen: str, *, identity: Callable[[], AgentIdentity] | None) -> AsyncIterator[int]:
-    """Serve for as long as the block lasts; gives the port. Without an identity it is open to this machine only."""
+    """Serve while the block runs; yields the port. Without an identity it serves plaintext, on loopback only."""
     server = grpc.aio.server(options=OPTIONS)
     add_NodeAgentServicer_to_server(AgentServer(host, secure=identity is not None), server)
     try:
@@ -96,23 +95,19 @@ def _credentials(identity: Callable[[], AgentIdentity]) -> grpc.ServerCredential
     shown: list[bytes] = []
 
     def newest() -> Any:
-        """Asked at every connection, in a thread of gRPC's; None is no change."""
+        """Called by gRPC at each connection, in its own thread; None means no change."""
         current = identity()
         if shown == [current.certificate]:
             return None
         shown[:] = [current.certificate]
-        return _configuration(current)
+        return grpc.ssl_server_certificate_configuration([(current.key, current.certificate)], current.authority)
 
     return grpc.dynamic_ssl_server_credentials(newest(), newest, require_client_authentication=True)
 
 
-def _configuration(identity: AgentIdentity) -> grpc.ServerCertificateConfiguration:
-    return grpc.ssl_server_certificate_configuration([(identity.key, identity.certificate)], identity.authority)
-
-
 def advertised(listen: str, port: int, *, advertise: str, server: str) -> str:
-    """Where the control plane finds the door: as we are told, else where we listen; and where that is everywhere, at
-    the address from which the control plane is reached."""
+    """The address that the control plane dials: `advertise` if given, else the listen address. For a wildcard it is the
+    local address of the route to the control plane."""
     if advertise:
         return advertise if advertise.rpartition("]")[2].count(":") == 1 else f"{advertise}:{port}"
     host = listen.rpartition(":")[0].strip("[]")
@@ -122,7 +117,7 @@ def advertised(listen: str, port: int, *, advertise: str, server: str) -> str:
 
 
 def _own_address(server: str) -> str:
-    """The address of this machine on the way to a server. Nothing is sent for it."""
+    """The local address of the route to a server. Connecting a UDP socket sends nothing."""
     host, _, port = server.rpartition(":")
     try:
         family, _, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
@@ -133,11 +128,11 @@ def _own_address(server: str) -> str:
         return ""
 
 
-# What is asked at it.
+# Calls.
 
 
 class AgentServer(NodeAgentServicer):
-    """One answer per question; whoever is not the control plane gets none."""
+    """The calls of `NodeAgent` that an agent serves; callers other than the control plane are refused."""
 
     def __init__(self, host: Host, *, secure: bool) -> None:
         self._host = host
@@ -153,23 +148,25 @@ class AgentServer(NodeAgentServicer):
 
     async def Heartbeat(self, request_iterator: Any, context: Any) -> AsyncIterator[pb.HeartbeatResponse]:  # noqa: N802
         del request_iterator
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "beats are heard by the control plane, not by agents")
-        yield pb.HeartbeatResponse()  # What makes this a stream.
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "agents serve no heartbeats: send them to the control plane")
+        yield pb.HeartbeatResponse()  # makes this an async generator
 
     async def PrepareAllocation(self, request: pb.PrepareRequest, context: Any) -> pb.PrepareResponse:  # noqa: N802
         del request
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "the control plane is asked that, not agents")
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "agents do not serve this: call the control plane")
         return pb.PrepareResponse()
 
     async def BindAllocation(self, request: pb.BindRequest, context: Any) -> pb.BindResponse:  # noqa: N802
         await self._admit(context, request.node_id)
         run = read_directive(request.directive)
         if not isinstance(run, Run) or run.uid != request.allocation_id:
-            return pb.BindResponse(failure_reason="Invalid", error_message="`directive` must say what to run")
+            return pb.BindResponse(
+                failure_reason="Invalid", error_message="`directive` must be of type RUN, for this allocation"
+            )
         self._host.tell(run)
         status = self._status(run.place)
         if status is None:
-            return pb.BindResponse(failure_reason="Stale", error_message="a later placement of it was here")
+            return pb.BindResponse(failure_reason="Stale", error_message="this node has seen a newer epoch")
         if status.state in ENDED:
             return pb.BindResponse(failure_reason="Ended", error_message=f"it has ended here: {status.state}")
         return pb.BindResponse(success=True)
@@ -199,19 +196,19 @@ class AgentServer(NodeAgentServicer):
         await self._admit(context, "")
         found = self._host.log((request.allocation_id, request.epoch))
         if found is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "nothing is kept here of what it has written")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "this node keeps no output of it")
             return
         folder, ended = found
         over, at = ended(), max(0, request.offset)
         if request.follow and not over and await asyncio.to_thread(logs.read_piece, folder, at, 1) is None:
-            # That it is there is heard at once, however long it takes until there is more.
+            # Confirm at once that the log exists: the first output may be a long time coming.
             yield pb.ReadLogResponse(offset=at)
         async for piece in logs.read(
             folder, offset=at, tail_lines=max(0, request.tail_lines), follow=request.follow, ended=ended
         ):
             at = piece.offset + len(piece.data)
             yield pb.ReadLogResponse(data=piece.data, offset=piece.offset)
-        # Who followed has everything by now; who did not, only if it had ended before it was read.
+        # A follower has read to the end; another reader has only if the placement had ended before the read.
         yield pb.ReadLogResponse(offset=at, end=over or request.follow)
 
     def _status(self, place: Place) -> PlacementStatus | None:

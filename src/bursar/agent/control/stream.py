@@ -1,13 +1,14 @@
-"""One stream to the control plane, kept: beats out, answers in.
+"""The heartbeat stream to the control plane: it sends heartbeats, receives answers and reconnects with backoff.
 
-It beats as often as the control plane asks, and at once when there is news; news waits for the answer to the beat
-before, so that a busy node says much in few beats. When each beat was sent is remembered until it is answered: what is
-granted counts from then. A stream that is lost, or silent for too long, is opened again, to the next of the addresses.
+Heartbeats go out at the interval that the control plane sets, and at once when there is news. News waits for the answer
+to the previous heartbeat, so a busy node batches its reports. Leases count from the moment the answered heartbeat was
+sent. A stream that breaks or stays silent is reopened at the next address.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import random
 import time
@@ -35,30 +36,30 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-HEARTBEAT_SECONDS = 5.0  # until the control plane says how often
+HEARTBEAT_SECONDS = 5.0  # until the control plane sets the interval
 SILENCE_SECONDS_MIN = 10.0
 SILENCE_HEARTBEATS = 3
 BACKOFF_SECONDS_MIN = 0.1
 BACKOFF_SECONDS_MAX = 5.0
-REQUEST_SECONDS = 60.0  # the same certificate is asked for again so often
+REQUEST_SECONDS = 60.0  # between two requests for the same certificate
 PREPARE_SECONDS = 10.0
-LASTING_SECONDS = 5.0  # a stream that lasted so long was a good one
+LASTING_SECONDS = 5.0  # a stream that lasted longer resets the backoff
 
 Call: TypeAlias = "grpc.aio.StreamStreamCall[pb.HeartbeatRequest, pb.HeartbeatResponse]"
 
 
 class Speaker(Protocol):
-    """Whose words the stream carries."""
+    """The node that the stream reports for."""
 
     def heartbeat(self, *, first: bool) -> OutgoingHeartbeat:
-        """What is to be said now; in the first beat of a stream, everything."""
+        """The next heartbeat; the first of a stream is a full report."""
 
     def hear(self, answer: HeartbeatAnswer, sent_at: float | None) -> None:
-        """`sent_at` is when the beat that is answered was sent."""
+        """Process an answer. `sent_at` is when the answered heartbeat was sent."""
 
 
 class StreamLost(Exception):
-    """The stream is gone, and why."""
+    """The stream ended, and why."""
 
     def __init__(self, why: str, code: grpc.StatusCode | None = None) -> None:
         super().__init__(why)
@@ -66,7 +67,7 @@ class StreamLost(Exception):
 
 
 class ControlStream:
-    """`run` keeps the stream until it is cancelled; `poke` says that there is news."""
+    """`run` keeps a stream open until it is cancelled; `poke` sends a heartbeat early."""
 
     def __init__(
         self, name: str, credentials: NodeCredentials, speaker: Speaker, *, clock: Callable[[], float] = boot_seconds
@@ -76,13 +77,13 @@ class ControlStream:
         self._speaker = speaker
         self._clock = clock
         self._poked = asyncio.Event()
-        self._answered = asyncio.Event()  # to the newest beat
-        self._sent: dict[int, float] = {}  # beats without an answer, and when they were sent
+        self._answered = asyncio.Event()  # the newest heartbeat has its answer
+        self._sent: dict[int, float] = {}  # send times of unanswered heartbeats, by seq
         self._seq = 0
         self._heard_at = 0.0
         self._requested_at = -math.inf
         self._heartbeat_seconds = HEARTBEAT_SECONDS
-        self._telling = ConnectErrorLog(clock)
+        self._error_log = ConnectErrorLog(clock)
         self._stub: NodeAgentAsyncStub | None = None  # while there is a stream
         self.connected = asyncio.Event()  # the control plane has answered on this stream
 
@@ -90,8 +91,7 @@ class ControlStream:
         self._poked.set()
 
     async def prepare(self, run: Run) -> pb.PrepareResponse:
-        """What a command needs, asked beside the stream. What is not placed here any more is said to be stopped by
-        the stream."""
+        """Call PrepareAllocation on the stream's connection. If the placement is gone, the stream stops it."""
         if self._stub is None or not self.connected.is_set():
             raise Away
         request = pb.PrepareRequest(node_id=self._name, allocation_id=run.uid, epoch=run.epoch)
@@ -101,25 +101,25 @@ class ControlStream:
             raise Away from error
 
     async def run(self) -> None:
-        turn = random.randrange(1 << 16)  # noqa: S311 - so that nodes do not all begin with the same address
+        attempt = random.randrange(1 << 16)  # noqa: S311 - so that nodes do not all start with the same address
         troubles = 0
         while True:
             began = self._clock()
-            answered, trouble = await self._attempt(turn)
-            turn += 1
-            # Of two agents with one name each ends the other's stream: that must not become a storm.
+            answered, trouble = await self._attempt(attempt)
+            attempt += 1
+            # Two agents with the same name end each other's streams: the backoff prevents a reconnect storm.
             troubles = 0 if answered and self._clock() - began > LASTING_SECONDS else troubles + 1
             pause_seconds = backoff_seconds(troubles)
             if trouble is not None:
-                self._tell(trouble, pause_seconds)
+                self._report(trouble, pause_seconds)
             await asyncio.sleep(pause_seconds)
 
-    async def _attempt(self, turn: int) -> tuple[bool, ConnectTrouble | None]:
-        """One stream from beginning to end: whether anything was heard on it, and what is to be told of its end."""
+    async def _attempt(self, attempt: int) -> tuple[bool, ConnectTrouble | None]:
+        """Run one stream to its end: whether the server answered on it, and the error to log."""
         address, trouble = "", None
         try:
             await self._credentials.ensure()
-            address = self._credentials.addresses[turn % len(self._credentials.addresses)]
+            address = self._credentials.addresses[attempt % len(self._credentials.addresses)]
             await self._talk(address)
         except IdentityError as error:
             trouble = ConnectTrouble(str(error), error.hint, passing=False)
@@ -128,34 +128,34 @@ class ControlStream:
         except StreamLost as error:
             trouble = self._lost(error, address)
         except Exception:
-            log.exception("the stream failed", server=address)
+            log.exception("stream_failed", message="the stream to the control plane failed", server=address)
         answered = self.connected.is_set()
         self.connected.clear()
         return answered, trouble
 
     async def _talk(self, address: str) -> None:
-        """Speak and listen until one of the two comes to an end."""
+        """Send and receive until either of the two ends."""
         async with self._credentials.channel(address) as channel:
             self._stub = NodeAgentStub(channel)
             call = self._stub.Heartbeat()
             self._seq, self._heard_at = 0, self._clock()
             self._sent.clear()
-            speaking = asyncio.create_task(self._speak(call), name="stream-speak")
-            listening = asyncio.create_task(self._listen(call, address), name="stream-listen")
+            sending = asyncio.create_task(self._send(call), name="stream-send")
+            receiving = asyncio.create_task(self._receive(call, address), name="stream-receive")
             try:
-                await asyncio.wait({speaking, listening}, return_when=asyncio.FIRST_COMPLETED)
-                failed = [task for task in (listening, speaking) if task.done()]
+                await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
+                failed = [task for task in (receiving, sending) if task.done()]
                 await asyncio.gather(*failed, return_exceptions=True)
                 await self._raise_end(call, failed[0])
             finally:
-                for task in (speaking, listening):
+                for task in (sending, receiving):
                     task.cancel()
                 self._stub = None
-                await asyncio.gather(speaking, listening, return_exceptions=True)
+                await asyncio.gather(sending, receiving, return_exceptions=True)
                 call.cancel()
 
     async def _raise_end(self, call: Call, task: asyncio.Task[None]) -> None:
-        """What ended it: our own reasons first, then the status of the call."""
+        """Raise the cause: the agent's own reason first, else the status of the call."""
         error = task.exception()
         if isinstance(error, StreamLost) or (
             error is not None and not isinstance(error, grpc.RpcError | grpc.aio.BaseError | asyncio.InvalidStateError)
@@ -163,20 +163,20 @@ class ControlStream:
             raise error
         raise StreamLost(await call.details() or "the server ended the stream", await call.code())
 
-    # Speaking.
+    # Sending.
 
-    async def _speak(self, call: Call) -> None:
-        # A server that cannot answer anybody for a while must not be left and called again by all of them at once.
+    async def _send(self, call: Call) -> None:
+        # Jitter: when a server stalls, its agents must not all reconnect at the same moment.
         patience = random.uniform(1.0, 1.5)  # noqa: S311 - not a secret
         while True:
             silence = max(SILENCE_SECONDS_MIN, SILENCE_HEARTBEATS * self._heartbeat_seconds) * patience
             if self._clock() - self._heard_at > silence:
-                raise StreamLost(f"no beat was answered for {silence:.0f} s", grpc.StatusCode.DEADLINE_EXCEEDED)
+                raise StreamLost(f"no heartbeat was answered for {silence:.0f} s", grpc.StatusCode.DEADLINE_EXCEEDED)
             try:
                 async with asyncio.timeout(silence):
                     await self._heartbeat(call)
             except TimeoutError:
-                raise StreamLost("a beat could not be sent", grpc.StatusCode.DEADLINE_EXCEEDED) from None
+                raise StreamLost("a heartbeat could not be sent", grpc.StatusCode.DEADLINE_EXCEEDED) from None
             await self._pause()
 
     async def _heartbeat(self, call: Call) -> None:
@@ -185,7 +185,7 @@ class ControlStream:
         heartbeat = replace(self._speaker.heartbeat(first=self._seq == 0), certificate_request=self._due_request())
         self._seq += 1
         message = heartbeat_message(heartbeat, node=self._name, seq=self._seq, timestamp_ms=time.time_ns() // 1_000_000)
-        # Before it leaves: a lease that is counted from here never lasts longer than the control plane thinks.
+        # Before the write: a lease counted from here never outlasts the control plane's view of it.
         self._sent[self._seq] = self._clock()
         await call.write(message)
 
@@ -196,23 +196,23 @@ class ControlStream:
         return request
 
     async def _pause(self) -> None:
-        """Until the next beat is due; or until there is news, and somebody who listens."""
+        """Wait until the next heartbeat is due, or until there is news and the last heartbeat was answered."""
         began = asyncio.get_running_loop().time()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._heartbeat_seconds) as pause:
                 await self._answered.wait()
-                pause.reschedule(began + self._heartbeat_seconds)  # The answer may have said how often.
+                pause.reschedule(began + self._heartbeat_seconds)  # The answer may have changed the interval.
                 await self._poked.wait()
 
-    # Listening.
+    # Receiving.
 
-    async def _listen(self, call: Call, address: str) -> None:
+    async def _receive(self, call: Call, address: str) -> None:
         async for message in call:
             answer = read_answer(message)
             self._heard_at = self._clock()
             if not self.connected.is_set():
-                log.info("connected to the control plane", server=address, node=self._name)
-                self._telling.over()
+                log.info("stream_connected", message="connected to the control plane", server=address, node=self._name)
+                self._error_log.over()
                 self.connected.set()
             if answer.beat_seconds:
                 self._heartbeat_seconds = answer.beat_seconds
@@ -222,7 +222,7 @@ class ControlStream:
                 raise StreamLost("the certificate was renewed")
 
     def _sent_at(self, seq: int) -> float | None:
-        """When this beat was sent. Those before it are answered by it too: a later lease is a longer one."""
+        """When this heartbeat was sent. Its answer covers older heartbeats too: a later lease is a longer one."""
         sent_at = self._sent.pop(seq, None)
         for older in [one for one in self._sent if one < seq]:
             del self._sent[older]
@@ -230,23 +230,25 @@ class ControlStream:
             self._answered.set()
         return sent_at
 
-    # What went wrong, for people.
+    # Errors.
 
     def _lost(self, error: StreamLost, address: str) -> ConnectTrouble | None:
         if error.code is None:
-            log.info(str(error), server=address)
+            log.info("stream_reopened", message="the stream is opened again", server=address, reason=str(error))
             return None
         if error.code in REFUSED:
             self._credentials.refused()
         return stream_trouble(error.code, str(error), address, self._name)
 
-    def _tell(self, trouble: ConnectTrouble, pause_seconds: float) -> None:
-        if self._telling.is_news(trouble.why):
-            say = log.warning if trouble.passing else log.error
-            say("no stream to the control plane", why=trouble.why, next=trouble.next(pause_seconds))
+    def _report(self, trouble: ConnectTrouble, pause_seconds: float) -> None:
+        if self._error_log.is_news(trouble.why):
+            log.log(
+                logging.WARNING if trouble.passing else logging.ERROR, "stream_unavailable",
+                message="no stream to the control plane", error=trouble.why, next=trouble.next(pause_seconds),
+            )  # fmt: skip
 
 
 def backoff_seconds(troubles: int) -> float:
-    """Twice as long each time, never together with the others, and never long."""
+    """Exponential backoff with jitter, bounded by BACKOFF_SECONDS_MAX."""
     longest = min(BACKOFF_SECONDS_MAX, BACKOFF_SECONDS_MIN * (1 << min(troubles, 10)))
     return longest * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret

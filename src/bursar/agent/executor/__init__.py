@@ -1,4 +1,4 @@
-"""Carrying instructions out: placements, their folders, the journal, wipes, metering.
+"""The executor: it carries out the state machine's instructions with shims, placement directories and the journal.
 
 Read `executor.py` first.
 """

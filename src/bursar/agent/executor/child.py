@@ -1,6 +1,6 @@
-"""One placement that was begun and has not ended: what of it is on this machine, and how it came to its end.
+"""A running placement: its directory, control group, scratch space, shim and deadline, and how it ended.
 
-Everything here may wait for the disk or for the kernel, and so belongs in a thread.
+Most of it may block on the disk or the kernel, and is called in a thread.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class RunningPlacement:
     deadline: Deadline | None = None
     deadline_written: Deadline | None = None
     shim: int = 0
-    ours: bool = False  # the shim is our child, to be buried by us
-    process: int = -1  # its pidfd
-    announcement: int = -1  # a pipe on which it says that the command has started
+    ours: bool = False  # the shim is a child of this process, to be reaped here
+    process: int = -1  # the pidfd of the shim
+    announcement: int = -1  # a pipe on which the shim reports that the command has started
     kill_at: float | None = None
     stop_reason: str = ""
-    stdin: bytes | None = None  # what the command reads
+    stdin: bytes | None = None
     forced: bool = False  # its processes are being killed without its shim
-    lost: bool = False  # its shim is gone, and what it leaves behind may not be dead yet
+    lost: bool = False  # its shim is gone, and processes of it may still live
     usage: Usage = field(default_factory=Usage)
-    ran_seconds: float | None = None  # where it is over, and only an earlier life of the agent has seen how long it ran
+    ran_seconds: float | None = None  # known only from the journal of the previous agent process
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -77,7 +77,7 @@ class RunningPlacement:
         sandbox: Sequence[str] = (),
         pids_max: int | None = None,
     ) -> None:
-        """Where that fails, it may have come any distance: `abandon` it."""
+        """Start the shim. If this fails, call `abandon`: any part may exist."""
         self.folder.prepare()
         if self.stdin is not None:
             self.folder.write_stdin(self.stdin)
@@ -93,19 +93,19 @@ class RunningPlacement:
         self.process = os.pidfd_open(self.shim)
 
     def write_deadline(self) -> None:
-        """Moved meanwhile, it is written again. One at a time: it may be moved while the shim is being started."""
+        """Write the deadline until the file is current. Locked: the deadline may move while the shim starts."""
         with self._writing:
             while self.deadline is not None and self.deadline != self.deadline_written and self.folder.path.exists():
                 deadline, before = self.deadline, self.deadline_written
                 self.folder.write_deadline(*deadline)
                 self.deadline_written = deadline
-                # What it does not wait for is not read by itself: that it freezes, or goes on, or must end for another
-                # reason. It looks in any case when the one that it knows has come.
+                # The shim reads the file by itself only when the time it knows has come. Wake it for other changes:
+                # freezing, thawing, another reason.
                 if before is not None and before[2:] != deadline[2:]:
                     self.folder.ask_to_look()
 
     def abandon(self) -> None:
-        """As if it had never been started; nothing of it runs when this returns."""
+        """Undo a start that failed; no process of it runs when this returns."""
         if self.shim and self.ours:
             with suppress(OSError):
                 os.kill(self.shim, signal.SIGKILL)
@@ -115,7 +115,7 @@ class RunningPlacement:
         self.remove_scratch()
 
     def conclude(self, claim: ShimClaim | None) -> PlacementEnded:
-        """How it ended, when its shim is gone. Nothing of it runs when this returns."""
+        """How it ended, once its shim is gone. No process of it runs when this returns."""
         end = self.folder.exit()
         if end is None:
             sweep(self.mark, self.group)
@@ -133,9 +133,9 @@ class RunningPlacement:
         return PlacementEnded(self.run.place, now, end.exit_code, reason, message, end.stopped, usage)
 
     def _lost(self, claim: ShimClaim | None, now: float, usage: Usage) -> PlacementEnded:
-        reason, message = SHIM_LOST, "the process that watched over it was killed"
+        reason, message = SHIM_LOST, "the shim that supervised it was killed"
         if claim is None:
-            why = self.folder.errors() or "its shim ended before it began"
+            why = self.folder.errors() or "its shim ended before the command started"
             reason, message = START_FAILED, f"it could not be started: {why}"
         elif claim.boot != boot_id():
             reason, message = NODE_RESTARTED, "the node was restarted while it ran"
@@ -143,21 +143,24 @@ class RunningPlacement:
 
     def remove_group(self) -> None:
         if self.group is not None and not self.group.remove():
-            log.warning("a control group could not be removed", uid=self.run.uid)
+            log.warning("cgroup_removal_failed", message="a control group could not be removed", uid=self.run.uid)
 
     def remove_scratch(self) -> None:
-        """What stays is tried again by the next life of the agent."""
+        """Remove HOME and scratch space. The next start of the agent retries what could not be removed."""
         try:
             self.scratches.remove(self.mark)
         except OSError as error:
-            log.warning("the home of a placement could not be removed", uid=self.run.uid, error=str(error))
+            log.warning(
+                "scratch_removal_failed", message="the home directory of a placement could not be removed",
+                uid=self.run.uid, error=str(error),
+            )  # fmt: skip
 
     def used(self, now: float, below: tuple[float, int] = (0.0, 0)) -> Usage:
         return meter.usage(self.run, self._ran_seconds(now), self.group, below, self.usage)
 
     def _ran_seconds(self, now: float) -> float:
-        """What is paid for may have been frozen: nobody pays for that time. Nor for what comes after the end of paid
-        time, where nothing runs that would have to be ended."""
+        """Seconds to pay for: without frozen time and, for a reservation without a command, without the time after its
+        deadline."""
         if self.ran_seconds is not None:
             return self.ran_seconds
         if self.run.paid and not self.run.command and self.deadline is not None:
@@ -167,7 +170,7 @@ class RunningPlacement:
 
 
 def measure(children: Iterable[RunningPlacement], now: float) -> dict[Place, Usage]:
-    """One walk over all processes, and only where something has no group to ask."""
+    """The usage of all children. It walks /proc once, and only if a child has no control group."""
     children = list(children)
     found = meter.processes() if any(child.group is None and child.shim for child in children) else {}
     by_parent = meter.children(found)

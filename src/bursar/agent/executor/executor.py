@@ -1,10 +1,10 @@
-"""What carries out a machine's instructions: real processes, each under a shim that outlives the agent.
+"""The executor carries out the state machine's instructions. It runs each command under a shim that outlives the agent.
 
-Nothing is started that is not in the journal, and nothing is said to have ended before that is there as well. What was
-asked for while the last lines were synced is done next, all together: one sync, however many starts.
+Write-ahead journal: a start is journaled before the command starts, and an end before it is reported. Instructions that
+arrive during an fsync form the next batch: one fsync, however many starts.
 
-How a shim fares is known from its pidfd, so hundreds of them cost nothing while they run. A shim that was killed is
-seen as well: then whatever it leaves behind is found and killed before its placement is said to have ended.
+The executor watches shims by pidfd, so idle shims cost nothing. When a shim is killed, the executor finds and kills the
+processes it leaves behind before it reports the end of the placement.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urllib.parse import quote
 
 import structlog
 
-from bursar.agent.control.prepare import Ask, NotGiven, nobody, prepare
+from bursar.agent.control.prepare import Ask, NotGiven, prepare, unreachable
 from bursar.agent.executor.child import START_FAILED, RunningPlacement, measure
 from bursar.agent.executor.housing import PlacementHome, PlacementHomes
 from bursar.agent.executor.journal import (
@@ -58,18 +58,17 @@ log = structlog.get_logger()
 
 LAUNCHES_MAX = 4  # at a time
 ASK_AGAIN_SECONDS = 0.05
-LONG_SECONDS = 10.0  # for what has been killed to be dead
+LONG_SECONDS = 10.0  # from SIGKILL to a warning that a process does not die
 CLOSE_SECONDS = 5.0
-TIDY_SECONDS = 60.0  # between one look for logs that are too old and the next
+TIDY_SECONDS = 60.0  # between two removals of old logs
 
 __all__ = ["Event", "Executor", "ExecutorSettings", "PlacementEnded", "PlacementStarted", "hear"]
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorSettings:
-    """`run_as` names the user that commands run as; without it, it is the agent's own. In a sandbox every tenant has a
-    user of its own, in no group but its own; with `run_as_groups` in those of `run_as` as well. The logs of what is
-    over are kept for so long, and up to so many bytes of them."""
+    """`run_as` is the user of commands; default: the agent's own. In a sandbox every tenant has its own user and
+    group, and with `run_as_groups` the groups of `run_as` too. `keep_seconds` and `keep_bytes` limit old logs."""
 
     run_as: str | None = None
     run_as_groups: bool = False
@@ -78,12 +77,12 @@ class ExecutorSettings:
     keep_bytes: int = 1 << 30
     sandbox: Sandbox = NO_SANDBOX
     pids_max: int | None = 4096  # of each placement
-    disk_reserve_bytes: int | None = None  # how much of the disk is kept free; None is as `diskguard.py` says
+    disk_reserve_bytes: int | None = None  # free disk space to preserve; None: the default of `diskguard.py`
 
 
 class Executor:
-    """Runs placements in `folder`, which is the agent's own. `heard` is called in the event loop with all that
-    happens; times are those of `boot_seconds`."""
+    """Runs placements in `folder`, the agent's own directory. `heard` is called in the event loop with each event.
+    Times are `boot_seconds`."""
 
     def __init__(
         self,
@@ -116,19 +115,19 @@ class Executor:
         self._woken = asyncio.Event()
         self._launches = asyncio.Semaphore(LAUNCHES_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._endings: set[asyncio.Task[None]] = set()  # which may have to wait for the kernel for ever
-        # For the journal and for deadlines, which all that happens waits for: nothing slow may hold them up.
+        self._endings: set[asyncio.Task[None]] = set()  # may wait for the kernel for ever
+        # For the journal and deadlines only: everything waits for them, so nothing slow may delay them.
         self._writer = ThreadPoolExecutor(1, "agent-writer")
         self._closed = False
         self._tidied_at = -math.inf
         self._tidying = threading.Lock()
         self._owed: list[Line] = []  # ends that could not be written yet
-        self.ask: Ask = nobody  # what commands need before they are started
+        self.ask: Ask = unreachable  # the call that prepares commands before they start
 
     # Life.
 
     async def open(self, machine: Machine) -> list[Instruction]:
-        """Before anything else: the machine adopts what an earlier life of the agent left."""
+        """Before anything else: the machine adopts the placements of the previous agent process."""
         allow_open_files()
         known = self._journal.known
         machine.remember(known.gone)
@@ -160,7 +159,7 @@ class Executor:
         await asyncio.to_thread(self._tidy)
         live = {child.mark for child in self._children.values()}
         await asyncio.to_thread(self.cgroups.tidy, live)
-        with suppress(OSError):  # the next life tries again
+        with suppress(OSError):  # the next start tries again
             await asyncio.to_thread(self._housing.scratches.remove_all_but, live)
         home = self._folder.parent
         await asyncio.to_thread(cgroup.leave_earlier, self.cgroups, group_name(home), home / "cgroups")
@@ -168,18 +167,18 @@ class Executor:
         return done
 
     def keep(self, window: WindowLine) -> None:
-        """What was paid, into the journal: before any instruction that is given after this."""
+        """Journal a window of paid time, before any instruction that follows."""
         self._queue.append(window)
         self._woken.set()
 
     def execute(self, instructions: Iterable[Instruction]) -> None:
-        """Carries out, in order for each placement; returns at once."""
+        """Carry out instructions, in order for each placement; returns at once."""
         self._queue += instructions
         if self._queue:
             self._woken.set()
 
     async def usages(self) -> dict[Place, Usage]:
-        """What everything that runs has used; to be handed to `Machine.measured`."""
+        """The usage of all running placements, for `Machine.measured`."""
         measured = await asyncio.to_thread(measure, list(self._children.values()), boot_seconds())
         for place, usage in measured.items():
             if (child := self._children.get(place)) is not None:
@@ -187,11 +186,11 @@ class Executor:
         return measured
 
     async def guard_disk(self) -> None:
-        """Until it is cancelled: end what fills the disk."""
+        """Stop placements that fill the disk, until cancelled."""
         await self._housing.guard_disk(self._children)
 
     def log(self, uid: str, epoch: int = 0) -> Path | None:
-        """Where the output of a placement is kept (see logs.py); 0 is the newest that is known."""
+        """The directory of a placement's output (see logs.py); epoch 0 means the newest."""
         if epoch:
             path = self._path((uid, epoch))
             return path if path.exists() else None
@@ -199,13 +198,13 @@ class Executor:
         return max(found, key=lambda path: int(path.suffix[1:]), default=None)
 
     async def close(self) -> None:
-        """Lets go of everything; whatever runs goes on under its shim."""
+        """Close all descriptors; running commands continue under their shims."""
         self._closed = True
         self._woken.set()
         if self._endings:
             await asyncio.wait(self._endings, timeout=CLOSE_SECONDS)
         for task in self._endings:
-            task.cancel()  # the next life finds it as it is
+            task.cancel()  # the next start concludes it
         while self._tasks or self._endings:
             await asyncio.wait(self._tasks | self._endings)
         self._writer.shutdown()
@@ -214,12 +213,12 @@ class Executor:
         self._journal.close()
         self.cgroups.remove({child.mark for child in self._children.values()})
 
-    # What an earlier life left.
+    # Adoption after a restart of the agent.
 
     def _find(
         self, line: JournalBegan, ended: JournalOver | None
     ) -> tuple[RunningPlacement | None, PlacementEnded | None]:
-        """It runs, or it has ended, or it was never started."""
+        """The placement as found: running, ended, or (neither) never started."""
         now = boot_seconds()
         if ended is not None:
             usage = used_in(line.run, ended)
@@ -227,16 +226,16 @@ class Executor:
                 ended.place, now, ended.exit_code, ended.reason, ended.message, ended.stopped, usage
             )
         child = RunningPlacement(line.run, PlacementDir(self._path(line.place)), self._housing.scratches)
-        paid_window = self._journal.known.escrows.get(line.place)
+        paid_window = self._journal.known.paid_windows.get(line.place)
         if not line.run.command:
             child.started_at = line.begun_at(boot_id(), now)
             if line.run.paid:
-                # Nobody but us keeps its time.
+                # It has no shim, so the agent keeps its deadline.
                 child.deadline, child.ran_seconds = terms_of(paid_window, boot_id(), now)
             return child, None
         claim = child.folder.claim()
         if claim is None:
-            # From now on a shim that was on its way finds the door closed; it may have been faster.
+            # From now on a shim that is starting up gives up; it may have claimed the directory before.
             child.folder.void()
             claim = child.folder.claim()
         if claim is None:
@@ -267,22 +266,27 @@ class Executor:
                 try:
                     await self._carry_out(one, failed)
                 except Exception:
-                    # Not the instruction itself: a run's environment may be secret.
-                    log.exception("an instruction could not be carried out", what=type(one).__name__, place=one.place)
+                    # The instruction itself is not logged: its environment may hold secrets.
+                    log.exception(
+                        "instruction_failed",
+                        message="an instruction failed",
+                        instruction=type(one).__name__,
+                        place=one.place,
+                    )
                     if isinstance(one, Start):
                         self._never_began(one.place, "the agent failed, see its log")
             if boot_seconds() >= self._tidied_at + TIDY_SECONDS:
                 await asyncio.to_thread(self._tidy)
 
     async def _write(self, batch: list[Instruction | PlacementEnded | WindowLine | Wiped]) -> str:
-        """Into the journal, at once; why that failed, if it did."""
+        """Write a batch to the journal with one fsync; returns the error, or an empty text."""
         lines = [*self._owed, *(line for one in batch if (line := _line(one)) is not None)]
         try:
             await self._append(lines)
         except OSError as error:
-            # How things ended is told all the same, and written as soon as anything can be.
+            # Ends are reported all the same, and journaled as soon as the disk can be written.
             self._owed = [line for line in lines if isinstance(line, JournalOver)]
-            log.error("the journal cannot be written", error=str(error))
+            log.error("journal_write_failed", message="the journal cannot be written", error=str(error))
             return f"the agent's journal cannot be written: {error.strerror}"
         self._owed = []
         return ""
@@ -303,8 +307,8 @@ class Executor:
             self._heard(one)
 
     def _start(self, start: Start, failed: str) -> None:
-        """What could not be journaled is not started: after a crash nobody would know of it. What comes too late for
-        this life is for the next."""
+        """Start a placement, unless its journal entry failed: after a crash the command would be unknown. While the
+        agent closes, nothing starts; the next start of the agent does."""
         if start.place in self._children or self._closed:
             return
         if failed:
@@ -325,9 +329,9 @@ class Executor:
             needed = await prepare(self.ask, child.run, lambda: self._closed or child.kill_at is not None)
             if needed is None and child.kill_at is None:
                 self._children.pop(child.run.place, None)
-                return  # The next life of the agent starts it.
+                return  # The next start of the agent starts it.
             if needed is None:
-                raise NotGiven("it was told to stop before")
+                raise NotGiven("it was stopped before it began")
             child.stdin = needed.stdin
             async with self._launches:
                 if child.run.wipe:
@@ -341,13 +345,16 @@ class Executor:
             self._watch(child)
         except Exception as error:
             expected = isinstance(error, OSError | ValueError)
-            log.warning("a command could not be started", uid=child.run.uid, error=str(error), exc_info=not expected)
+            log.warning(
+                "command_start_failed", message="a command could not be started",
+                uid=child.run.uid, error=str(error), exc_info=not expected,
+            )  # fmt: skip
             self._let_go(child)
             self._end(self._abandon(child, str(error) if expected else f"{type(error).__name__}: {error}"))
 
     async def _clear(self) -> None:
-        """Nothing runs here, and nothing is left of what did but how it ended: that is in the journal, and is told
-        until it is acknowledged."""
+        """Before a wipe: remove everything of ended placements except how they ended. The journal keeps that until it
+        is acknowledged."""
         live = set(self._children)
         fingerprints = {mark(place) for place in live}
         await asyncio.to_thread(self._remove_all_but, fingerprints)
@@ -384,21 +391,21 @@ class Executor:
         self._ask(child)
 
     def _ask(self, child: RunningPlacement) -> None:
-        """Until somebody listens: a shim that is on its way will."""
+        """Ask the shim to stop; repeat while the shim is still starting up."""
         if self._closed or child.lost or child.kill_at is None or self._children.get(child.run.place) is not child:
             return
         if not child.folder.ask_to_stop(child.kill_at - boot_seconds(), child.stop_reason):
             asyncio.get_running_loop().call_later(ASK_AGAIN_SECONDS, self._ask, child)
 
     async def _force(self, child: RunningPlacement) -> None:
-        """Its shim should have killed it long ago. Perhaps somebody has stopped that. One at a time: what the kernel
-        does not let die would else take up one thread after the other."""
+        """Kill the processes of a placement whose shim has not done so in time; the shim may be stopped (SIGSTOP). One
+        attempt at a time: an unkillable process would otherwise occupy one thread after another."""
         with suppress(OSError):
             signal.pidfd_send_signal(child.process, signal.SIGCONT)
         await apart(lambda: sweep(child.mark, child.group))
         child.forced = False
 
-    # What happens to shims.
+    # Events of shims.
 
     def _watch(self, child: RunningPlacement) -> None:
         loop = asyncio.get_running_loop()
@@ -410,11 +417,11 @@ class Executor:
             self._task(asyncio.to_thread(child.write_deadline))
 
     def _announced(self, child: RunningPlacement) -> None:
-        told = os.read(child.announcement, 64)
+        data = os.read(child.announcement, 64)
         asyncio.get_running_loop().remove_reader(child.announcement)
         os.close(child.announcement)
         child.announcement = -1
-        if told:
+        if data:
             child.started_at = boot_seconds()
             self._heard(PlacementStarted(child.run.place, child.started_at))
 
@@ -430,7 +437,7 @@ class Executor:
     async def _settle(self, child: RunningPlacement) -> None:
         claim = await asyncio.to_thread(child.folder.claim)
         if claim is not None and claim.pid != child.shim and (process := claim.process()) is not None:
-            # Another shim was first, which an earlier life of the agent had sent.
+            # A shim that the previous agent process started claimed the directory first.
             child.shim, child.process, child.ours = claim.pid, process, False
             self._watch(child)
             self._heard(PlacementStarted(child.run.place, child.folder.started_at() or boot_seconds()))
@@ -439,22 +446,25 @@ class Executor:
         await self._conclude(child, claim)
 
     async def _conclude(self, child: RunningPlacement, claim: ShimClaim | None) -> None:
-        """Until nothing of it is left it goes on, as far as anybody is told: its devices are not free."""
+        """Report the end once no process is left: until then its devices are in use."""
         work = asyncio.ensure_future(apart(lambda: child.conclude(claim)))
         if not (await asyncio.wait({work}, timeout=LONG_SECONDS))[0]:
-            log.warning("a process cannot be killed: its placement has not ended", uid=child.run.uid, shim=child.shim)
+            log.warning(
+                "process_unkillable", message="a process cannot be killed: its placement has not ended",
+                uid=child.run.uid, shim=child.shim,
+            )  # fmt: skip
         self._over(child, await work)
 
     def _over(self, child: RunningPlacement, end: PlacementEnded) -> None:
         if self._children.get(child.run.place) is child:
             del self._children[child.run.place]
         if child.run.wipe and end.exit_code == 0 and not end.reason:
-            # After a wipe, and only then: nothing is left that the next tenant could find as its own.
+            # Users are reassigned only after a wipe: no file of theirs is left that the next tenant would own.
             self._queue.append(self._housing.give_back(self._children.values()))
         self._say(end)
 
     def _say(self, end: PlacementEnded) -> None:
-        """When it is in the journal."""
+        """Report an end once it is journaled."""
         self._queue.append(end)
         self._woken.set()
 
@@ -473,7 +483,7 @@ class Executor:
             remove_all(self._folder, names)
 
     def _tidy(self) -> None:
-        """Logs of what is over are kept for a while, the newest of them."""
+        """Remove logs of ended placements beyond the limits of age and size."""
         self._tidied_at = boot_seconds()
         live = {mark(place) for place in list(self._journal.known.began)}
         with self._tidying, suppress(OSError):
@@ -494,11 +504,11 @@ class Executor:
         self._tasks.discard(task)
         self._endings.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a task of the shell failed", exc_info=error)
+            log.error("executor_task_failed", message="a task of the executor failed", exc_info=error)
 
 
 def group_name(folder: Path) -> str:
-    """Of the control group above all placements of one agent: several may live on one machine."""
+    """The name of an agent's control group, unique per data directory: several agents may share a machine."""
     return f"bursar-{sha256(str(folder.resolve()).encode()).hexdigest()[:8]}"
 
 

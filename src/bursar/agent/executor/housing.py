@@ -1,4 +1,4 @@
-"""Where placements live on the node: whom each runs as, in which HOME and behind which walls."""
+"""The user, HOME and sandbox of each placement, the uid of each tenant, and the disk guard."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ log = structlog.get_logger()
 @dataclass(frozen=True, slots=True)
 class PlacementHome:
     owner: User
-    sandbox: tuple[str, ...] = ()  # for bubblewrap; empty where nothing is isolated
-    renumbered: bool = False  # it sees only its own GPUs
+    sandbox: tuple[str, ...] = ()  # arguments of bubblewrap; empty without a sandbox
+    renumbered: bool = False  # it sees only its own GPUs, numbered from 0
 
     @property
     def umask(self) -> str:
@@ -41,8 +41,8 @@ class PlacementHome:
 
 
 class PlacementHomes:
-    """`shared` is whom all commands run as where nothing is isolated; with `groups` isolated ones are in its
-    groups, which all tenants then share. `users` are those that tenants have already."""
+    """`shared` is the user of all commands without a sandbox. With `groups`, sandboxed commands are in its groups,
+    which all tenants then share. `users` are the uids that tenants have already."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class PlacementHomes:
         self._shared = shared
         self._groups = shared.groups if groups and shared.changed else ()
         self._users = dict(users)
-        self._kept = set(users)  # those that are in the journal
+        self._kept = set(users)  # tenants whose uid is journaled
         self._append = append
 
     async def room_of(self, child: RunningPlacement) -> PlacementHome:
@@ -77,9 +77,9 @@ class PlacementHomes:
         return PlacementHome(owner, tuple(sandbox.arguments(run, scratch)), bool(sandbox.device_files(run)))
 
     async def _user_of(self, tenant: str) -> int:
-        """A user of its own for each tenant, by `Run.owner`. It is in the journal before anything runs as it."""
+        """The uid of a tenant, by `Run.owner`. It is journaled before anything runs as it."""
         if tenant not in self._users:
-            # An older server told the name alone: that user, and what it left in shared directories, is the tenant's.
+            # An older server sent the tenant's name only: keep that uid, which owns files in shared directories.
             known = self._users.pop(bare_name(tenant), None)
             self._kept.discard(bare_name(tenant))
             self._users[tenant] = self._sandbox.users.choose(self._users) if known is None else known
@@ -90,27 +90,28 @@ class PlacementHomes:
         return uid
 
     def give_back(self, children: Iterable[RunningPlacement]) -> Wiped:
-        """The users of all tenants of which nothing runs."""
+        """Free the uids of all tenants without running placements."""
         live = {child.run.owner for child in children}
         self._users = {one: uid for one, uid in self._users.items() if not live.isdisjoint((one, bare_name(one)))}
         self._kept &= self._users.keys()
         return Wiped(tuple(self._users))
 
     async def guard_disk(self, children: Mapping[Place, RunningPlacement]) -> None:
-        """Until it is cancelled: end what fills the disk."""
+        """Stop placements that fill the disk, until cancelled."""
         guard = DiskGuard(self.scratches, self._disk_reserve_bytes)
         while True:
             on_disk = _on_disk(children)
             try:
                 culprits = await apart(lambda: guard.look(on_disk)) if on_disk else []  # noqa: B023
             except OSError:
-                log.exception("the disk could not be looked at")
+                log.exception("disk_check_failed", message="the disk usage of placements cannot be measured")
                 culprits = []
             for one in culprits:
                 if (child := children.get(one.place)) is not None:
                     log.warning(
-                        "a placement is ended for what it keeps on the disk", uid=child.run.uid, why=one.message
-                    )
+                        "disk_limit_exceeded", message="a placement is stopped because of its disk usage",
+                        uid=child.run.uid, error=one.message,
+                    )  # fmt: skip
                     child.folder.ask_to_fail(one.reason, one.message)
             await asyncio.sleep(LOOK_SECONDS)
 

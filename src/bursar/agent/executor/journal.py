@@ -1,9 +1,8 @@
-"""What an agent must not forget: what it was told to start, until when that is paid, how it ended, and what it was
-acknowledged for.
+"""The agent's write-ahead journal: starts, paid time, ends, acknowledgements, and the uids of tenants.
 
-One file of lines, each with its checksum; a line counts once it is synced. What a crash left half written is passed
-over. The file is written anew when most of it is of the past, and when the node is wiped: what was run, and with which
-environment, is then nobody's business any more.
+One file of JSON lines, each with a CRC-32; a line counts once it is synced, and a torn line is skipped. The file is
+compacted when most of it is obsolete, and when the node is wiped, so that commands and environments do not outlive a
+wipe.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from bursar.agent.machine.state import NOT_WANTED, REMEMBERED_MAX
 from bursar.agent.machine.types import Place, Run, Usage
 from bursar.agent.shim.clock import boot_seconds
 
-SPARE_LINES = 2_000  # so many of the past are kept before the file is written anew
-SPARE_BYTES = 4 << 20  # or so much of them
+SPARE_LINES = 2_000  # obsolete lines before the file is compacted
+SPARE_BYTES = 4 << 20  # or bytes of them
 
 
 class JournalBegan(msgspec.Struct, frozen=True, tag="began"):
-    """Synced before anything is done: whatever runs is known."""
+    """A placement was accepted. Synced before it starts, so that no running command is unknown."""
 
     run: Run
-    at: float  # seconds since 1970: a reservation outlives the machine's start
-    boot: str = ""  # until then, the node's own clock counts: it never jumps
+    at: float  # seconds since 1970: a reservation outlives a reboot
+    boot: str = ""  # within this boot `clock` counts, which never jumps
     clock: float = 0.0
 
     @property
@@ -44,7 +43,7 @@ class JournalBegan(msgspec.Struct, frozen=True, tag="began"):
         return self.run.place
 
     def begun_at(self, boot: str, now: float) -> float:
-        """When that was, on the node's clock."""
+        """`at` on the node's monotonic clock."""
         return self.clock if self.boot == boot else now - max(0.0, time.time() - self.at)
 
 
@@ -65,7 +64,7 @@ class JournalOver(msgspec.Struct, frozen=True, tag="over"):
 
 
 class JournalGone(msgspec.Struct, frozen=True, tag="gone"):
-    """It was acknowledged. Only that it was here is kept, so that it is never started again."""
+    """The end was acknowledged. The place stays known, so that the placement is never started again."""
 
     uid: str
     epoch: int
@@ -76,21 +75,21 @@ class JournalGone(msgspec.Struct, frozen=True, tag="gone"):
 
 
 class Assigned(msgspec.Struct, frozen=True, tag="user"):
-    """Which user of the node is a tenant's, until the node is wiped."""
+    """The uid of a tenant on this node, until the node is wiped."""
 
-    tenant: str  # NAME@UID; the bare name where the server did not say the uid
+    tenant: str  # NAME@UID; the bare name if the server did not send the tenant's uid
     user: int
 
 
 def bare_name(tenant: str) -> str:
-    """The name alone, by which older servers told tenants apart."""
+    """The tenant's name alone, by which older servers identified tenants."""
     return tenant.partition("@")[0]
 
 
 class Wiped(msgspec.Struct, frozen=True, tag="wiped"):
-    """Nothing of any tenant is left here but what runs: their users are nobody's again."""
+    """The node was wiped: the uids of all tenants but `kept` are free."""
 
-    kept: tuple[str, ...] = ()  # tenants of which something runs
+    kept: tuple[str, ...] = ()  # tenants with running placements
 
 
 Line: TypeAlias = JournalBegan | JournalOver | JournalGone | WindowLine | Assigned | Wiped
@@ -98,12 +97,12 @@ Line: TypeAlias = JournalBegan | JournalOver | JournalGone | WindowLine | Assign
 
 @dataclass(slots=True)
 class Known:
-    """What the lines say together."""
+    """The state that the lines add up to."""
 
     began: dict[Place, JournalBegan] = field(default_factory=dict)
     over: dict[Place, JournalOver] = field(default_factory=dict)
     gone: dict[Place, None] = field(default_factory=dict)
-    escrows: dict[Place, PaidWindow] = field(default_factory=dict)
+    paid_windows: dict[Place, PaidWindow] = field(default_factory=dict)
     users: dict[str, int] = field(default_factory=dict)  # by tenant
 
     def take(self, line: Line) -> None:
@@ -116,7 +115,7 @@ class Known:
         elif isinstance(line, WindowLine):
             for paid in line.paid:
                 if paid.place not in self.gone:
-                    self.escrows[paid.place] = PaidWindow(line.boot, line.token, paid)
+                    self.paid_windows[paid.place] = PaidWindow(line.boot, line.token, paid)
         elif isinstance(line, Assigned):
             if self.users.get(bare_name(line.tenant)) == line.user:
                 del self.users[bare_name(line.tenant)]
@@ -126,24 +125,24 @@ class Known:
         else:
             self.began.pop(line.place, None)
             self.over.pop(line.place, None)
-            self.escrows.pop(line.place, None)
+            self.paid_windows.pop(line.place, None)
             self.gone[line.place] = None
             while len(self.gone) > REMEMBERED_MAX:
                 del self.gone[next(iter(self.gone))]
 
     def strip(self, live: Collection[Place]) -> None:
-        """Of what does not live only that it was here, and how it ended. What was never started has ended as well: it
-        could not be started any more."""
+        """Reduce placements that do not live to their place and their end. A placement that never started has ended as
+        well: its command is gone."""
         for place, line in self.began.items():
             if place not in live:
                 self.began[place] = msgspec.structs.replace(line, run=_bare(line.run))
                 self.over.setdefault(place, JournalOver(*place, None, NOT_WANTED, "the node is wiped", stopped=True))
 
     def __len__(self) -> int:
-        return len(self.gone) + len(self.began) + len(self.over) + len(self.escrows) + len(self.users)
+        return len(self.gone) + len(self.began) + len(self.over) + len(self.paid_windows) + len(self.users)
 
     def lines(self) -> list[Line]:
-        paid = windows(self.escrows.values())
+        paid = windows(self.paid_windows.values())
         users = (Assigned(tenant, user) for tenant, user in self.users.items())
         return [*(JournalGone(*place) for place in self.gone), *self.began.values(), *self.over.values(), *paid, *users]
 
@@ -164,11 +163,11 @@ class Journal:
         try:
             self._compact()
         except OSError:
-            # The disk is full, perhaps: what is there can be read, and may be added to when there is room.
+            # The disk may be full: the old file stays readable, and can be appended to later.
             self._fd, self._torn = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), True
 
     def append(self, lines: Iterable[Line]) -> None:
-        """They are on the disk when this returns."""
+        """Append lines; they are synced when this returns."""
         written = list(lines)
         if not written:
             return
@@ -185,7 +184,7 @@ class Journal:
                 self._compact()
 
     def strip(self, live: Collection[Place]) -> None:
-        """Nothing in the file says any more what those have run that do not live. OSError where it cannot be written"""
+        """Remove commands and environments of ended placements from the file. Raises OSError if that fails."""
         self.known.strip(live)
         self._compact()
 
@@ -211,7 +210,7 @@ class Journal:
 
 
 def _bare(run: Run) -> Run:
-    """What a report of its end needs."""
+    """The fields that the report of its end needs."""
     return Run(run.uid, run.epoch, "", "", devices=run.devices)
 
 
@@ -232,7 +231,7 @@ def used_in(run: Run, end: JournalOver) -> Usage | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """A name is on the disk only when its folder is."""
+    """A new name is durable only when its directory is synced."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -255,7 +254,7 @@ _DECODER: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
 
 
 def _read(path: Path) -> list[Line | None]:
-    """None for a line that is not whole."""
+    """The lines; None for a torn one."""
     try:
         return [_decode(line) for line in path.read_bytes().split(b"\n") if line]
     except FileNotFoundError:

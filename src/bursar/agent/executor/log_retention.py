@@ -1,7 +1,6 @@
-"""What placements leave in their folders when they are over: their output, and what they were started with.
+"""Retention of the directories of ended placements: their output and their start parameters.
 
-It is kept for a while, for those who read logs. But when the node is wiped all of it goes, whether the control plane
-knows of their ends or not: how they ended is in the journal.
+They are kept for a while as logs. A wipe removes all of them, acknowledged or not: the journal knows how they ended.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from bursar.core.values.wording import counted
 
 
 def remove_old(folder: Path, keep: Collection[str], seconds: float, bytes_max: int) -> None:
-    """The newest are kept, for so long and up to so many bytes."""
+    """Remove directories older than `seconds`, and the oldest beyond `bytes_max`."""
     kept_bytes = 0
     old_at = time.time() - seconds
     for path, changed_at, size in sorted(_folders(folder), key=lambda one: -one[1]):
@@ -29,7 +28,7 @@ def remove_old(folder: Path, keep: Collection[str], seconds: float, bytes_max: i
 
 
 def remove_all(folder: Path, keep: Collection[str]) -> None:
-    """OSError where something stays: then the node is not wiped. It names no file, for everybody reads it."""
+    """Remove all but `keep`. Raises OSError if something stays; it names no file, because every tenant may read it."""
     for path in list(folder.iterdir()):
         if path.name not in keep:
             shutil.rmtree(path, ignore_errors=True)
@@ -41,7 +40,7 @@ def remove_all(folder: Path, keep: Collection[str]) -> None:
 
 
 def _folders(folder: Path) -> list[tuple[Path, float, int]]:
-    """With when they last changed, and the bytes of output in them."""
+    """Directories with their modification time and bytes of output."""
     found = []
     for path in list(folder.iterdir()):
         with suppress(OSError):

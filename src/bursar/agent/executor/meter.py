@@ -1,4 +1,4 @@
-"""What placements have used: from their control groups, else from the processes below their shims."""
+"""Usage metering of placements: from their control groups, else from the processes below their shims."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 @dataclass(frozen=True, slots=True)
 class Process:
     parent: int
-    cpu_seconds: float  # its own, and that of its children that have ended
+    cpu_seconds: float  # with its reaped children
     memory_bytes: int
 
 
 def processes() -> dict[int, Process]:
-    """All there are, in one walk; what ends meanwhile is passed over."""
+    """All processes, in one walk over /proc; processes that end meanwhile are skipped."""
     found: dict[int, Process] = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit():
@@ -46,7 +46,7 @@ def children(found: Mapping[int, Process]) -> dict[int, list[int]]:
 
 
 def use_below(pid: int, found: Mapping[int, Process], by_parent: Mapping[int, list[int]]) -> tuple[float, int]:
-    """Seconds of cpu and bytes of memory of everything that descends from a process."""
+    """CPU seconds and memory bytes of all descendants of a process."""
     cpu_seconds, memory_bytes, below = 0.0, 0, list(by_parent.get(pid, ()))
     while below:
         one = below.pop()
@@ -57,7 +57,7 @@ def use_below(pid: int, found: Mapping[int, Process], by_parent: Mapping[int, li
 
 
 def usage(run: Run, seconds: float, group: Cgroup | None, below: tuple[float, int], before: Usage) -> Usage:
-    """What it has used so far. No figure falls: what has ended was used all the same."""
+    """The usage so far. CPU seconds and peak memory never fall when processes end."""
     cpu_seconds, memory_bytes = below
     memory_most = memory_bytes
     if group is not None:
@@ -73,7 +73,7 @@ def usage(run: Run, seconds: float, group: Cgroup | None, below: tuple[float, in
 
 
 def final_usage(run: Run, end: Exit, group: Cgroup | None, before: Usage) -> Usage:
-    """What it used in all, when nothing of it runs any more."""
+    """The total usage, once no process runs."""
     used = usage(run, end.seconds, group, (end.cpu_seconds, 0), before)
     most = used.memory_bytes_max or end.memory_bytes_max
     return Usage(used.seconds, max(used.cpu_seconds, end.cpu_seconds), 0, most, used.gpu_seconds)

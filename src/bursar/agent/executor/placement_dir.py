@@ -1,4 +1,4 @@
-"""A placement's folder, as the agent sees it; `shim.py` says what each file in it is."""
+"""The agent's view of a placement's directory; `shim.py` describes its files."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from bursar.agent.host.environment import MARK, User
 from bursar.agent.shim import shim
 from bursar.agent.shim.deadline import LEASE_EXPIRED, Deadline, format_deadline, parse_deadline
 
-VOID = b"void\n"  # a claim that keeps a shim from coming late: nobody wants it any more
+VOID = b"void\n"  # a claim that keeps a late shim from starting an abandoned command
 STDIN = "stdin"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROC = Path("/proc")
-LOADER = ("LD_LIBRARY_PATH",)  # without which some interpreters do not find themselves
-# Imported rather than run, so that it need not be compiled each time.
+LOADER = ("LD_LIBRARY_PATH",)  # some Python interpreters need it to find their own library
+# Imported instead of run as a script, so that the compiled module is cached.
 BOOTSTRAP = (
     "import sys; sys.path.append(sys.argv[1]); from bursar.agent.shim.shim import main; sys.exit(main(sys.argv[2]))"
 )
 
 
 class Exit(msgspec.Struct, frozen=True, rename="camel"):
-    """What a shim says at the end."""
+    """The `status` file of a shim."""
 
     exit_code: int
     reason: str = ""
@@ -43,21 +43,21 @@ class Exit(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class ShimClaim:
-    """By whom a placement was taken. The start time tells it from others that came to have its pid."""
+    """The shim that claimed a placement. The start time guards against a reused pid."""
 
     pid: int
     start_ticks: int
     boot: str
 
     def process(self) -> int | None:
-        """A pidfd of it, if it is alive."""
+        """A pidfd of the shim, if it is alive."""
         if self.boot != boot_id():
             return None
         try:
             fd = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return None
-        # Looked at after the descriptor was opened: from then on the pid cannot become another's unnoticed.
+        # Compared after the pidfd was opened: from then on a reused pid cannot go unnoticed.
         if start_ticks(self.pid) == self.start_ticks:
             return fd
         os.close(fd)
@@ -88,7 +88,7 @@ class PlacementDir:
         options: Mapping[str, object],
         sandbox: Iterable[str] = (),
     ) -> None:
-        """ValueError where something cannot be said to the kernel."""
+        """Write the start parameters. Raises ValueError if a field contains a NUL."""
         fields = [("arg", one) for one in command]
         fields += [("env", f"{name}={value}") for name, value in env.items()]
         fields += [("cwd", cwd), *((key, str(value)) for key, value in options.items())]
@@ -107,13 +107,13 @@ class PlacementDir:
         self._replace("group", msgspec.json.encode(None if group is None else _group_paths(group)))
 
     def write_stdin(self, data: bytes) -> None:
-        """The shim removes it when the command has it open."""
+        """Write the standard input; the shim removes the file once the command has opened it."""
         self._replace(STDIN, data)
 
     def write_deadline(
         self, at: float, grace_seconds: float | None = None, freeze_until: float = 0.0, reason: str = LEASE_EXPIRED
     ) -> None:
-        """In place, in room that was set aside when there was some: on a disk that is full it moves all the same."""
+        """Write the deadline in place, into preallocated space, so that it moves on a full disk as well."""
         data = format_deadline(at, grace_seconds, freeze_until, reason)
         try:
             fd = os.open(self.path / "deadline", os.O_WRONLY | os.O_CLOEXEC)
@@ -125,7 +125,7 @@ class PlacementDir:
             os.close(fd)
 
     def spawn(self) -> tuple[int, int]:
-        """The shim's pid, and a pipe on which it says that the command has started."""
+        """Start the shim: its pid, and a pipe on which it reports that the command has started."""
         read_end, write_end = os.pipe()
         errors = os.open(self.path / "errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         ours = str(Path(shim.__file__).parents[3])
@@ -152,16 +152,16 @@ class PlacementDir:
         return pid, read_end
 
     def ask_to_stop(self, grace_seconds: float, reason: str) -> bool:
-        """Whether there was somebody to ask."""
+        """Ask the shim to stop the command; whether a shim is listening."""
         plain = reason.replace("\n", " ").encode()[:256]
         return self._say(b"stop %.3f %b\n" % (max(0.0, grace_seconds), plain))
 
     def ask_to_fail(self, reason: str, message: str) -> bool:
-        """At once: it did what it may not."""
+        """Ask the shim to end the command at once, as failed."""
         return self._say(f"fail {reason} {message}".replace("\n", " ").encode()[:1024] + b"\n")
 
     def ask_to_look(self) -> bool:
-        """At the deadline, before it has come."""
+        """Ask the shim to read the deadline again, before it has come."""
         return self._say(b"look\n")
 
     def _say(self, line: bytes) -> bool:
@@ -178,7 +178,7 @@ class PlacementDir:
         return True
 
     def void(self) -> None:
-        """Nobody may claim it from now on, until it is prepared again."""
+        """Block claims from now on, until `prepare` is called again."""
         if not self.path.exists():
             return
         self._replace("void", VOID)
@@ -199,7 +199,7 @@ class PlacementDir:
         return None if data is None else msgspec.json.decode(data, type=Exit)
 
     def started_at(self) -> float | None:
-        """On the node's clock."""
+        """When the command started, in `boot_seconds`."""
         data = self._read("started")
         return None if data is None else float(data.split()[2])
 
@@ -212,17 +212,17 @@ class PlacementDir:
         return None if data is None else parse_deadline(data)
 
     def frozen_seconds(self, now: float) -> float:
-        """How long it was frozen until now."""
+        """How long the command has been frozen in total."""
         total, since = (float(word) for word in (self._read("frozen") or b"0 0").split())
         return total + (now - since if since else 0.0)
 
     def errors(self) -> str:
-        """What the shim had to complain about, when it broke."""
+        """The last line of the shim's standard error."""
         lines = (self._read("errors") or b"").decode("utf-8", "replace").strip().splitlines()
         return lines[-1][:500] if lines else ""
 
     def group(self) -> Cgroup | None:
-        """As it was made, wherever the agent would make them today."""
+        """The control group as it was created, wherever the agent would create it today."""
         paths = msgspec.json.decode(self._read("group") or b"null", type=_GroupPaths | None)
         if paths is None:
             return None
@@ -251,7 +251,7 @@ class PlacementDir:
 
 
 def sweep(mark: str, group: Cgroup | None) -> None:
-    """Kills all that is left of a placement whose shim is gone, and returns when nothing is."""
+    """Kill all remaining processes of a placement whose shim is gone; returns when none is left."""
     pause = shim.SETTLE_SECONDS_MIN
     while pids := _left(mark, group):
         for pid in pids:
@@ -276,7 +276,7 @@ def _left(mark: str, group: Cgroup | None) -> set[int]:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in ticks since the machine did; None where there is none, or only a dead one."""
+    """When a process started, in ticks since boot; None if it does not exist or is a zombie."""
     try:
         fields = (PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

@@ -1,10 +1,8 @@
-"""How a node is wiped that was claimed for sensitive work and given back: by a hook of the site's own.
+"""The wipe of a node between claims for sensitive work: the site's wipe hook, run as a placement.
 
-It runs like a command that was placed here, under a shim and in the journal: an agent that dies meanwhile learns how it
-ended, and no attempt is made twice. But it runs as the agent itself, and not as whom tenants' commands run as.
-
-The agent's own part comes first: what commands have left with it, their output above all, is gone before the hook
-begins (`leavings.py`).
+The hook runs under a shim and in the journal, so a restarted agent learns how it ended and repeats no attempt. It runs
+as the agent's own user, outside of any sandbox. Before it starts, the agent removes what it keeps of earlier commands,
+above all their output (`log_retention.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +17,14 @@ GRACE_SECONDS = 10
 
 @dataclass(frozen=True, slots=True)
 class Wipe:
-    """A command for the shell; it finds the node and the claim in BURSAR_NODE and BURSAR_CLAIM. Without one nothing is
-    ever wiped, and whoever asks for it is told so."""
+    """The wipe hook, a shell command with BURSAR_NODE and BURSAR_CLAIM in its environment. Without a hook every wipe
+    fails with the reason NoWipeHook."""
 
     hook: str = ""
     seconds_max: int = WIPE_SECONDS
 
     def of(self, wanted: Run) -> Run:
-        """What is run when a node is to be wiped."""
+        """The run that a wipe directive becomes."""
         if not self.hook:
             return wanted
         command = ("/bin/sh", "-c", self.hook)

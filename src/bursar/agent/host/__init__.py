@@ -1,1 +1,4 @@
-"""The machine: its inventory and load, control groups, sandboxes, scratch space, the environment of commands."""
+"""The host: inventory and load, control groups, sandboxes, scratch space, disk guard, environment of commands.
+
+Read `cgroup.py` and `sandbox.py` first.
+"""

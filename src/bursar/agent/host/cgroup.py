@@ -1,8 +1,7 @@
-"""Control groups: what a placement may use at most, what it has used, and a way to kill all of it at once.
+"""Control groups: limits, usage, and killing or freezing all processes of a placement at once.
 
-There are two generations of them. Where the second one has the controllers, it does everything. Where the first one
-has them, the second is often mounted beside it without any, and still knows how to kill a group. Where neither can be
-written, placements run without limits, and the agent says so.
+cgroup v2 is used if it has the controllers. With cgroup v1 controllers, a v2 hierarchy that is mounted beside them is
+used for killing and freezing. If neither can be written, placements run without limits, and the agent reports that.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MOUNTS, OWN = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """In thousandths of a core, and bytes; None is no limit."""
+    """CPU in thousandths of a core, memory in bytes; None is no limit."""
 
     cpu_request_milli: int = 0
     cpu_limit_milli: int | None = None
@@ -35,19 +34,19 @@ class CgroupLimits:
 
 
 def limits_of(requests: Mapping[str, str], limits: Mapping[str, str], pids_max: int | None = None) -> CgroupLimits:
-    """Memory is limited to what was asked for, where nothing else is said: it can only be taken from others."""
+    """The limits of a placement. Without a memory limit the request is the limit, which protects other placements."""
     memory = _amount(limits, "memory") or _amount(requests, "memory") or None
     return CgroupLimits(_amount(requests, "cpu") or 0, _amount(limits, "cpu"), memory, pids_max)
 
 
 def disk_bytes_max(requests: Mapping[str, str], limits: Mapping[str, str]) -> int | None:
-    """What a placement may keep on the node's disk; None is no limit."""
+    """The disk limit of a placement; None is no limit."""
     return _amount(limits, DISK) or _amount(requests, DISK) or None
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """The groups of one placement, one folder in each hierarchy that is used."""
+    """The groups of one placement, one directory in each hierarchy in use."""
 
     folders: tuple[Path, ...]
     unified: Path | None = None
@@ -56,7 +55,7 @@ class Cgroup:
 
     @property
     def procs(self) -> list[Path]:
-        """What a process writes itself into to belong."""
+        """The files that a process writes itself into to join."""
         return [folder / "cgroup.procs" for folder in self.folders]
 
     @property
@@ -83,7 +82,7 @@ class Cgroup:
         return None if nanoseconds is None else nanoseconds / 1e9
 
     def memory_bytes(self) -> tuple[int, int] | None:
-        """Now, and at most."""
+        """Current and peak memory."""
         if self.memory is None:
             return None
         now = _first(self.memory, "memory.current", "memory.usage_in_bytes")
@@ -91,13 +90,13 @@ class Cgroup:
         return None if now is None else (now, now if most is None else most)
 
     def oom_kills(self) -> int:
-        """How many processes were killed because the group had used up its memory."""
+        """How many processes of the group the OOM killer has killed."""
         if self.memory is None:
             return 0
         return max(_flat(self.memory / name).get("oom_kill", 0) for name in ("memory.events", "memory.oom_control"))
 
     def remove(self) -> bool:
-        """Whether nothing is left of it; a group with processes in it stays."""
+        """Remove the group; whether it is gone. A group with processes stays."""
         for folder in self.folders:
             with suppress(OSError):
                 for below in sorted(folder.glob("**/"), reverse=True):
@@ -107,20 +106,20 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """Where groups are made, by controller; `version` is v2, v1 or none, and `message` says why."""
+    """The parent groups, by controller; `version` is v2, v1 or none, and `message` says why."""
 
     version: str
     message: str = ""
-    parents: Mapping[str, Path] = field(default_factory=dict)  # "" is the second generation's
+    parents: Mapping[str, Path] = field(default_factory=dict)  # "" is the v2 hierarchy
     cores: int = 1
 
     def make(self, name: str, limits: CgroupLimits) -> Cgroup | None:
-        """A group with these limits. A limit that cannot be set is an error: nobody would notice that it is missing."""
+        """Create a group with these limits. A limit that cannot be set is an error: its absence would go unnoticed."""
         group = self.group(name)
         if group is None:
             return None
         for parent in self.parents.values():
-            if not parent.exists():  # it was removed when nothing ran
+            if not parent.exists():  # removed while nothing ran
                 _open(parent, giving=self.version == "v2")
         for folder in group.folders:
             folder.mkdir(exist_ok=True)
@@ -142,7 +141,7 @@ class Cgroups:
         return Cgroup(tuple(dict.fromkeys(folders.values())), unified, folders.get("memory"), cpu_usage)
 
     def tidy(self, live: Collection[str] = ()) -> None:
-        """Removes what an earlier life of the agent left behind, where nothing runs in it."""
+        """Remove empty groups of the previous agent process."""
         for parent in self.parents.values():
             with suppress(OSError):
                 for path in parent.iterdir():
@@ -150,7 +149,7 @@ class Cgroups:
                         Cgroup((path,)).remove()
 
     def remove(self, live: Collection[str] = ()) -> None:
-        """All that may be removed; it is made again when it is needed."""
+        """Remove all empty groups, and the parents; they are created again when needed."""
         self.tidy(live)
         for parent in self.parents.values():
             with suppress(OSError):
@@ -189,12 +188,12 @@ class Cgroups:
 
 
 def weight(cpu_request_milli: int, cores: int) -> int:
-    """In proportion to the whole machine, so that requests weigh against each other as they were made."""
+    """The cpu.weight of a request, proportional to the whole machine, so that weights compare like requests."""
     return min(WEIGHT_MAX, max(1, round(WEIGHT_MAX * cpu_request_milli / (1000 * cores))))
 
 
 def find(name: str, *, mounts: Path = MOUNTS, own: Path = OWN, cores: int | None = None) -> Cgroups:
-    """Where groups can be made here, below a group called `name` of the agent's own."""
+    """Find where groups can be created on this machine, below a group called `name`."""
     cores = cores or os.cpu_count() or 1
     unified, mount, controllers = _hierarchies(mounts, own)
     why: list[str] = []
@@ -210,9 +209,9 @@ def find(name: str, *, mounts: Path = MOUNTS, own: Path = OWN, cores: int | None
 
 
 def leave_earlier(cgroups: Cgroups, name: str, note: Path) -> None:
-    """Removes the groups that an earlier life of this agent had elsewhere, as when it was killed and is started by
-    another service, where nothing is in them. `note` says where they were, and then where they are: whatever else has
-    a name like ours may be another agent's. What still holds something is tried again by the next life."""
+    """Remove empty groups that this agent had elsewhere, as when it was killed and another service starts it. The file
+    `note` records their paths: other groups of the same name may belong to another agent. The next start retries groups
+    that are not empty."""
     now = set(cgroups.parents.values())
     there = {path for line in _text(note).splitlines() if (path := Path(line)).name == name} - now
     for parent in there:
@@ -221,7 +220,7 @@ def leave_earlier(cgroups: Cgroups, name: str, note: Path) -> None:
             parent.with_name(_own_name(name)).rmdir()
     kept = sorted(str(path) for path in now | {path for path in there if path.exists()})
     scratch = note.with_name(f"{note.name}.new")
-    with suppress(OSError):  # Nothing runs the worse for it.
+    with suppress(OSError):  # the note is a convenience
         scratch.write_text("".join(f"{path}\n" for path in kept), encoding="utf-8")
         scratch.replace(note)
 
@@ -237,7 +236,7 @@ def _tried(look: Callable[[], Parents]) -> Parents:
 
 
 def _second(name: str, own: Path | None, mount: Path | None) -> Parents:
-    """A group whose groups have the controllers."""
+    """A cgroup v2 parent whose children have the controllers."""
     if own is None or mount is None:
         return {}, "is not mounted"
     missing = {"cpu", "memory"} - set(_text(own / "cgroup.controllers").split())
@@ -250,8 +249,8 @@ def _second(name: str, own: Path | None, mount: Path | None) -> Parents:
 
 
 def _above(name: str, own: Path, mount: Path) -> Path:
-    """Processes may not be in a group that gives controllers on, except in the machine's first. So we move out of our
-    own, if nobody else is in it or it is a container's; else we use the machine's first."""
+    """The group to create ours in. cgroup v2 allows no processes in a group that delegates controllers, except in the
+    root group. The agent leaves its own group if it is alone there or in a container; else it uses the root group."""
     inside = _text(own / "cgroup.procs").split()
     if (own / "cgroup.type").exists() and (own == mount or inside in ([], [str(os.getpid())])):
         _move_out(own, own / _own_name(name))
@@ -260,19 +259,19 @@ def _above(name: str, own: Path, mount: Path) -> Path:
 
 
 def _own_name(name: str) -> str:
-    """Of the group that the agent itself is in, beside that of its placements."""
+    """The name of the group of the agent itself, beside that of its placements."""
     return f"{name}-agent"
 
 
 def _open(group: Path, *, giving: bool = False) -> None:
-    """A group for groups; if it is `giving`, they have the controllers."""
+    """Create a parent group; with `giving` its children have the controllers."""
     group.mkdir(exist_ok=True)
     if giving:
         _give(group)
 
 
 def _give(group: Path) -> None:
-    """To the groups below: what we need, and what we use where it is there."""
+    """Delegate controllers to the groups below: cpu, memory and, if available, pids."""
     there = _text(group / "cgroup.controllers").split()
     names = ["cpu", "memory", *(["pids"] if "pids" in there else [])]
     _set(group / "cgroup.subtree_control", " ".join(f"+{name}" for name in names))
@@ -305,7 +304,7 @@ def _first_generation(name: str, unified: Path | None, controllers: Mapping[str,
 
 
 def _hierarchies(mounts: Path, own: Path) -> tuple[Path | None, Path | None, dict[str, Path]]:
-    """The agent's own group in each hierarchy, and where the second generation is mounted."""
+    """The agent's own group in each hierarchy, and the mount point of cgroup v2."""
     paths: dict[str, str] = {}
     for line in _text(own).splitlines():
         _, names, path = line.split(":", 2)
@@ -325,7 +324,7 @@ def _hierarchies(mounts: Path, own: Path) -> tuple[Path | None, Path | None, dic
 
 
 def _below(mount: Path, path: str) -> Path:
-    """In a container the path is often that of the machine outside, and what is mounted is the group itself."""
+    """The group's directory. In a container the path is often the host's, while the mount is the group itself."""
     inside = mount / path.lstrip("/")
     return inside if inside.is_dir() else mount
 
@@ -342,7 +341,7 @@ def _amount(amounts: Mapping[str, str], dimension: str) -> int | None:
 
 
 def _set(path: Path, value: object) -> None:
-    # Without making it: a file that is not there is a limit that nobody keeps.
+    # Never create the file: a limit in a missing file would not be enforced.
     with path.open("r+", encoding="ascii") as file:
         file.write(str(value))
 

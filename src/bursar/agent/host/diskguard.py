@@ -1,8 +1,8 @@
-"""The disk guard: it ends the placement that fills the node's disk, before its neighbours find it full.
+"""The disk guard: it stops placements that exceed their disk limit or fill the node's disk.
 
-It runs beside everything else, in a thread of its own: looking at large folders may take long, and nothing waits for
-it. A placement ends when it keeps more than its limit. When the disk itself runs short, one ends: the one that grew
-most since the last look, of what is above its limit or has none. What does not grow is not at fault, however large.
+It measures in its own thread, because large directories take long. A placement above its limit ends. If the disk runs
+short and no placement is above its limit, the one without a limit that grew most since the last measurement ends.
+Placements that do not grow are never chosen, however large they are.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from bursar.agent.machine.types import Place
 
 LIMIT_EXCEEDED = "DiskLimitExceeded"
 DISK_FULL = "DiskFull"
-RESERVE_BYTES = 4 << 30  # or so much of the disk, where that is less:
+RESERVE_BYTES = 4 << 30  # the reserve is this, or RESERVE_FRACTION of the disk if that is less
 RESERVE_FRACTION = 0.05
 FILES_FRACTION = 0.02
-GROWTH_BYTES_MIN = 16 << 20  # less fills no disk
+GROWTH_BYTES_MIN = 16 << 20  # smaller growth is never the cause
 GROWTH_FILES_MIN = 10_000
-LOOK_SECONDS = 1.0  # between one look at the disk and the next
-MEASURE_SECONDS = 10.0  # between one look at all placements and the next, or so many times as long as that took:
-MEASURE_FACTOR = 20.0
+LOOK_SECONDS = 1.0  # between two checks of the disk's free space
+MEASURE_SECONDS = 10.0  # between two measurements of all placements, or longer:
+MEASURE_FACTOR = 20.0  # times the duration of the last measurement
 
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """What a placement has on the disk, and had at the last look."""
+    """A placement's disk usage now and at the last measurement."""
 
     place: Place
     size_bytes: int
@@ -43,7 +43,7 @@ class DiskUse:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    bytes_short: int = 0  # how much less is free than should be
+    bytes_short: int = 0  # by how much free space is below the reserve
     files_short: int = 0
 
 
@@ -55,13 +55,13 @@ class Culprit:
 
 
 def decide_culprits(kept: Iterable[DiskUse], disk: Disk) -> list[Culprit]:
-    """Who has to end. Where somebody is above its limit, the others need not."""
+    """The placements to stop: all above their limit; else, if the disk is short, the one that grew most."""
     kept = list(kept)
     over = [one for one in kept if one.bytes_max is not None and one.size_bytes > one.bytes_max]
     if over:
         return [
             Culprit(
-                one.place, LIMIT_EXCEEDED, f"it kept {_size(one.size_bytes)} of {_size(one.bytes_max or 0)} on disk"
+                one.place, LIMIT_EXCEEDED, f"it used {_size(one.size_bytes)} of {_size(one.bytes_max or 0)} on disk"
             )
             for one in over
         ]
@@ -84,13 +84,14 @@ def _size(count: int) -> str:
 @dataclass(slots=True)
 class DiskGuard:
     scratches: Scratches
-    reserve_bytes: int | None = None  # how much is kept free; None is as above
+    reserve_bytes: int | None = None  # None: the default above
     _measured_at: float = field(default=-math.inf, init=False)
     _pause_seconds: float = field(default=MEASURE_SECONDS, init=False)
     _before: dict[Place, tuple[int, int]] = field(default_factory=dict, init=False)
 
     def look(self, placements: Mapping[Place, tuple[str, int | None]]) -> list[Culprit]:
-        """At the disk, and at all placements where it is short or time has come. Each has a mark, and maybe a limit."""
+        """Check the free space; measure all placements if it is short or a measurement is due. Each placement has a
+        directory name and possibly a limit."""
         disk = look_at(self.scratches.folder, self.reserve_bytes)
         now = time.monotonic()
         if disk == Disk() and now < self._measured_at + self._pause_seconds:
@@ -104,7 +105,7 @@ class DiskGuard:
         self._pause_seconds = max(MEASURE_SECONDS, MEASURE_FACTOR * (self._measured_at - now))
         culprits = decide_culprits(kept, disk)
         if disk == Disk() or culprits:
-            self._before = found  # while it is short, growth is counted from when it was not
+            self._before = found  # while the disk is short, growth counts from before that
         return culprits
 
 
@@ -112,5 +113,5 @@ def look_at(folder: Path, reserve_bytes: int | None = None) -> Disk:
     found = os.statvfs(folder)
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     wanted = min(RESERVE_BYTES, int(size * RESERVE_FRACTION)) if reserve_bytes is None else reserve_bytes
-    files_wanted = int(found.f_files * FILES_FRACTION)  # 0 where the filesystem makes them as it needs them
+    files_wanted = int(found.f_files * FILES_FRACTION)  # 0 on filesystems that allocate inodes on demand
     return Disk(max(0, wanted - free), max(0, files_wanted - found.f_favail) if found.f_files else 0)

@@ -1,4 +1,4 @@
-"""The environment of a command: what it is told about where and as what it runs."""
+"""The user and the environment variables of a command."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bursar.agent.machine.types import Place, Run
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 INHERITED = ("PATH", "LANG", "TZ")
 GPU_VENDOR = "nvidia.com/"
-MARK = "BURSAR_PLACEMENT"  # by which processes are found that nothing else leads to
+MARK = "BURSAR_PLACEMENT"  # identifies orphaned processes of a placement
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """As whom commands run; without `changed`, as the agent itself."""
+    """The user of a command; without `changed` it is the agent's own."""
 
     uid: int
     gid: int
@@ -30,7 +30,7 @@ class User:
 
 
 def user(name: str | None = None) -> User:
-    """KeyError where there is nobody of that name."""
+    """The named user, or the agent's own. Raises KeyError for an unknown name."""
     changed = name is not None and pwd.getpwnam(name).pw_uid != os.geteuid()
     try:
         entry = pwd.getpwnam(name) if name is not None else pwd.getpwuid(os.geteuid())
@@ -39,15 +39,15 @@ def user(name: str | None = None) -> User:
             raise
         return User(os.geteuid(), os.getegid(), (), str(os.geteuid()), "/", changed=False)
     groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
-    home = entry.pw_dir if Path(entry.pw_dir).is_dir() else "/"  # where commands run that do not say where
+    home = entry.pw_dir if Path(entry.pw_dir).is_dir() else "/"  # the default working directory
     return User(entry.pw_uid, entry.pw_gid, groups, entry.pw_name, home, changed)
 
 
 def environment(
     run: Run, node: str, owner: User, inherited: Mapping[str, str], *, renumbered: bool = False
 ) -> dict[str, str]:
-    """The allocation's own wishes go before ours, but not before what it was given. Its GPUs are `renumbered` where it
-    sees no others: the driver then counts them from 0."""
+    """Variables by precedence, lowest first: defaults, the allocation's own, facts about the placement. GPUs are
+    `renumbered` from 0 if it sees only its own, because the driver numbers them so."""
     env = {"PATH": PATH} | {name: inherited[name] for name in INHERITED if name in inherited}
     env |= {"HOME": owner.home, "USER": owner.name, "LOGNAME": owner.name}
     env |= run.env
@@ -72,13 +72,12 @@ def environment(
 
 
 def mark(place: Place) -> str:
-    """What may be the name of a folder too, whatever the uid."""
+    """The placement's name as a directory name, whatever characters the uid has."""
     return f"{quote(place[0], safe='')}.{place[1]}"
 
 
 def open_to_all(path: str) -> str:
-    """Of the folders in which programs are looked for, those that everybody may enter: in root's own nothing is found,
-    and that it may not be entered would be taken for the reason."""
+    """The directories of PATH that every user may enter. A closed one would turn "not found" into "not permitted"."""
     folders = [folder for folder in path.split(os.pathsep) if folder and _is_open(Path(folder))]
     return os.pathsep.join(folders) or PATH
 
@@ -91,7 +90,7 @@ def _is_open(folder: Path) -> bool:
 
 
 def _devices(run: Run, *, renumbered: bool) -> dict[str, str]:
-    """Whoever was given no GPU sees none."""
+    """The GPU variables; a placement without GPUs sees none."""
     indices = sorted({one for name, given in run.devices.items() if name.startswith(GPU_VENDOR) for one in given})
     visible = ",".join(map(str, indices))
     return {

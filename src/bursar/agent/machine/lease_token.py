@@ -1,11 +1,11 @@
-"""What is granted counts only as far as it is signed: how an agent verifies the token of an answer.
+"""Verification of lease tokens: paid time counts only as far as a valid token signs it.
 
-A token is believed if one of the keys that this stream was told has signed it, with the one algorithm there is, and if
-it was made for this node, for this stream, and for the very beat that is answered. Beats are answered in their order,
-so a token that comes again, or late, is refused. No clock is asked: a token holds lengths, which are counted from when
-its beat was sent.
+A token is valid if it is signed with Ed25519 by a key that was announced on this stream, and if its audience is this
+node, its nonce is that of the stream, and its `seq` is that of the answered heartbeat. Answers come in order, so a
+replayed or late token is refused. Tokens hold durations that count from the time the heartbeat was sent, so clocks need
+not agree.
 
-Whatever shortens is believed without a token: a stream that is not to be trusted may stop work, and never prolong it.
+A grant that shortens needs no token: an untrusted stream may stop work, but never prolong it.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class _Claims(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Distrusted:
-    """Why a token is not believed, for people."""
+    """The token is invalid, and why."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Believed:
-    """What counts of what was granted, what of it is signed, and why the rest does not count."""
+    """The grants that count, the signed leases among them, and why the rest does not count."""
 
     grants: dict[Place, LeaseGrant]
     signed: dict[Place, SignedLease]
@@ -69,27 +69,26 @@ class Believed:
 
 
 class Trust:
-    """What one agent believes, stream after stream."""
+    """The trusted keys, the nonce and the sequence number of the current stream."""
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._nonce = ""
-        self._seq = 0  # of the last token that was believed
+        self._seq = 0  # of the last valid token
         self._keys: dict[str, OKPKey] = {}
 
     def begin(self) -> str:
-        """A new stream: nothing that was said on another counts on it. The word by which its tokens are known."""
+        """Begin a new stream, on which keys and tokens of earlier streams are void; returns its nonce."""
         self._nonce, self._seq, self._keys = uuid.uuid4().hex, 0, {}
         return self._nonce
 
     def learn(self, keys: Mapping[str, bytes]) -> None:
-        """These are believed from now on, and no others. Telling none changes nothing."""
+        """Trust exactly these keys from now on; an empty set changes nothing."""
         if keys:
             self._keys = {key_id: _key(key_id, raw) for key_id, raw in keys.items() if len(raw) == KEY_BYTES}
 
     def believe(self, leases: Mapping[Place, LeaseGrant], token: str, seq: int) -> Believed:
-        """Of what an answer grants, that which is signed, and never longer than it is signed. That there is no more is
-        believed in any case."""
+        """The grants of an answer, each at most as long as the token signs. Grants of zero seconds need no token."""
         prolonging = {place for place, grant in leases.items() if grant.seconds > 0}
         verified = self.verify(token, seq) if prolonging else {}
         signed, why = ({}, verified.why) if isinstance(verified, Distrusted) else (verified, "")
@@ -98,18 +97,18 @@ class Trust:
             if place not in prolonging or _covers(signed.get(place), grant):
                 grants[place] = grant
                 continue
-            why = why or f"more is granted to {place[0]} than is signed"
+            why = why or f"the grant to {place[0]} is longer than the token signs"
             if grant.final:
                 grants[place] = replace(grant, seconds=0.0)
         kept = {place: signed[place] for place, grant in grants.items() if grant.seconds > 0}
         return Believed(grants, kept, why)
 
     def verify(self, token: str, seq: int) -> dict[Place, SignedLease] | Distrusted:
-        """What is signed in the answer to this beat, by placement."""
+        """The signed leases of the answer to heartbeat `seq`, by placement."""
         if not token:
-            return Distrusted("there is no token")
+            return Distrusted("the answer has no token")
         if len(token) > TOKEN_CHARS_MAX:
-            return Distrusted("the token is too long to be read")
+            return Distrusted(f"the token is longer than {TOKEN_CHARS_MAX} characters")
         claims = self._claims(token)
         if isinstance(claims, Distrusted):
             return claims
@@ -129,13 +128,13 @@ class Trust:
             return Distrusted(f"the token is not a {TYPE} with algorithm {ALGORITHM}")
         key = self._keys.get(str(header.get("kid")))
         if key is None:
-            return Distrusted(f"the token is signed with a key that is not believed: {str(header.get('kid'))[:64]!r}")
+            return Distrusted(f"the token is signed with a key that is not trusted: {str(header.get('kid'))[:64]!r}")
         try:
             return msgspec.convert(jwt.decode(token, key, registry=_REGISTRY).claims, _Claims)
         except msgspec.ValidationError as error:
-            return Distrusted(f"the token does not say what it must: {error}")
+            return Distrusted(f"the token's claims are invalid: {error}")
         except Exception:
-            # Whatever a hostile text makes the parser raise: nobody knows who wrote it.
+            # A hostile token may make the parser raise anything.
             return Distrusted("the token's signature does not match")
 
     def _fault(self, claims: _Claims, seq: int) -> str:
@@ -146,9 +145,9 @@ class Trust:
         if claims.nonce != self._nonce:
             return "the token is of another stream"
         if claims.seq != seq:
-            return f"the token is of beat {claims.seq}, and beat {seq} is answered"
+            return f"the token is for heartbeat {claims.seq}, but the answer is to heartbeat {seq}"
         if seq <= self._seq:
-            return f"the token came before: beat {self._seq} was answered already"
+            return f"the token is a replay: heartbeat {self._seq} was answered already"
         return ""
 
 

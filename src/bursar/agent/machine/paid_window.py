@@ -1,11 +1,10 @@
-"""What is paid ahead lies on the node: until when each placement is paid, by which token, and what it has used of it.
+"""Paid time in the journal: until when each placement is paid, by which token, and how much of it was used.
 
-It is synced to the disk before anything may run on it. So an agent that is killed and comes back knows what its earlier
-life was granted: nothing that it finds runs longer than that, and what was used is told though nobody has seen its end.
+It is synced to disk before anything runs on it. An agent that was killed therefore knows the grants of its predecessor:
+no placement runs longer than that, and usage is reported even if nobody saw the end.
 
-Times are the node's clock, which neither jumps nor stands still (see `clock.py`), and it begins anew with the machine.
-After that nobody on the node knows how long it was off: what was paid is over, and counts as used up to where it was
-last measured.
+Times are CLOCK_BOOTTIME (see `clock.py`), which restarts at a reboot. The length of the outage is then unknown: paid
+time is over, and the last measured usage counts.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from bursar.agent.shim.deadline import CREDIT_EXHAUSTED, LEASE_EXPIRED, Deadline
 
 
 class Paid(msgspec.Struct, frozen=True):
-    """One placement's part. `until` is on the clock of this start of the machine."""
+    """The paid time of one placement. `until` is in `boot_seconds` of one boot."""
 
     uid: str
     epoch: int
     lease: str
     until: float
     used_seconds: float = 0.0
-    final: str = ""  # why it is the last
+    final: str = ""  # why no more is granted
 
     @property
     def place(self) -> Place:
@@ -36,7 +35,7 @@ class Paid(msgspec.Struct, frozen=True):
 
 
 class WindowLine(msgspec.Struct, frozen=True, tag="paid"):
-    """What one answer has granted, as a line of the journal; the token proves it to whoever has the keys."""
+    """The grants of one answer, as a line of the journal, with the token that signs them."""
 
     boot: str
     token: str
@@ -44,7 +43,7 @@ class WindowLine(msgspec.Struct, frozen=True, tag="paid"):
 
 
 class PaidWindow(NamedTuple):
-    """The newest that is known of a placement."""
+    """The newest paid time of a placement."""
 
     boot: str
     token: str
@@ -59,7 +58,7 @@ def window(
     signed: Mapping[Place, SignedLease],
     used_seconds: Mapping[Place, float],
 ) -> WindowLine:
-    """What is believed of an answer, counted from when the beat that it answers was sent."""
+    """The valid grants of an answer, counted from when the answered heartbeat was sent."""
     paid = tuple(
         Paid(*place, signed[place].id, sent_at + grant.seconds, used_seconds.get(place, 0.0), grant.final)
         for place, grant in grants.items()
@@ -69,8 +68,8 @@ def window(
 
 
 def terms_of(paid_window: PaidWindow | None, boot: str, now: float) -> tuple[Deadline, float | None]:
-    """For an agent that comes back: until when it may last; and how long it has, where that is over for certain. What
-    was never granted was never paid."""
+    """The deadline of a placement after a restart of the agent, and its used seconds if its paid time is over. Without
+    a record nothing was paid."""
     if paid_window is None:
         return (now, None, 0.0, LEASE_EXPIRED), 0.0
     reason = CREDIT_EXHAUSTED if paid_window.paid.final else LEASE_EXPIRED
@@ -79,9 +78,9 @@ def terms_of(paid_window: PaidWindow | None, boot: str, now: float) -> tuple[Dea
     return (paid_window.paid.until, None, 0.0, reason), None
 
 
-def windows(escrows: Iterable[PaidWindow]) -> list[WindowLine]:
-    """As few lines as say the same."""
+def windows(paid_windows: Iterable[PaidWindow]) -> list[WindowLine]:
+    """The windows as the fewest lines: one per token."""
     together: dict[tuple[str, str], list[Paid]] = {}
-    for boot, token, paid in escrows:
+    for boot, token, paid in paid_windows:
         together.setdefault((boot, token), []).append(paid)
     return [WindowLine(boot, token, tuple(paid)) for (boot, token), paid in together.items()]

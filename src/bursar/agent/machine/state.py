@@ -1,14 +1,14 @@
-"""What an agent does, as a pure machine: events in, instructions out; `now` is an argument.
+"""The agent's state machine: events in, instructions out. It is pure; `now` is an argument.
 
-A placement is one epoch of one allocation on this node. It is started at most once, however often it is wanted: one
-that has ended is remembered after everything else about it is forgotten, and an epoch that was seen makes all older
-ones of its allocation a thing of the past. How it ended is told until the control plane has acknowledged it.
+A placement is one epoch of one allocation on this node. It starts at most once, however often it is directed: epochs
+that have ended stay known, and a newer epoch of an allocation supersedes all older ones. The end of a placement is
+reported until the control plane acknowledges it.
 
-Work may need leases: that of its node, without which nobody would know when it is over, and one of its own, which pays
-for it. When one of them is over, so is the work; unless it may be frozen, because its account only spends too fast.
+A placement may need leases: the run-lease of its node, and paid time of its own. When one of them ends, the machine
+stops the placement, or freezes it for a while if its account only exceeds its spend rate limit.
 
-An executor carries the instructions out, and answers each `Start` with `started` or `ended`, and each `SignalStop`
-sooner or later with `ended`. Work without a command is no exception: the executor says at once that it runs.
+The executor carries out the instructions. It answers each `Start` with `started` or `ended`, and each `SignalStop`
+eventually with `ended`. For a placement without a command it reports `started` at once.
 """
 
 from __future__ import annotations
@@ -31,29 +31,30 @@ from bursar.agent.machine.types import (
 )
 from bursar.core.values.wording import counted
 
-GRACE_SECONDS = 30  # where nobody said how long stopping may take
-RETRY_SECONDS = 10.0  # until it is asked again to kill what should be dead
-REMEMBERED_MAX = 20_000  # allocations of the past
+GRACE_SECONDS = 30  # grace period of a stop that names none
+RETRY_SECONDS = 10.0  # between two requests to kill a placement that should be dead
+REMEMBERED_MAX = 20_000  # allocations whose newest epoch stays known
 
-EXPIRED = "Expired"  # it has run for as long as it may
+EXPIRED = "Expired"  # its ttl is over
 LEASE_EXPIRED = "LeaseExpired"
-CREDIT_EXHAUSTED = "CreditExhausted"  # paid time is over, and no more of it was granted
-FROZEN = "SpendRateExceeded"  # what runs says so while its account spends too fast for it to go on
-FENCED = "fenced"  # why there is no more paid time, where its lease is closed
+CREDIT_EXHAUSTED = "CreditExhausted"  # its paid time is over, and no more was granted
+FROZEN = "SpendRateExceeded"  # the reason of a running placement while it is frozen
+FENCED = "fenced"  # `final` of a grant whose lease is closed
+INSUFFICIENT_CREDIT = "insufficient_credit"  # `final` of a grant whose account has no credit left
 NOT_WANTED = "NotWanted"
 SUPERSEDED = "Superseded"  # a newer epoch of the same allocation is placed here
-OF_THE_PAST = "OfThePast"  # it was here before, and was acknowledged
-NO_HOOK = "NoWipeHook"  # the node is to be wiped, and nobody said how
+OF_THE_PAST = "OfThePast"  # its end was acknowledged before
+NO_HOOK = "NoWipeHook"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start this, once; it must end at the deadline and be dead after the grace, unless that is moved."""
+    """Start a placement, once. At the deadline it is stopped, and after the grace killed, unless the deadline moves."""
 
     run: Run
     deadline: float | None = None
     grace_seconds: float | None = None  # None: that of the run
-    freeze_until: float = 0.0  # from the deadline on, instead of ending; 0: it may not be frozen
+    freeze_until: float = 0.0  # freeze it from the deadline until then, before it is stopped; 0: do not freeze
     reason: str = LEASE_EXPIRED
 
     @property
@@ -63,7 +64,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class SignalStop:
-    """Ask it to end, and kill it after the grace. Said again, it may only become sooner."""
+    """Stop a placement, and kill it after the grace. A repeated request can only shorten the grace."""
 
     place: Place
     grace_seconds: float
@@ -72,7 +73,7 @@ class SignalStop:
 
 @dataclass(frozen=True, slots=True)
 class MoveDeadline:
-    """Until when it may run from now on, and what then. A deadline never moves back."""
+    """Move the deadline of a placement. A deadline never moves backwards."""
 
     place: Place
     at: float
@@ -83,7 +84,7 @@ class MoveDeadline:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Its end is recorded elsewhere: only that it was here needs to be remembered."""
+    """Forget a placement whose end is acknowledged; only its place stays known."""
 
     place: Place
 
@@ -92,7 +93,7 @@ Instruction: TypeAlias = Start | SignalStop | MoveDeadline | Forget
 
 
 class ThrottlePlacement(NamedTuple):
-    """When it has to end, or to be frozen; and why it ends then."""
+    """When a placement must be stopped or frozen, and the reason of its end."""
 
     at: float
     freeze_until: float = 0.0
@@ -108,18 +109,18 @@ NO_LIMIT = ThrottlePlacement(math.inf)
 
 @dataclass(slots=True)
 class _Held:
-    """One placement from when it is heard of until its end is acknowledged."""
+    """One placement, from its directive until its end is acknowledged."""
 
     run: Run
     state: PlacementState = PlacementState.STARTING
-    wanted: bool = True  # by the control plane, since this agent runs
-    handed: bool = False  # to the executor: from then on only the executor can say that it has ended
+    wanted: bool = True  # directed since this agent process started
+    handed: bool = False  # to the executor: from then on only the executor can report its end
     leased_until: float = -math.inf
     paid_until: float = -math.inf
-    final: str = ""  # why there is no more paid time than that, for now
+    final: str = ""  # why no more paid time is granted, for now
     freeze_seconds: float = 0.0
     limit: ThrottlePlacement = NO_LIMIT
-    frozen: bool = False  # paid time is over, and whoever watches over it lets it stand still
+    frozen: bool = False  # its paid time is over, and the shim has frozen it
     expires_at: float = math.inf
     stop: Stop | None = None
     kill_at: float = math.inf
@@ -141,7 +142,7 @@ class _Held:
         return min(self.expires_at, self.limit.end_at if self.frozen else self.limit.at)
 
     def new_limit(self) -> ThrottlePlacement:
-        """From the leases that it needs. What is frozen needs that of its node all the same."""
+        """The limit that its leases set. A frozen placement still needs the node's run-lease."""
         leased_until = self.leased_until if self.run.leased else math.inf
         if not self.run.paid or leased_until <= self.paid_until:
             return ThrottlePlacement(leased_until)
@@ -158,11 +159,11 @@ class Machine:
 
     def __init__(self) -> None:
         self._held: dict[Place, _Held] = {}
-        self._newest: dict[str, int] = {}  # by uid, the highest epoch that was ever held; in order of arrival
-        self._waiting: dict[Place, None] = {}  # to be handed to the executor
+        self._newest: dict[str, int] = {}  # the highest epoch ever held, by uid; in order of arrival
+        self._waiting: dict[Place, None] = {}  # not handed to the executor yet
         self._news: dict[Place, None] = {}
-        self._granted = -math.inf  # how far the node's lease reaches
-        self._grace_seconds: float | None = None  # in which what has no lease any more must die
+        self._granted = -math.inf  # the end of the node's run-lease
+        self._grace_seconds: float | None = None  # grace period of placements without a lease
         self._now = -math.inf
 
     # Events.
@@ -176,8 +177,8 @@ class Machine:
         started_at: float | None = None,
         limit: ThrottlePlacement | None = None,
     ) -> list[Instruction]:
-        """What an earlier life of this agent was told to run. What it had not started waits to be wanted again: it may
-        run elsewhere by now."""
+        """Adopt a placement of the previous agent process. If it had not started, it waits for a new directive: the
+        allocation may run elsewhere by now."""
         self._at(now)
         if run.place in self._held or (not started and run.epoch < self._newest.get(run.uid, run.epoch)):
             return []
@@ -194,12 +195,12 @@ class Machine:
         return []
 
     def remember(self, places: Iterable[Place]) -> None:
-        """What an earlier life of this agent was acknowledged for."""
+        """Remember places whose end was acknowledged to the previous agent process."""
         for uid, epoch in places:
             self._note(uid, epoch)
 
     def tell(self, directives: Sequence[Directive], now: float, *, complete: bool = False) -> list[Instruction]:
-        """What is wanted of the node; if that is `complete`, nothing else may go on."""
+        """Apply directives. If they are the `complete` wanted set, every other placement is stopped."""
         self._at(now)
         done: list[Instruction] = []
         for directive in directives:
@@ -212,7 +213,7 @@ class Machine:
         return done + self._start_ready()
 
     def started(self, place: Place, now: float) -> list[Instruction]:
-        """It runs, from now on."""
+        """The placement runs from now on."""
         self._at(now)
         held = self._held.get(place)
         if held is not None and held.state is PlacementState.STARTING and held.handed:
@@ -229,8 +230,8 @@ class Machine:
         message: str = "",
         stopped: bool = False,
     ) -> list[Instruction]:
-        """It has ended, or never began; nothing of it runs any more. `stopped` where the executor knows that somebody
-        had asked for it: we may have been told in an earlier life."""
+        """The placement has ended or failed to start; no process of it runs. `stopped` says that a stop was requested,
+        which may have been by the previous agent process."""
         self._at(now)
         held = self._held.get(place)
         if held is None or not held.live:
@@ -242,13 +243,13 @@ class Machine:
         return self._start_ready()
 
     def measured(self, usages: Mapping[Place, Usage]) -> None:
-        """What placements have used. It is told with the next thing that is said of them, and is no news by itself."""
+        """Update usage. It is sent with the next report of a placement, and is no news by itself."""
         for place, usage in usages.items():
             if (held := self._held.get(place)) is not None:
                 held.usage = usage
 
     def granted(self, seconds: float, sent_at: float, grace_seconds: float | None = None) -> list[Instruction]:
-        """All leased work of the node may run for so long after the beat was sent, and take the grace to die."""
+        """Extend the node's run-lease to `seconds` after the heartbeat was sent."""
         if grace_seconds is not None:
             self._grace_seconds = grace_seconds
         done: list[Instruction] = []
@@ -261,14 +262,14 @@ class Machine:
         return done + self._start_ready()
 
     def paid(self, grants: Mapping[Place, LeaseGrant], sent_at: float) -> list[Instruction]:
-        """These may run for so long after the beat was sent. What is the last of it is so until there is more."""
+        """Apply grants of paid time, counted from when the heartbeat was sent. A later grant replaces a final one."""
         done: list[Instruction] = []
         for place, grant in grants.items():
             held = self._held.get(place)
             if held is None or not held.live or not held.run.paid:
                 continue
             if grant.final == FENCED:
-                done += self._stop(held, Stop(*place, 0, LEASE_EXPIRED, "its lease is closed"))
+                done += self._stop(held, Stop(*place, 0, LEASE_EXPIRED, "the lease that pays for it was closed"))
                 continue
             if grant.seconds > 0:
                 held.paid_until = max(held.paid_until, sent_at + grant.seconds)
@@ -277,7 +278,7 @@ class Machine:
         return done + self._start_ready()
 
     def acknowledged(self, places: Iterable[Place]) -> list[Instruction]:
-        """How these ended is recorded. What has not ended is none of it."""
+        """The control plane has recorded these ends. Placements that have not ended are skipped."""
         done: list[Instruction] = []
         for place in places:
             held = self._held.get(place)
@@ -288,7 +289,7 @@ class Machine:
         return done
 
     def due(self, now: float) -> list[Instruction]:
-        """What has become time to do: an end to what may not run any longer."""
+        """Apply expired timers: stop or freeze placements whose time is over, and repeat kills."""
         self._at(now)
         done: list[Instruction] = []
         for held in [held for held in self._held.values() if held.due_at <= now]:
@@ -296,7 +297,7 @@ class Machine:
                 held.kill_at = now
                 done.append(SignalStop(held.run.place, 0, held.stop.reason if held.stop else ""))
             elif held.expires_at <= now:
-                message = f"ran for its ttl of {counted(held.run.ttl_seconds, 'second')}"
+                message = f"reached its ttl of {counted(held.run.ttl_seconds, 'second')}"
                 done += self._stop(held, Stop(*held.run.place, held.run.grace_seconds, EXPIRED, message))
             elif now < held.limit.freeze_until:
                 self._set_frozen(held, True)
@@ -305,34 +306,34 @@ class Machine:
                 done += self._stop(held, Stop(*held.run.place, grace, held.limit.reason, _why_over(held)))
         return done
 
-    # What there is.
+    # Queries.
 
     @property
     def next_at(self) -> float:
-        """When `due` has something to do, at the earliest."""
+        """The earliest timer of `due`."""
         return min((held.due_at for held in self._held.values()), default=math.inf)
 
     def inventory(self) -> list[PlacementStatus]:
-        """Everything that runs here or has ended unacknowledged."""
+        """All placements that run, or whose end is not acknowledged."""
         return [_status(held) for held in self._held.values()]
 
     @property
     def has_news(self) -> bool:
-        """Whether something changed since it was last told: reason enough for a beat before its time."""
+        """Whether a status changed since the last heartbeat, which then is sent early."""
         return bool(self._news)
 
     def news(self) -> list[PlacementStatus]:
-        """What changed since the last call, and every unacknowledged end."""
+        """The statuses that changed since the last call, and every unacknowledged end."""
         places, self._news = self._news, {}
-        told = [_status(held) for place in places if (held := self._held.get(place)) is not None]
-        told += [_status(held) for place, held in self._held.items() if not held.live and place not in places]
-        return told
+        statuses = [_status(held) for place in places if (held := self._held.get(place)) is not None]
+        statuses += [_status(held) for place, held in self._held.items() if not held.live and place not in places]
+        return statuses
 
     # The rules.
 
     def _want(self, run: Run) -> list[Instruction]:
-        """Once per placement, and never an older epoch than one that was here. To whoever wants what is of the past,
-        we say so: else it would be waited for."""
+        """Accept a directive to run. A known place or an older epoch is not started again. An older epoch is reported
+        with the reason OfThePast, so that the control plane does not wait for it."""
         held = self._held.get(run.place)
         if held is not None:
             held.wanted = True
@@ -341,11 +342,11 @@ class Machine:
                     held, PlacementState.STOPPED, SUPERSEDED, f"epoch {self._newest[run.uid]} was placed here", None
                 )
             elif run.wipe and not held.handed and held.live:
-                held.run = run  # by the hook of today, not by that of an earlier life
+                held.run = run  # with the current hook, not that of the previous agent process
                 self._check_hook(held)
             return []
         if run.epoch <= self._newest.get(run.uid, run.epoch - 1):
-            self._end(self._hold(run), PlacementState.FAILED, OF_THE_PAST, "it was here before, and has ended", None)
+            self._end(self._hold(run), PlacementState.FAILED, OF_THE_PAST, "it has ended on this node before", None)
             return []
         done = self._supersede(run.uid, run.epoch)
         self._check_hook(self._hold(run))
@@ -353,10 +354,10 @@ class Machine:
 
     def _check_hook(self, held: _Held) -> None:
         if held.run.wipe and not held.run.command:
-            self._end(held, PlacementState.FAILED, NO_HOOK, "the agent was given no --wipe-hook", None)
+            self._end(held, PlacementState.FAILED, NO_HOOK, "the agent has no --wipe-hook", None)
 
     def _supersede(self, uid: str, epoch: int) -> list[Instruction]:
-        """That there is a newer epoch is enough to know that the older ones are over."""
+        """Stop older epochs of an allocation: a newer one implies that they are over."""
         done: list[Instruction] = []
         for one in [one for one in self._held.values() if one.run.uid == uid and one.live and one.run.epoch < epoch]:
             done += self._stop(one, Stop(*one.run.place, 0, SUPERSEDED, f"epoch {epoch} was placed here"))
@@ -365,13 +366,13 @@ class Machine:
     def _stop_all_but(self, named: set[Place]) -> list[Instruction]:
         done: list[Instruction] = []
         for place in [place for place, held in self._held.items() if held.live and place not in named]:
-            stop = Stop(*place, GRACE_SECONDS, NOT_WANTED, "the control plane does not want it here")
+            stop = Stop(*place, GRACE_SECONDS, NOT_WANTED, "the control plane has not placed it on this node")
             done += self._stop(self._held[place], stop)
         return done
 
     def _unwant(self, stop: Stop) -> list[Instruction]:
-        """What was never here has ended too, and must be said: somebody waits for it. If it is of the past, the
-        acknowledgement comes at once."""
+        """Accept a directive to stop. An unknown placement is reported as ended, because the control plane waits for
+        its end; an older epoch was reported before."""
         held = self._held.get(stop.place)
         if held is None:
             if stop.epoch < self._newest.get(stop.uid, stop.epoch):
@@ -409,7 +410,7 @@ class Machine:
         self._waiting.pop(held.run.place, None)
 
     def _ready(self, held: _Held) -> bool:
-        """Nothing starts unwanted or without a lease that it needs, nor beside what must make way for it."""
+        """A placement starts if it is directed, has the leases it needs, and no placement holds its devices."""
         if not held.wanted:
             return False
         if held.new_limit().at <= self._now:
@@ -417,8 +418,8 @@ class Machine:
         return not any(_in_the_way(other, held) for other in self._held.values())
 
     def _move(self, held: _Held) -> list[Instruction]:
-        """What is being stopped has a deadline, too: it may be allowed a long grace. But what was told to end because
-        it was over is not let live."""
+        """Move the deadline if it changed. A stopping placement has a deadline too, because its grace may be long. A
+        placement that is stopping for lack of a lease is not revived."""
         over = held.stop is not None and held.stop.reason in (LEASE_EXPIRED, CREDIT_EXHAUSTED)
         if over or not held.handed or (limit := held.new_limit()) == held.limit:
             return []
@@ -434,7 +435,7 @@ class Machine:
         return held
 
     def _note(self, uid: str, epoch: int) -> None:
-        """The oldest are forgotten first, and never what is still held."""
+        """Remember the newest epoch. The oldest entries are forgotten first, but never those of held placements."""
         self._newest[uid] = max(epoch, self._newest.pop(uid, epoch))
         if len(self._newest) > REMEMBERED_MAX + len(self._held):
             held = {uid for uid, _ in self._held}
@@ -465,8 +466,8 @@ class Machine:
 
 
 def _in_the_way(other: _Held, held: _Held) -> bool:
-    """Whether one has to be gone before the other starts: an older epoch of it, or one that leaves its devices. A node
-    is wiped when nothing runs on it any more, and nothing starts on it before that is over."""
+    """Whether `other` must end before `held` starts: an older epoch of it, or a stopping placement with its devices. A
+    wipe starts when nothing else runs, and nothing starts before it ends."""
     if other is held or not other.live:
         return False
     if other.run.wipe and not held.run.wipe:
@@ -482,17 +483,17 @@ def _in_the_way(other: _Held, held: _Held) -> bool:
 
 def _why_over(held: _Held) -> str:
     if held.limit.reason == LEASE_EXPIRED:
-        return "no lease was granted in time"
+        return "the node's run-lease was not extended in time"
     if held.limit.freeze_until:
         seconds = round(held.limit.freeze_until - held.limit.at)
-        return (
-            f"its account spends too fast: it was frozen for {counted(seconds, 'second')}, and no more time was granted"
-        )
-    return f"its paid time is over, and no more was granted: {held.final}"
+        return f"stopped: over the spend rate limit, after {counted(seconds, 'second')} frozen"
+    if held.final == INSUFFICIENT_CREDIT:
+        return "stopped: its account ran out of credit"
+    return f"stopped: no more time was granted ({held.final})"
 
 
 def _how(exit_code: int | None, reason: str, stopped: bool) -> PlacementState:
-    """Being stopped because its own time is over counts as a failure: nobody asked."""
+    """The final state. A placement that reached its ttl has failed."""
     if reason == EXPIRED:
         return PlacementState.FAILED
     if stopped or reason in (LEASE_EXPIRED, CREDIT_EXHAUSTED):
@@ -505,5 +506,7 @@ def _status(held: _Held) -> PlacementStatus:
     if state is PlacementState.STOPPING and stop is not None:
         return PlacementStatus(*held.run.place, state, stop.reason, stop.message, None, held.usage)
     if state is PlacementState.RUNNING and held.frozen:
-        return PlacementStatus(*held.run.place, state, FROZEN, "its account spends too fast", None, held.usage)
+        return PlacementStatus(
+            *held.run.place, state, FROZEN, "its account is over its spend rate limit", None, held.usage
+        )
     return PlacementStatus(*held.run.place, state, held.reason, held.message, held.exit_code, held.usage)

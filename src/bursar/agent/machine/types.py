@@ -1,4 +1,4 @@
-"""What an agent is told and what it tells: plain values, of which the wire's messages are only another form."""
+"""The agent's values: directives, grants, states and usage. `control/codec.py` converts them to protobuf messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Place: TypeAlias = tuple[str, int]  # (uid, epoch): one placement of one allocat
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """That an allocation is wanted here. Without a command it is a reservation: nothing is started."""
+    """A directive to run an allocation on this node. Without a command it is a reservation: nothing is started."""
 
     uid: str
     epoch: int
@@ -25,18 +25,18 @@ class Run:
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     working_dir: str = ""
-    ttl_seconds: int = 0  # 0 is for ever
-    leased: bool = False  # it may run only for as long as its node's lease is granted
-    paid: bool = False  # it may run only for as long as it is paid for
-    grace_seconds: int = 30  # between asking and killing, when its ttl or its lease is over
+    ttl_seconds: int = 0  # 0 is unlimited
+    leased: bool = False  # it needs the node's run-lease
+    paid: bool = False  # it needs paid time
+    grace_seconds: int = 30  # from SIGTERM to SIGKILL when its ttl or its lease ends
     nodes: tuple[str, ...] = ()
     exclusive: bool = False
     annotations: Mapping[str, str] = field(default_factory=dict)  # those under bursar.io/
     job: str = ""
     job_index: int | None = None
-    prepare: bool = False  # the control plane is to be asked what it needs before it is started
-    wipe: bool = False  # no allocation: the node is to be wiped, by the agent's own user
-    tenant_uid: str = ""  # older servers do not say it
+    prepare: bool = False  # call PrepareAllocation before it starts
+    wipe: bool = False  # a wipe of the node, not an allocation
+    tenant_uid: str = ""  # older servers do not send it
 
     @property
     def place(self) -> Place:
@@ -44,13 +44,13 @@ class Run:
 
     @property
     def owner(self) -> str:
-        """The tenant, as the node tells it from a later one of the same name."""
+        """The tenant's key on this node: its uid distinguishes it from a later tenant of the same name."""
         return f"{self.tenant}@{self.tenant_uid}" if self.tenant_uid else self.tenant
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """That an allocation must end here, and how long it may take."""
+    """A directive to stop an allocation on this node within the grace period."""
 
     uid: str
     epoch: int
@@ -68,11 +68,11 @@ Directive: TypeAlias = Run | Stop
 
 @dataclass(frozen=True, slots=True)
 class LeaseGrant:
-    """Paid time of a placement, from when the beat was sent on."""
+    """Paid time of a placement, counted from when the heartbeat was sent."""
 
     seconds: float
-    final: str = ""  # why there is no more of it, for now
-    freeze_seconds: float = 0.0  # for how long it may be frozen when paid time is over, before it is ended
+    final: str = ""  # why no more is granted, for now
+    freeze_seconds: float = 0.0  # how long it may be frozen after its paid time, before it is stopped
 
 
 class PlacementState(StrEnum):
@@ -81,7 +81,7 @@ class PlacementState(StrEnum):
     STOPPING = "Stopping"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
-    STOPPED = "Stopped"  # because it was asked to
+    STOPPED = "Stopped"  # by a directive, or without a lease
 
 
 ENDED = frozenset({PlacementState.SUCCEEDED, PlacementState.FAILED, PlacementState.STOPPED})
@@ -89,7 +89,7 @@ ENDED = frozenset({PlacementState.SUCCEEDED, PlacementState.FAILED, PlacementSta
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a placement has used, from its start on."""
+    """The usage of a placement since its start."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
@@ -100,7 +100,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class PlacementStatus:
-    """How a placement stands, as it is told in a beat."""
+    """The status of a placement in a heartbeat."""
 
     uid: str
     epoch: int

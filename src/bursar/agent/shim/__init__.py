@@ -1,4 +1,4 @@
-"""The shim: one small process per command, which outlives the agent. It imports little, so that it starts fast.
+"""The shim: one small supervisor process per command, which outlives the agent. It imports little, to start fast.
 
 Read `shim.py` first.
 """

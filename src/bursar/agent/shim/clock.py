@@ -1,7 +1,7 @@
-"""The clock of everything that has a deadline on a node: agent, shims and stream count by the same one.
+"""CLOCK_BOOTTIME, the clock of all deadlines on a node: agent, shims and stream use the same one.
 
-It goes on while the machine sleeps. A lease that ended meanwhile is over when the machine wakes up, as the control
-plane thinks it is; on a clock that sleeps too, work would go on beside its second life elsewhere.
+It advances while the machine sleeps. A lease that ended meanwhile has expired on waking, as the control plane assumes.
+On a clock that sleeps, work could run twice: here and where it was placed next.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ import time
 
 
 def boot_seconds() -> float:
-    """Since the machine was started, whether it was awake or not."""
+    """Seconds since boot, including suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

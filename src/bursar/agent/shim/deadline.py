@@ -1,8 +1,8 @@
-"""A placement's deadline as it lies in its folder; `shim.py` says what it means. As there, nothing else is imported."""
+"""The format of a placement's `deadline` file; `shim.py` describes its meaning. As there, nothing else is imported."""
 
 from __future__ import annotations
 
-# When it must end, and within how many seconds (None: as the run says); until when it may be frozen, and why it ends.
+# When it is stopped, the grace in seconds (None: that of the run), until when it is frozen instead, and the reason.
 Deadline = tuple[float, float | None, float, str]
 
 DEADLINE_BYTES = 128
@@ -19,12 +19,12 @@ def format_deadline(
     if freeze_until or reason != LEASE_EXPIRED:
         said += f" {freeze_until!r} {_WORDS[reason]}"
     data = f"{said} {said}".encode().ljust(DEADLINE_BYTES - 1) + b"\n"
-    assert len(data) == DEADLINE_BYTES, "a longer one would be taken for one that is half written"
+    assert len(data) == DEADLINE_BYTES, "a longer one would be read as torn"
     return data
 
 
 def parse_deadline(data: bytes) -> Deadline | None:
-    """None where it is not whole."""
+    """None if it is torn."""
     words = data.split()
     half = len(words) // 2
     if len(data) != DEADLINE_BYTES or len(words) not in (4, 8) or words[:half] != words[half:]:

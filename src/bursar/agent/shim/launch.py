@@ -1,6 +1,7 @@
-"""From a shim's child to the command: its group, its sandbox, its user, its folder; and why it did not get there.
+"""Turns a shim's forked child into the command: control group, sandbox, user, working directory, exec; and explains
+failures.
 
-As in `shim.py`, only modules of C are imported.
+As in `shim.py`, only C modules are imported.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def one(fields: SpecFields, key: bytes) -> bytes:
     return fields.get(key, [b""])[-1]
 
 
-def become(fields: SpecFields, walls: Namespaces | None, output: int, report: int) -> None:
-    """In the child: become the command, or say why not."""
+def become(fields: SpecFields, namespaces: Namespaces | None, output: int, report: int) -> None:
+    """In the child: exec the command, or report the stage that failed."""
     stage = "start"
     try:
         os.setsid()
@@ -41,11 +42,11 @@ def become(fields: SpecFields, walls: Namespaces | None, output: int, report: in
             os.dup2(os.open(stdin, os.O_RDONLY), 0)
             os.unlink(stdin)
         os.umask(int(one(fields, b"umask") or b"022", 8))
-        if walls is not None:
+        if namespaces is not None:
             stage = "sandbox"
-            walls.enter()
+            namespaces.enter()
         stage = "user"
-        _change_user(fields, walls is not None)
+        _change_user(fields, namespaces is not None)
         prctl(PR_SET_PDEATHSIG, KILL)
         stage = "cwd"
         os.chdir(one(fields, b"cwd") or b"/")
@@ -58,7 +59,7 @@ def become(fields: SpecFields, walls: Namespaces | None, output: int, report: in
 
 
 def _execute(command: list[bytes], env: dict[bytes, bytes]) -> None:
-    """As `os.execvpe`, which imports what the user we have become may not be able to read."""
+    """As `os.execvpe`, which imports modules that the command's user may not be able to read."""
     paths = [b""] if b"/" in command[0] else env.get(b"PATH", b"/usr/bin:/bin").split(b":")
     worst = OSError(errno.ENOENT, "")
     for path in paths:
@@ -69,16 +70,16 @@ def _execute(command: list[bytes], env: dict[bytes, bytes]) -> None:
     raise worst
 
 
-def _change_user(fields: SpecFields, walled: bool) -> None:
+def _change_user(fields: SpecFields, sandboxed: bool) -> None:
     if uid := one(fields, b"uid"):
-        if walled:
+        if sandboxed:
             drop_capabilities()
         os.setgroups([int(group) for group in fields.get(b"group", [])])
         os.setgid(int(one(fields, b"gid")))
         os.setuid(int(uid))
-        # Not even by a program of root's that says who may: the agent's key is root's as well.
+        # No setuid program may regain root: root could read the agent's key.
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        if walled:
+        if sandboxed:
             restrict()
 
 
@@ -86,7 +87,7 @@ def explain(stage: str, number: int, fields: SpecFields) -> tuple[int, str, str]
     command = fields[b"arg"][0].decode("utf-8", "replace")
     why = os.strerror(number)
     if stage == "lease":
-        return NOT_EXECUTABLE, LEASE_EXPIRED, "its lease was over before it could be started"
+        return NOT_EXECUTABLE, LEASE_EXPIRED, "its lease expired before it could start"
     if stage == "cwd":
         cwd = (one(fields, b"cwd") or b"/").decode("utf-8", "replace")
         return NOT_EXECUTABLE, "WorkingDirUnusable", f"the working directory {cwd!r} cannot be entered: {why}"

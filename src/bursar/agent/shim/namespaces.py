@@ -1,11 +1,11 @@
-"""A placement's sandbox, from the shim's side: bubblewrap makes the namespaces and holds them, the command enters them.
+"""The shim's side of the sandbox: bubblewrap creates and holds the namespaces, the command enters them by setns; plus
+the seccomp filter.
 
-The command stays the shim's own child, so its exit code, its signals and why it could not be started are known exactly;
-only what it sees is bubblewrap's. `sandbox.py` decides what that is. Inside bubblewrap runs nothing but `cat`: it
-answers once when everything is mounted, and ends when the shim closes its end of the pipe or is gone. With it ends the
-namespace's first process, and the kernel kills all that is left there.
+The command stays a child of the shim, so exit code, signals and start failures are known exactly. `sandbox.py` decides
+on the mounts. Inside bubblewrap runs only `cat`: it answers once all mounts are made, and ends when the shim closes its
+pipe or dies. With it the pid namespace's init ends, and the kernel kills every process left inside.
 
-As in `shim.py`, only modules of C are imported.
+As in `shim.py`, only C modules are imported.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from bursar.agent.shim.proc import descendants, read
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x04000000, 0x08000000, 0x20000000
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_CAPBSET_DROP = 22, 2, 24
-CAPABILITIES = 64  # more than there are
-INFO_FD = 200  # above all that is open
+CAPABILITIES = 64  # more than the kernel has
+INFO_FD = 200  # above all open descriptors
 CHILD_PID = b'"child-pid":'
 
 
 class NamespacesError(OSError):
-    """bubblewrap could not make the sandbox; what it said of that is among the shim's errors."""
+    """bubblewrap could not create the sandbox; its message is in the shim's errors."""
 
 
 class Namespaces:
-    """Namespaces that are held open for one command."""
+    """The namespaces of one command, held open by bubblewrap."""
 
     def __init__(self, arguments: list[bytes]) -> None:
-        """They are there when this returns: every mount is made."""
+        """Create the namespaces; all mounts are made when this returns."""
         inward, self._hold = os.pipe()
         answer, outward = os.pipe()
         info, info_end = os.pipe()
@@ -52,29 +52,29 @@ class Namespaces:
                 os.close(fd)
         os.write(self._hold, b"\n")
         there = os.read(answer, 1)
-        told = b""
-        while b"}" not in told and (more := os.read(info, 4096)):
-            told += more
+        data = b""
+        while b"}" not in data and (more := os.read(info, 4096)):
+            data += more
         os.close(answer)
         os.close(info)
-        if not there or CHILD_PID not in told:
+        if not there or CHILD_PID not in data:
             self.drop()
             os.waitpid(self.informer, 0)
             raise NamespacesError(errno.EPERM, "bubblewrap failed")
-        first = int(told.partition(CHILD_PID)[2].replace(b",", b" ").replace(b"}", b" ").split()[0])
-        self.own = {self.informer, first, *_children(first)}  # not the command's, to be signalled with it
+        first = int(data.partition(CHILD_PID)[2].replace(b",", b" ").replace(b"}", b" ").split()[0])
+        self.own = {self.informer, first, *_children(first)}  # processes that do not belong to the command
         self._spaces = [(_open(first, name), kind) for name, kind in _SPACES]
         pids = _open(first, "pid")
-        _setns(pids, CLONE_NEWPID)  # ours only in name: it counts for the children that are made from now on
+        _setns(pids, CLONE_NEWPID)  # applies to children created from now on, not to this process
         os.close(pids)
 
     def enter(self) -> None:
-        """In the child: see what the sandbox shows, and nothing else. Its working directory is `/` then."""
+        """In the child: enter the namespaces. The working directory is `/` afterwards."""
         for fd, kind in self._spaces:
             _setns(fd, kind)
 
     def drop(self) -> None:
-        """Whatever is inside is killed by the kernel."""
+        """End the namespaces; the kernel kills every process inside."""
         if self._hold >= 0:
             os.close(self._hold)
             self._hold = -1
@@ -95,16 +95,16 @@ def _setns(fd: int, kind: int) -> None:
 def _children(pid: int) -> list[int]:
     try:
         return [int(one) for one in read(f"/proc/{pid}/task/{pid}/children").split()]
-    except OSError:  # a kernel without it
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN
         return descendants()
 
 
-# What a command may never do, whoever it is.
+# The seccomp filter.
 
-# struct sock_filter: code, how far to go on if true and if false, and a number.
+# struct sock_filter: code, jump if true, jump if false, operand.
 _LOAD, _EQUAL, _MASK, _RETURN = 0x20, 0x15, 0x54, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
-_NUMBER, _ARCHITECTURE, _REQUEST = 0, 4, 24  # where they are in struct seccomp_data; the second argument of ioctl
+_NUMBER, _ARCHITECTURE, _REQUEST = 0, 4, 24  # offsets in struct seccomp_data; _REQUEST: second argument of ioctl
 _X32 = 0x40000000
 
 # By architecture: add_key, request_key and keyctl, and ioctl.
@@ -114,13 +114,13 @@ _CALLS = {
     0xC00000B7: ((217, 218, 219), 29),  # aarch64
     0x40000028: ((309, 310, 311), 54),  # arm
 }
-# Of btrfs: subvolumes and snapshots of the command's own would be outside of what limits its folder.
+# btrfs ioctls that create subvolumes and snapshots, which would escape the qgroup limit of the scratch space.
 _REQUESTS = (0x5000940E, 0x50009418, 0x50009401, 0x50009417)
 
 
 def seccomp_filter() -> bytes:
-    """Keyrings are kept by user and outlive a placement: nobody gets at one. An architecture that we do not know may
-    do nothing."""
+    """Refuses keyring calls, because keyrings belong to a uid and outlive a placement, and btrfs subvolume ioctls. On
+    an unknown architecture it refuses every call."""
     program = [(_LOAD, 0, 0, _ARCHITECTURE)]
     for architecture, (keys, ioctl) in _CALLS.items():
         block = [(_LOAD, 0, 0, _NUMBER), (_MASK, 0, 0, ~_X32 & 0xFFFFFFFF)]
@@ -140,7 +140,7 @@ def seccomp_filter() -> bytes:
 
 
 def restrict() -> None:
-    """For good, and for all that it starts. Needs `no_new_privs`, or root."""
+    """Install the filter for this process and all its descendants. Needs `no_new_privs`, or root."""
     program = seccomp_filter()
     lines = ctypes.create_string_buffer(program, len(program))
     described = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(lines)))
@@ -150,7 +150,7 @@ def restrict() -> None:
 
 
 def drop_capabilities() -> None:
-    """Not even a program of root's brings one back."""
+    """Empty the capability bounding set, so that not even a setuid program regains a capability."""
     libc = ctypes.CDLL(None, use_errno=True)
     for number in range(CAPABILITIES):
         if libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) and ctypes.get_errno() == errno.EINVAL:

@@ -1,4 +1,4 @@
-"""Where a shim keeps what its command writes. As in `shim.py`, only modules of C are imported."""
+"""The output files of a command, rotated by size. As in `shim.py`, only C modules are imported."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import os
 
 
 class OutputFile:
-    """What the command writes, in files of a bounded size. The command never waits for the disk to have room: what
-    cannot be kept is dropped, and that it was is noted."""
+    """The command's output in files of bounded size. A full disk never blocks the command: output that cannot be
+    written is dropped, and a note counts the lost bytes."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.files: list[str] = []
         self.fd, self.size = -1, 0
-        self.end = self.lost = 0  # of all that was ever kept; and dropped, since that was last noted
+        self.end = self.lost = 0  # bytes ever kept; bytes dropped since the last note
         self._open()
 
     def write(self, data: bytes) -> None:
         if self.fd < 0:
             self._open()
         if self.lost:
-            note = f"\n[bursar: {self.lost} bytes of output were lost: there was no room on the disk]\n".encode()
+            note = f"\n[bursar: {self.lost} bytes of output were lost: the node's disk was full]\n".encode()
             if not self._put(note):
                 self.lost += len(data)
                 return
@@ -35,7 +35,7 @@ class OutputFile:
             data = data[kept:]
 
     def note(self, text: str) -> None:
-        """A line of our own, for whoever reads."""
+        """Write a line of Bursar's own into the log."""
         self.write(f"\n[bursar: {text}]\n".encode())
 
     def _put(self, data: bytes) -> int:

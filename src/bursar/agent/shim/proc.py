@@ -1,4 +1,4 @@
-"""Processes and small files, as a shim needs them. As in `shim.py`, only modules of C are imported."""
+"""Processes in /proc and small durable files, for the shim. As in `shim.py`, only C modules are imported."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 36, 38
 
 
 def start_ticks(pid: int) -> int:
-    """When it started, in ticks since the machine did: with it, a pid means one process and no other."""
+    """The start time of a process in ticks since boot, which guards against a reused pid."""
     return int(stat(pid)[19])
 
 
 def stat(pid: int) -> list[bytes]:
-    """From its state on; the name before it may contain anything."""
+    """The fields of /proc/PID/stat from the state on; the name before it may contain anything."""
     return read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def descendants() -> list[int]:
-    """Of this process, children and children's children."""
+    """All descendants of this process."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 children.setdefault(int(stat(int(name))[1]), []).append(int(name))
             except (OSError, IndexError):
-                continue  # it is gone
+                continue  # it has ended
     found = []
     next_ones = [os.getpid()]
     while next_ones:
@@ -51,7 +51,7 @@ def write(path: bytes, data: bytes) -> None:
 
 
 def save(name: str, data: bytes) -> None:
-    """Whole or not at all. What was set aside for it is written over."""
+    """Write a file atomically and durably, into a preallocated `.new` file if there is one."""
     fd = os.open(f"{name}.new", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.write(fd, data)

@@ -1,22 +1,23 @@
-"""The process between an agent and one command: it outlives the agent, and nothing of the command outlives it.
+"""The shim supervises one command: it outlives the agent, and no process of the command outlives it.
 
-It lives in the placement's folder, alone and in a session of its own, and needs nobody: the deadline, the longest
-runtime and the grace are kept on the node's clock (see `clock.py`) whether the agent is there or not. In the folder:
+It runs in the placement's directory, in its own session, and needs no agent: it enforces the deadline, the ttl and the
+grace period by CLOCK_BOOTTIME (see `clock.py`). The directory contains:
 
-    spec      from the agent: fields `key=value`, each ended by a NUL
-    control   a FIFO, through which the agent asks for an end, `stop SECONDS REASON`, ends what has failed, `fail REASON
-              MESSAGE`, or says that the deadline is to be read again, `look`; one line each
-    deadline  from the agent: the moment at which it must end, and within how many seconds; and, of what is paid for,
-              until when it may be frozen instead (0: not at all), and why it ends. It is said twice, so that one that
-              is half written is noticed, and written in place, so that a full disk cannot keep it from moving. It only
-              ever moves forward, so it is read again only when the one that was read has come, or when told to look
-    frozen    how many seconds it was frozen in all, and since when it is (0: it is not)
-    claim     who has taken the placement: pid, start time, boot. There is one claim ever, so there is one command ever
-    started   the command's pid, and when it began
-    output.N  what it wrote, from byte N on; only the newest two of them are kept
-    status    how it ended (JSON), written when nothing of it runs any more
+    spec      from the agent: fields `key=value`, each terminated by a NUL
+    control   a FIFO for requests of the agent, one line each: `stop SECONDS REASON`; `fail REASON MESSAGE` ends the
+              command at once; `look` reads the deadline again
+    deadline  from the agent: when to stop the command, and the grace; for prepaid work also until when to freeze it
+              instead (0: do not freeze) and the reason of its end. The content is doubled, so that a torn write is
+              detected, and written in place, so that it moves on a full disk. It only moves forward: the shim reads it
+              again only when the known deadline has come, or on `look`
+    frozen    total seconds frozen, and since when (0: not frozen now)
+    claim     pid, start time and boot of the shim that took the placement. There is one claim, so one command, ever
+    started   the pid of the command, and its start time
+    output.N  the command's output from byte N on; only the newest two files are kept
+    status    how it ended (JSON), written when no process of it is left
 
-Few modules are imported, of C and from behind the public ones: each shim, one per command, must start in no time.
+It imports few modules, and C modules instead of their Python wrappers: there is one shim per command, and each must
+start fast.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ from bursar.agent.shim.proc import (
 CONT, STOP = 18, 19
 CHUNK_BYTES = 65536
 SETTLE_SECONDS_MIN, SETTLE_SECONDS_MAX = 0.005, 1.0
-STATUS_BYTES = 4096  # set aside from the start, so that a full disk cannot keep us from saying how it ended
+STATUS_BYTES = 4096  # preallocated, so that the status can be written on a full disk
 OUTPUT_BYTES_MAX = 16 << 20  # of each of the two files
 GRACE_SECONDS = 30.0
-LOOK_SECONDS = 2.0  # timers stand still while the machine sleeps: so long after it wakes up, what is over is known
+LOOK_SECONDS = 2.0  # timers stop while the machine sleeps: deadlines are noticed this long after waking
 DEADLINE_READS = 100
-FREEZE_WALKS = 20  # until all that is stopped one by one has stopped: each may have started others meanwhile
+FREEZE_WALKS = 20  # walks until SIGSTOP has reached all processes: each may have forked meanwhile
 _INFINITE = float("inf")
 
 
 class CommandStartError(Exception):
-    """The command cannot be started: the stage that failed, and the number of the error."""
+    """The command cannot be started: the stage that failed, and the errno."""
 
 
 def main(folder: str) -> int:
@@ -96,7 +97,7 @@ class Shim:
             signal(number, SIG_IGN if number in (HUP, INT, QUIT) else lambda *_: None)  # the pipe is written to
         self.control = os.open("control", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.asked, self.pid, self.pipe = b"", 0, -1
-        self.walls: Namespaces | None = None
+        self.namespaces: Namespaces | None = None
         self.began = boot_seconds()
         self.expires_at = _INFINITE
         self.lease_grace_seconds = self.grace_seconds
@@ -112,12 +113,13 @@ class Shim:
     # The start.
 
     def start(self) -> None:
-        """The command runs when this returns: its exec has happened. Whose lease is over may run elsewhere by now."""
+        """Start the command; its exec has succeeded when this returns. Without a valid lease it is not started, because
+        the allocation may run elsewhere by now."""
         if boot_seconds() >= self.deadline:
             raise CommandStartError("lease", 0)
         if arguments := self.fields.get(b"sandbox"):
             try:
-                self.walls = Namespaces(arguments)
+                self.namespaces = Namespaces(arguments)
             except OSError as error:
                 raise CommandStartError("sandbox", error.errno) from error
         self.pipe, write_end = os.pipe()
@@ -128,28 +130,28 @@ class Shim:
         except OSError as error:
             raise CommandStartError("fork", error.errno) from error
         if self.pid == 0:
-            become(self.fields, self.walls, write_end, report_end)
+            become(self.fields, self.namespaces, write_end, report_end)
         for fd in (write_end, report_end):
             os.close(fd)
         if fault := os.read(report, 256):
             os.waitpid(self.pid, 0)
             stage, _, number = fault.decode().partition(" ")
-            self._drop_walls()
+            self._drop_namespaces()
             raise CommandStartError(stage, int(number))
         self.began = boot_seconds()
         ttl_seconds = float(one(self.fields, b"ttl") or 0)
         self.expires_at = self.began + ttl_seconds if ttl_seconds else _INFINITE
 
     def announce(self) -> None:
-        """On disk for an agent to come, and through our output for the one that waits."""
+        """Report the start: on disk for a later agent, and on standard output for the current one."""
         try:
             save("started", f"{self.pid} {start_ticks(self.pid)} {self.began!r}\n".encode())
             os.write(1, b"started\n")
         except OSError:
-            pass  # the disk is full, or nobody waits any more; the command runs all the same
+            pass  # the disk is full, or the agent is gone; the command runs all the same
         os.dup2(2, 1)
 
-    # The life.
+    # Supervision.
 
     def run(self) -> None:
         poll = select.poll()
@@ -168,7 +170,7 @@ class Shim:
         self._kill_the_rest()
         while self._copy():
             pass
-        over = "its paid time is over, and no more was granted" if self.reason == CREDIT_EXHAUSTED else self.message
+        over = "stopped: its account ran out of credit" if self.reason == CREDIT_EXHAUSTED else self.message
         self.finish(self.exit_code, self.reason, over)
 
     def _wait_milliseconds(self) -> int:
@@ -194,8 +196,8 @@ class Shim:
             self.kill_at = now + SETTLE_SECONDS_MAX
 
     def _be_over(self, now: float) -> None:
-        """It may not run any longer; what is being stopped with a longer grace may not either. Who comes late has no
-        time left to ask, but for what was frozen meanwhile."""
+        """The deadline has passed: freeze or stop the command, also if it is stopping with a longer grace. The grace
+        counts from the deadline; for a frozen command it counts from the end of the freeze."""
         if now < self.freeze_until and not self.stopping:
             self._freeze(now)
             return
@@ -204,23 +206,23 @@ class Shim:
         self.deadline = _INFINITE
 
     def _freeze(self, now: float) -> None:
-        self._set_frozen(True)  # Again and again: others of the same user may try to wake it.
+        self._set_frozen(True)  # repeatedly: other processes of the user may send SIGCONT
         if self.frozen_at:
             return
         self.frozen_at = now
         self._note_frozen()
         seconds = round(self.freeze_until - now)
-        self.output.note(f"frozen: its account spends too fast. It goes on when it may, and ends after {seconds} s")
+        self.output.note(f"frozen: over the spend rate limit; stopping in {seconds} s unless the rate drops")
 
     def _thaw(self) -> None:
         self.frozen_seconds += boot_seconds() - self.frozen_at
         self.frozen_at = 0.0
         self._set_frozen(False)
         self._note_frozen()
-        self.output.note("it goes on" if not self.stopping else "it is asked to end")
+        self.output.note("resumed" if not self.stopping else "stopping")
 
     def _set_frozen(self, frozen: bool) -> None:
-        """By its control group, all at once; else one by one, until nobody has started another."""
+        """Freeze or thaw by the control group; without one by signals, until no new process appears."""
         try:
             write(self.freeze_file, b"1" if frozen else b"0")
         except OSError:
@@ -239,10 +241,10 @@ class Shim:
         try:
             save("frozen", f"{self.frozen_seconds!r} {self.frozen_at!r}\n".encode())
         except OSError:
-            pass  # the disk is full; at the end it is told all the same
+            pass  # the disk is full; the status has the total all the same
 
     def _look(self) -> None:
-        """The agent has heard something about paid time: who is about to lose it is told while there is some left."""
+        """Read the deadline early, and warn in the log if the paid time is about to end."""
         before = self.end_reason, self.freeze_until > 0
         if self.deadline == _INFINITE:
             return
@@ -251,14 +253,14 @@ class Shim:
             return
         seconds = round(max(0.0, self.deadline - boot_seconds()))
         if self.freeze_until:
-            self.output.note(f"its account spends too fast: it is frozen in {seconds} s, unless that changes")
+            self.output.note(f"over the spend rate limit: freezing in {seconds} s unless the rate drops")
         elif self.end_reason == CREDIT_EXHAUSTED:
-            self.output.note(f"no more time is paid for: it is asked to end in {seconds} s, unless there is credit")
+            self.output.note(f"out of credit: stopping in {seconds} s unless the account is topped up")
         else:
-            self.output.note("its time is paid for again")
+            self.output.note("paid again: it keeps running")
 
     def _read_deadline(self) -> float:
-        """The one that was known stays where there is none to read; who never had one needs none."""
+        """Read the deadline. If the file is missing, the known deadline stays; without any there is no limit."""
         for _ in range(DEADLINE_READS):
             try:
                 said = parse_deadline(read("deadline"))
@@ -274,7 +276,7 @@ class Shim:
         return self.deadline
 
     def _stop(self, grace_seconds: float, reason: str, *, stopped: bool) -> None:
-        """The first reason stays; asked again, it may only become sooner."""
+        """Stop the command. The first reason stays; a repeated request can only shorten the grace."""
         kill_at = boot_seconds() + max(0.0, grace_seconds)
         if not self.stopping:
             self.reason, self.stopped = reason, stopped
@@ -300,13 +302,13 @@ class Shim:
                 self._look()
 
     def _wake(self) -> None:
-        """Somebody has died, or we are asked to: then we take the command with us."""
+        """A signal arrived: reap children; on SIGTERM stop the command."""
         if TERM in os.read(self.wake, 4096):
             self._stop(self.grace_seconds, "Terminated", stopped=True)
         self._reap()
 
     def _reap(self) -> bool:
-        """Whether anything is left. We inherit whatever forks away, so no child means that nothing is left."""
+        """Reap children; whether any is left. The shim is a subreaper, so no child means that no process is left."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -321,7 +323,7 @@ class Shim:
                 self.exit_code = code if code >= 0 else 128 - code
 
     def _copy(self) -> bool:
-        """What the command wrote; whether there may be more."""
+        """Copy output from the pipe; whether there may be more."""
         try:
             data = os.read(self.pipe, CHUNK_BYTES)
         except BlockingIOError:
@@ -332,34 +334,34 @@ class Shim:
     # The end.
 
     def _kill_the_rest(self) -> None:
-        """What the command leaves behind ends with it."""
+        """Kill every process that the command left behind."""
         pause = SETTLE_SECONDS_MIN
-        self._drop_walls()
+        self._drop_namespaces()
         while self._reap() or self._members():
             self._signal_all(KILL)
             self._copy()
             time.sleep(pause)
             pause = min(2 * pause, SETTLE_SECONDS_MAX)
 
-    def _drop_walls(self) -> None:
-        """From then on what holds the sandbox is one of what must end."""
-        if self.walls is not None:
-            self.walls.drop()
-            self.walls = None
+    def _drop_namespaces(self) -> None:
+        """Release the sandbox; from then on its own processes must end too."""
+        if self.namespaces is not None:
+            self.namespaces.drop()
+            self.namespaces = None
 
     def _signal_all(self, number: int) -> None:
-        """To everything in its control group and everything that descends from us."""
+        """Signal all processes of the control group and all descendants of the shim."""
         if number == KILL and self.kill_file:
             try:
                 write(self.kill_file, b"1")
             except OSError:
-                pass  # the walk below does it
+                pass  # the signals below do it
         self._signal({*self._members(), *descendants()}, number)
 
     def _signal(self, pids: set[int], number: int) -> None:
-        """The command itself first, then the others by age: whoever waits for a child must hear of the end before the
-        child is gone, or it would take that for the end of its work and never say its last words."""
-        own = self.walls.own if self.walls is not None else set()  # not the command's
+        """Signal the command itself first, then the others by age. A parent that waits for a child must receive the
+        signal before the child dies: otherwise it takes that for a normal end and skips its cleanup."""
+        own = self.namespaces.own if self.namespaces is not None else set()
         for pid in sorted(pids - own, key=lambda pid: (pid != self.pid, pid)):
             try:
                 os.kill(pid, number)
@@ -372,7 +374,7 @@ class Shim:
         try:
             return [int(line) for line in read(self.members_file).split()]
         except OSError:
-            return []  # it was removed, which it can only be when it is empty
+            return []  # the group was removed, so it was empty
 
     def finish(self, exit_code: int, reason: str, message: str) -> None:
         said = {
@@ -395,7 +397,7 @@ class Shim:
                 time.sleep(SETTLE_SECONDS_MAX)
 
     def _ran_seconds(self) -> float:
-        """Without the time that it was frozen, which nobody pays for."""
+        """Run time without frozen time, which is not charged."""
         now = boot_seconds()
         return now - self.began - self.frozen_seconds - (now - self.frozen_at if self.frozen_at else 0.0)
 
@@ -412,7 +414,7 @@ def _read_spec() -> SpecFields:
 
 
 def _claim() -> bool:
-    """A link is made or it is not; whoever comes second finds it made."""
+    """Claim the placement by an atomic hard link; a second shim fails."""
     boot = read("/proc/sys/kernel/random/boot_id").decode().strip()
     pid = os.getpid()
     mine = f"claim.{pid}"
@@ -428,7 +430,7 @@ def _claim() -> bool:
 
 
 def _set_aside() -> None:
-    """Room for the status, while there is room."""
+    """Preallocate the status file."""
     try:
         save("status.new", b" " * STATUS_BYTES)
     except OSError:

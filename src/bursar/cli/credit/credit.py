@@ -1,4 +1,4 @@
-"""`bursar credit` and `bursar balance`: what accounts have, may spend and have spent."""
+"""`bursar credit` and `bursar balance`: balances, limits, bookings and statements of accounts."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected
-from bursar.cli.shell.output import print_rows, to_json
+from bursar.cli.shell.options import json_option
+from bursar.cli.shell.output import exit_with_json, print_rows, to_json
 from bursar.core.values.wording import counted
 
 Document = Mapping[str, Any]
 
-json_option = click.option("--json", "as_json", is_flag=True, help="The answer as the API gives it.")
 account_argument = click.argument("account", required=False, default="", shell_complete=completers.account)
 account_option = click.option(
     "--account",
     default="",
     metavar="TENANT[/USER]",
-    help="Whose account; else the one that pays for you.",
+    help="Account (default: yours).",
     shell_complete=completers.account,
 )
 request_option = click.option(
-    "--request-id", default="", help="Under the same id it is done once, however often the command is run."
+    "--request-id", default="", help="Idempotency key: takes effect once however often it is sent."
 )
 
 
 @click.group()
 def credit() -> None:
-    """Top up accounts, limit them, and see what was spent."""
+    """Top up accounts, set their limits, show statements."""
 
 
 @click.command()
 @account_argument
-@click.option("--at", default="", metavar="TIME", help="What it had before a time, such as 2026-11-01.")
+@click.option("--at", default="", metavar="TIME", help="The balance before a time, such as 2026-11-01.")
 @json_option
 @connected
 def balance(connection: Connection, account: str, at: str, as_json: bool) -> None:
-    """Show what an account has, and how long that lasts.
+    """Show an account's balance, and how long it lasts.
 
     \b
     bursar balance
@@ -48,9 +48,7 @@ def balance(connection: Connection, account: str, at: str, as_json: bool) -> Non
     client = connection.client
     found = client.balance(account, at=at)
     ahead = {} if at else client.forecast(found["account"])
-    if as_json:
-        click.echo(to_json({**found, **({"forecast": ahead} if ahead else {})}))
-        return
+    exit_with_json(as_json, {**found, **({"forecast": ahead} if ahead else {})})
     click.echo(_heading(found))
     if at:
         _figures({"posted": found["posted"]})
@@ -69,74 +67,72 @@ credit.add_command(balance)
 @json_option
 @connected
 def forecast(connection: Connection, account: str, as_json: bool) -> None:
-    """Show how long an account lasts at the present rate."""
+    """Show how long an account lasts at the current rate."""
     found = connection.client.forecast(account)
     click.echo(to_json(found) if as_json else f"{found['account']}: {_lasting(found)}")
 
 
-# What comes and goes.
+# Bookings.
 
 
 @credit.command()
 @click.argument("amount")
 @account_option
-@click.option("--reason", default="", help="Why; it is kept with the entry.")
+@click.option("--reason", default="", help="The reason; it is recorded.")
 @request_option
 @json_option
 @connected
 def topup(connection: Connection, amount: str, account: str, reason: str, request_id: str, as_json: bool) -> None:
-    """Put credit into an account.
+    """Add credit to an account.
 
-    For billing administrators. A tenant's own account begins with its first top-up.
+    For billing administrators. The first top-up opens a tenant's account.
 
     \b
     bursar credit topup 500 --account physics --request-id invoice-2026-118
     """
     found = connection.client.top_up(amount, account=account, reason=reason, request_id=request_id)
-    _tell(found, "topped up by", as_json)
+    _print_booking(found, "topped up by", as_json)
 
 
 @credit.command()
 @click.argument("amount")
 @account_option
-@click.option("--reason", required=True, help="Why; it is kept with the entry.")
-@click.option("--lease", "lease_id", default="", metavar="LEASE", help="The lease that it is for.")
+@click.option("--reason", required=True, help="The reason; it is recorded.")
+@click.option("--lease", "lease_id", default="", metavar="LEASE", help="The lease to refund.")
 @request_option
 @json_option
 @connected
 def refund(
     connection: Connection, amount: str, account: str, reason: str, lease_id: str, request_id: str, as_json: bool
 ) -> None:
-    """Give back what was spent.
+    """Refund spent credit.
 
     \b
     bursar credit refund 12.5 --account physics --lease lease-381 --reason "the node was broken"
     """
     found = connection.client.refund(amount, account=account, reason=reason, lease_id=lease_id, request_id=request_id)
-    _tell(found, "refunded", as_json)
+    _print_booking(found, "refunded", as_json)
 
 
 @credit.command(context_settings={"ignore_unknown_options": True})
 @click.argument("amount")
 @account_option
-@click.option("--reason", required=True, help="Why; it is kept with the entry.")
+@click.option("--reason", required=True, help="The reason; it is recorded.")
 @request_option
 @json_option
 @connected
 def adjust(connection: Connection, amount: str, account: str, reason: str, request_id: str, as_json: bool) -> None:
-    """Raise a balance, or lower it, by hand.
+    """Raise or lower a balance by hand.
 
     \b
     bursar credit adjust -3.25 --account physics --reason "counted twice"
     """
     found = connection.client.adjust(amount, account=account, reason=reason, request_id=request_id)
-    _tell(found, "adjusted by", as_json)
+    _print_booking(found, "adjusted by", as_json)
 
 
-def _tell(found: Document, done: str, as_json: bool) -> None:
-    if as_json:
-        click.echo(to_json(found))
-        return
+def _print_booking(found: Document, done: str, as_json: bool) -> None:
+    exit_with_json(as_json, found)
     if found.get("replayed"):
         click.echo(f"already done at {moment(found['at'])}: account/{found['account']} {done} {found['amount']}")
         return
@@ -154,16 +150,14 @@ def _tell(found: Document, done: str, as_json: bool) -> None:
 def accounts(connection: Connection, as_json: bool) -> None:
     """List the accounts you may see."""
     found = list(connection.client.accounts())
-    if as_json:
-        click.echo(to_json({"items": found}))
-        return
+    exit_with_json(as_json, {"items": found})
     header = ("Account", "Status", "Available", "Held", "Posted", "Credit limit", "Drift")
     columns = ("account", "status", "available", "holds", "posted", "credit_limit")
     print_rows(header, ([*(one[name] for name in columns), _drift(one.get("drift"))] for one in found))
 
 
 def _drift(drift: Document | None) -> str:
-    """The sum of an account's adjustments, and the limit where it is above that. Older servers send none."""
+    """The sum of an account's adjustments, and the limit if it is exceeded. Older servers send none."""
     if drift is None:
         return "-"
     return f"{drift['credits']} in {drift['hours']} h{', above ' + drift['limit'] if drift['exceeded'] else ''}"
@@ -171,13 +165,13 @@ def _drift(drift: Document | None) -> str:
 
 @credit.command("open")
 @click.argument("account")
-@click.option("--credit-limit", default="0", metavar="CREDITS", help="How far it may go below nothing.")
+@click.option("--credit-limit", default="0", metavar="CREDITS", help="How far the balance may go below zero.")
 @json_option
 @connected
 def open_(connection: Connection, account: str, credit_limit: str, as_json: bool) -> None:
     """Open an account.
 
-    A user's own account pays for that user from then on, and the tenant's no longer does.
+    A user's own account then pays for that user instead of the tenant's account.
 
     \b
     bursar credit open physics/ada
@@ -189,18 +183,16 @@ def open_(connection: Connection, account: str, credit_limit: str, as_json: bool
 
 @credit.command("set")
 @click.argument("account", shell_complete=completers.account)
-@click.option(
-    "--status", type=click.Choice(["active", "suspended", "closed"]), help="Whether it may spend; closed is for ever."
-)
-@click.option("--credit-limit", metavar="CREDITS", help="How far it may go below nothing.")
-@click.option("--low-balance", metavar="CREDITS", help="Below this its owner is told; none for never.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask before closing.")
+@click.option("--status", type=click.Choice(["active", "suspended", "closed"]), help="closed is final.")
+@click.option("--credit-limit", metavar="CREDITS", help="How far the balance may go below zero.")
+@click.option("--low-balance", metavar="CREDITS", help="Notify the owner below this balance; none for never.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @connected
 def set_(connection: Connection, account: str, yes: bool, as_json: bool, **given: str | None) -> None:
-    """Change how an account stands.
+    """Change an account's status or limits.
 
-    An account that is closed stays closed: to stop spending for a while, suspend it.
+    A closed account cannot be opened again. Suspend it to stop spending for a while.
 
     \b
     bursar credit set physics --status suspended
@@ -208,31 +200,29 @@ def set_(connection: Connection, account: str, yes: bool, as_json: bool, **given
     """
     changes = {name: _none(value) for name, value in given.items() if value is not None}
     if not changes:
-        raise click.UsageError("Give --status, --credit-limit or --low-balance.")
+        raise click.UsageError("give --status, --credit-limit or --low-balance")
     if given["status"] == "closed" and not yes:
-        click.echo("A closed account stays closed. Only an empty one is: take out what is left first.", err=True)
+        click.echo("A closed account cannot be opened again. It must be empty: take out its credit first.", err=True)
         click.confirm(f"Close {account}?", abort=True, err=True)
     found = connection.client.change_account(account, changes)
-    if as_json:
-        click.echo(to_json(found))
-        return
+    exit_with_json(as_json, found)
     click.echo(f"account/{found['account']} {found['status']}: {counted(found['available'], 'credit')} available")
 
 
 @credit.command()
 @account_argument
-@click.option("--gpus", metavar="NUMBER", help="How many GPUs may be leased at once.")
-@click.option("--spend-rate", metavar="CREDITS", help="How much may be leased each second, in the long run.")
-@click.option("--spend-burst", metavar="CREDITS", help="How much may be leased at once; else one window's worth.")
-@click.option("--daily-cap", metavar="CREDITS", help="How much may be spent each day.")
-@click.option("--stop-at-cap/--finish-at-cap", default=None, help="Whether what runs is stopped at the cap as well.")
-@click.option("--time-zone", metavar="NAME", help="Whose days are meant, such as Europe/Zurich.")
+@click.option("--gpus", metavar="NUMBER", help="GPUs leased at once.")
+@click.option("--spend-rate", metavar="CREDITS", help="Credits per second, on average.")
+@click.option("--spend-burst", metavar="CREDITS", help="Credits at once; else one window's.")
+@click.option("--daily-cap", metavar="CREDITS", help="Credits per day.")
+@click.option("--stop-at-cap/--finish-at-cap", default=None, help="Whether the cap also stops running work.")
+@click.option("--time-zone", metavar="NAME", help="The time zone of a day, such as Europe/Zurich.")
 @json_option
 @connected
 def limits(connection: Connection, account: str, as_json: bool, **given: Any) -> None:
-    """Show or set what an account may spend.
+    """Show or set an account's spending limits.
 
-    Limits that are not named stay as they are; none takes one away.
+    Other limits stay unchanged; `none` removes a limit.
 
     \b
     bursar credit limits
@@ -243,20 +233,18 @@ def limits(connection: Connection, account: str, as_json: bool, **given: Any) ->
     wanted = {("concurrency" if name == "gpus" else name): value for name, value in given.items() if value is not None}
     if wanted:
         names = ("concurrency", "spend_rate", "spend_burst", "daily_cap", "stop_at_cap", "time_zone")
-        # A burst that was worked out from the rate follows the rate.
+        # A default burst depends on the rate, so it changes with it.
         kept = {name: found[name] for name in names if name != "spend_burst" or "spend_rate" not in wanted}
         whole = {**kept, **{name: _none(value) for name, value in wanted.items()}}
         if whole.get("spend_rate") is None:
             whole.pop("spend_burst", None)
         found = client.set_limits(found["account"], whole)
-    if as_json:
-        click.echo(to_json(found))
-        return
+    exit_with_json(as_json, found)
     print_rows(("Limit", "Value", "In use"), _limit_rows(found))
 
 
 def _limit_rows(found: Document) -> list[list[str]]:
-    cap = "what runs is stopped as well" if found["stop_at_cap"] else "what runs goes on"
+    cap = "running work is stopped" if found["stop_at_cap"] else "running work continues"
     daily = found["daily_cap"]
     rate = found["spend_rate"]
     return [
@@ -271,17 +259,17 @@ def _limit_rows(found: Document) -> list[list[str]]:
 
 @credit.command()
 @account_argument
-@click.option("--tenant", default="", help="The sums of all its accounts.", shell_complete=completers.named("tenants"))
-@click.option("--from", "begin", default="", metavar="TIME", help="Where it begins; else with this month.")
-@click.option("--to", "end", default="", metavar="TIME", help="Where it ends, without that moment; else now.")
-@click.option("--month", default="", metavar="YYYY-MM", help="A whole month instead.")
-@click.option("--csv", "as_csv", is_flag=True, help="As a table for spreadsheets.")
+@click.option("--tenant", default="", help="Sums of a tenant's accounts.", shell_complete=completers.named("tenants"))
+@click.option("--from", "begin", default="", metavar="TIME", help="The begin; else the begin of this month.")
+@click.option("--to", "end", default="", metavar="TIME", help="The end, exclusive; else now.")
+@click.option("--month", default="", metavar="YYYY-MM", help="A whole month instead of --from and --to.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
 @json_option
 @connected
 def statement(
     connection: Connection, account: str, tenant: str, begin: str, end: str, month: str, as_csv: bool, as_json: bool
 ) -> None:
-    """Show what an account had, what came and went, and what it has.
+    """Show an account's opening balance, bookings and closing balance.
 
     \b
     bursar credit statement physics --month 2026-10
@@ -289,12 +277,12 @@ def statement(
     bursar credit statement --from 2026-11-01 --csv > november.csv
     """
     if as_csv and as_json:
-        raise click.UsageError("Give --csv or --json, not both.")
+        raise click.UsageError("give --csv or --json, not both")
     if tenant and (account or as_csv):
-        raise click.UsageError("--tenant is for the sums of all accounts: leave out the account, and --csv.")
+        raise click.UsageError("--tenant sums all accounts: leave out the account and --csv")
     if month:
         if begin or end:
-            raise click.UsageError("--month is a whole month: leave out --from and --to.")
+            raise click.UsageError("--month is a whole month: leave out --from and --to")
         begin, end = _month(month)
     client = connection.client
     if as_csv:
@@ -310,7 +298,7 @@ def statement(
 
 
 def show_sums(found: Document) -> None:
-    """A tenant's accounts, each with what came and went, and all of them together."""
+    """Print the sums of a tenant's accounts, and their total."""
     click.echo(f"{found['tenant']}, {moment(found['from'])} to {moment(found['to'])}\n")
     sums = [*found["accounts"], {**found, "account": "all"}]
     rows = [
@@ -333,9 +321,9 @@ def show_statement(found: Document) -> None:
     rows += [["lease", moment(one["to"]), _lease_words(one), one["amount"]] for one in found["leases"]]
     rows.append(["closing", "", "", found["closing"]])
     width = max(len(row[3]) for row in rows)
-    print_rows(("What", "When", "For", "Credits".rjust(width)), [[*row[:3], row[3].rjust(width)] for row in rows])
+    print_rows(("Type", "Time", "For", "Credits".rjust(width)), [[*row[:3], row[3].rjust(width)] for row in rows])
     if found.get("continue"):
-        click.echo("\nthere are more lines; --csv has all of them", err=True)
+        click.echo("\nmore lines follow; --csv prints all", err=True)
 
 
 def _lease_words(one: Document) -> str:
@@ -355,7 +343,7 @@ def _month(text: str) -> tuple[str, str]:
     return first.isoformat(), following.isoformat()
 
 
-# How it is shown.
+# Rendering.
 
 
 def _heading(found: Document) -> str:
@@ -376,7 +364,7 @@ def _lasting(found: Document) -> str:
 
 
 def moment(timestamp: str | None) -> str:
-    """A time to the second."""
+    """A timestamp to the second."""
     return f"{timestamp[:19]}Z" if timestamp else ""
 
 

@@ -1,4 +1,4 @@
-"""`bursar lease`: the paid right to run."""
+"""`bursar lease`: opens, extends, closes and shows leases, the paid right to run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from bursar.cli.credit.credit import account_option, json_option, moment, request_option
-from bursar.cli.nodes.drain import seconds_of
+from bursar.cli.credit.credit import account_option, moment, request_option
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected
-from bursar.cli.shell.output import NONE, print_rows, to_json
+from bursar.cli.shell.options import json_option, seconds_of
+from bursar.cli.shell.output import NONE, exit_with_json, moments, print_rows, to_json
 from bursar.core.values.wording import counted
 
 Document = Mapping[str, Any]
@@ -20,24 +20,22 @@ lease_argument = click.argument("lease_id", metavar="LEASE", shell_complete=comp
 
 @click.group()
 def lease() -> None:
-    """Pay for running time, also of work that is placed elsewhere."""
+    """Open, extend and close leases, which pay for running time."""
 
 
 @lease.command("list")
 @account_option
-@click.option("--job", "job_id", default="", help="Of this job alone.")
-@click.option("--ended", is_flag=True, help="Those that have ended, the last one first.")
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@click.option("--job", "job_id", default="", help="Only leases of this job.")
+@click.option("--ended", is_flag=True, help="Ended leases, the last first.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="The maximum number.")
 @json_option
 @connected
 def list_(connection: Connection, account: str, job_id: str, ended: bool, limit: int, as_json: bool) -> None:
-    """List leases that are open, or have ended."""
+    """List open leases, or ended ones."""
     from itertools import islice
 
     found = list(islice(connection.client.leases(account, state="ended" if ended else "", job_id=job_id), limit))
-    if as_json:
-        click.echo(to_json({"items": found}))
-        return
+    exit_with_json(as_json, {"items": found})
     header = ("Lease", "Account", "For", "GPUs", "Type", "Rate/s", "Cost", "Ended" if ended else "Paid until", "State")
     print_rows(header, map(lease_row, found))
 
@@ -47,11 +45,9 @@ def list_(connection: Connection, account: str, job_id: str, ended: bool, limit:
 @json_option
 @connected
 def show(connection: Connection, lease_id: str, as_json: bool) -> None:
-    """Show how a lease stands."""
+    """Show a lease."""
     found = connection.client.lease(lease_id)
-    if as_json:
-        click.echo(to_json(found))
-        return
+    exit_with_json(as_json, found)
     width = max(map(len, found)) + 2
     for name, value in found.items():
         if value not in ("", None, {}, []):
@@ -59,7 +55,7 @@ def show(connection: Connection, lease_id: str, as_json: bool) -> None:
 
 
 def _shown(value: Any) -> Any:
-    """Resources by name, and segments of paid time in their order."""
+    """A value as text: resources by name, segments of paid time in order."""
     if isinstance(value, list):
         return ", then ".join(f"{one['seconds']:g} s at {one['rate_per_sec']}" for one in value)
     return ", ".join(f"{key}: {one}" for key, one in value.items()) if isinstance(value, dict) else value
@@ -67,12 +63,10 @@ def _shown(value: Any) -> Any:
 
 @lease.command("open")
 @click.argument("job_id", metavar="JOB")
-@click.option("--gpus", default="0", metavar="NUMBER", help="How many.")
-@click.option("--gpu-type", default="", metavar="TYPE", help="Of which type, such as h100.")
-@click.option(
-    "--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="What else is paid for; repeatable."
-)
-@click.option("--window", callback=seconds_of, metavar="TIME", help="For how long at first, such as 2m.")
+@click.option("--gpus", default="0", metavar="NUMBER", help="The number of GPUs.")
+@click.option("--gpu-type", default="", metavar="TYPE", help="The GPU type, such as h100.")
+@click.option("--resource", "resources", multiple=True, metavar="NAME=AMOUNT", help="Another resource; repeatable.")
+@click.option("--window", callback=seconds_of, metavar="TIME", help="The first window, such as 2m.")
 @account_option
 @request_option
 @json_option
@@ -88,7 +82,7 @@ def open_(
     request_id: str,
     as_json: bool,
 ) -> None:
-    """Pay for the first window of a job.
+    """Open a lease: pay for the first window of a job.
 
     \b
     bursar lease open train-7 --gpus 4 --gpu-type h100 --window 2m
@@ -102,23 +96,21 @@ def open_(
         account=account,
         request_id=request_id,
     )
-    if as_json:
-        click.echo(to_json(found))
-        return
+    exit_with_json(as_json, found)
     click.echo(
         f"{found['lease_id']} opened: {counted(found['rate_per_sec'], 'credit')} a second,"
-        f" {found['held']} held on {found['account']}, paid until {found['expires_at']}"
+        f" {found['held']} held on {found['account']}, paid until {moments(moment(found['expires_at']))}"
     )
 
 
 @lease.command()
 @lease_argument
-@click.option("--by", "delta", callback=seconds_of, required=True, metavar="TIME", help="How much more, such as 5m.")
+@click.option("--by", "delta", callback=seconds_of, required=True, metavar="TIME", help="Additional time, such as 5m.")
 @request_option
 @json_option
 @connected
 def extend(connection: Connection, lease_id: str, delta: int, request_id: str, as_json: bool) -> None:
-    """Pay for more time. Where that is refused, the lease ends with what is paid already."""
+    """Pay for more time. After a refusal the lease ends with the time already paid for."""
     from bursar.client.errors import ApiError
 
     try:
@@ -127,7 +119,8 @@ def extend(connection: Connection, lease_id: str, delta: int, request_id: str, a
         if (left := error.details.get("seconds_left")) is not None:
             click.echo(f"{lease_id} not extended: final, {left:g} s left", err=True)
         raise
-    click.echo(to_json(found) if as_json else f"{lease_id} extended: paid until {found['expires_at']}")
+    paid_until = moments(moment(found["expires_at"]))
+    click.echo(to_json(found) if as_json else f"{lease_id} extended: paid until {paid_until}")
 
 
 @lease.command()
@@ -136,9 +129,9 @@ def extend(connection: Connection, lease_id: str, delta: int, request_id: str, a
 @json_option
 @connected
 def close(connection: Connection, lease_id: str, request_id: str, as_json: bool) -> None:
-    """Settle a lease; the rest of what was held is free again."""
+    """Close a lease: pay for the used time, and release the rest of the hold."""
     found = connection.client.close_lease(lease_id, request_id=request_id)
-    click.echo(to_json(found) if as_json else f"{lease_id} closed: it cost {counted(found['cost'], 'credit')}")
+    click.echo(to_json(found) if as_json else f"{lease_id} closed: cost {counted(found['cost'], 'credit')}")
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -149,7 +142,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def lease_row(one: Document) -> list[str]:
-    """A lease among others: what it is for is told by name, where we placed it."""
+    """A row of the list. Work that Bursar placed appears under its name."""
     state = f"{one['state']}, final: {one['reason']}" if one.get("final") else one["state"]
     until = moment(one.get("closed_at") or one["expires_at"])
     what_for = one.get("work") or one["job_id"]

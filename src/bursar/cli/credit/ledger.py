@@ -1,19 +1,18 @@
-"""`bursar ledger`: whether the books are what was written."""
+"""`bursar ledger`: verifies the hash chain and sums of the ledger, and rotates its signing key."""
 
 from __future__ import annotations
 
 import click
 
-from bursar.cli.credit.credit import json_option
-from bursar.cli.nodes.drain import seconds_of
 from bursar.cli.shell.connection import Connection, connected
-from bursar.cli.shell.output import to_json
+from bursar.cli.shell.options import json_option, seconds_of
+from bursar.cli.shell.output import exit_with_json, to_json
 from bursar.core.values.wording import counted
 
 
 @click.group()
 def ledger() -> None:
-    """Prove that the ledger is whole."""
+    """Verify the ledger, and rotate its signing key."""
 
 
 @ledger.command()
@@ -23,8 +22,8 @@ def ledger() -> None:
 def verify(connection: Connection, anchor: str, as_json: bool) -> None:
     """Check every block, sum, balance and hold of the ledger.
 
-    Ends with 1 where anything is not as it must be, and says what. Write the head down somewhere else: given as
-    --anchor later, it proves that nothing before it was changed since.
+    Prints every fault found, and exits with 1 if there is one. Keep the printed head somewhere else: a later run with
+    --anchor proves that no entry before it has changed.
 
     \b
     bursar ledger verify
@@ -37,8 +36,8 @@ def verify(connection: Connection, anchor: str, as_json: bool) -> None:
         for one in found["findings"]:
             click.secho(f"{one['where']}: {one['message']} ({one['check']})", fg="red", err=True)
         entries = counted(found["entries"], "entry", "entries")
-        looked = f"{counted(found['blocks'], 'sealed block')} with {entries}, and what is not sealed yet"
-        click.echo(f"the ledger is whole: {looked}" if found["sound"] else f"THE LEDGER IS NOT WHOLE: {looked}")
+        checked = f"{entries} in {counted(found['blocks'], 'sealed block')}, plus unsealed entries"
+        click.echo(f"ledger {'OK' if found['sound'] else 'DAMAGED'}: {checked}")
         if found["head"]:
             click.echo(f"head: {found['head']}")
     if not found["sound"]:
@@ -49,16 +48,14 @@ def verify(connection: Connection, anchor: str, as_json: bool) -> None:
 @json_option
 @connected
 def status(connection: Connection, as_json: bool) -> None:
-    """Show how far it is sealed and verified.
+    """Show how much of the ledger is sealed and verified.
 
-    The system's own accounts are shown as well.
+    Also shows the balances of the system's own accounts.
     """
     found = connection.client.ledger()
-    if as_json:
-        click.echo(to_json(found))
-        return
+    exit_with_json(as_json, found)
     click.echo(f"entries:  {found['last_entry']}, of which {found['sealed_entry']} are sealed")
-    click.echo(f"head:     {found['head'] or 'nothing is sealed yet'}")
+    click.echo(f"head:     {found['head'] or 'no block is sealed yet'}")
     click.echo(f"verified: up to block {found['verified_block']}, {found['verified_at'] or 'never'}")
     for name, amount in found["accounts"].items():
         click.echo(f"{name + ':':<20}{counted(amount, 'credit')}")
@@ -67,18 +64,16 @@ def status(connection: Connection, as_json: bool) -> None:
 
 
 @ledger.command("rotate-key")
-@click.option("--overlap", callback=seconds_of, metavar="TIME", help="How long the older keys are still believed.")
-@click.option("--reason", default="", help="Why; it is recorded.")
+@click.option("--overlap", callback=seconds_of, metavar="TIME", help="How long older keys stay valid.")
+@click.option("--reason", default="", help="The reason; it is recorded.")
 @json_option
 @connected
 def rotate_key(connection: Connection, overlap: int | None, reason: str, as_json: bool) -> None:
-    """Make a new key for signing what is granted to nodes.
+    """Create a new key that signs leases for nodes.
 
-    With --overlap 0 the older keys are believed no longer: for when one may have been stolen.
+    With --overlap 0 older keys become invalid at once, for instance after a theft.
     """
     body = {"reason": reason, **({} if overlap is None else {"overlapSeconds": overlap})}
     found = connection.client.request("POST", "/api/v1/ledger/keys", body=body)
-    if as_json:
-        click.echo(to_json(found))
-        return
-    click.echo(f"key {found['key']} signs from now on; believed: {', '.join(found['believed'])}")
+    exit_with_json(as_json, found)
+    click.echo(f"key {found['key']} signs from now on; valid keys: {', '.join(found['believed'])}")

@@ -1,33 +1,32 @@
-"""`bursar price`: what a second of each resource costs."""
+"""`bursar price`: lists, sets and deletes the prices of resources per second."""
 
 from __future__ import annotations
 
 import click
 
-from bursar.cli.credit.credit import json_option, request_option
+from bursar.cli.credit.credit import request_option
 from bursar.cli.shell.connection import Connection, connected
-from bursar.cli.shell.output import print_rows, to_json
+from bursar.cli.shell.options import json_option
+from bursar.cli.shell.output import exit_with_json, print_rows
 from bursar.cli.shell.resource_names import check_priced, force_option
 from bursar.core.values.wording import counted
 
 
 @click.group()
 def price() -> None:
-    """Show and set what running costs."""
+    """Show and set prices."""
 
 
 @price.command("list")
-@click.option("--resource", default="", metavar="NAME", help="Of this one alone.")
-@click.option("--at", default="", metavar="TIME", help="The prices at a time, and not now.")
-@click.option("--history", is_flag=True, help="All versions, also those to come.")
+@click.option("--resource", default="", metavar="NAME", help="Only this resource.")
+@click.option("--at", default="", metavar="TIME", help="The prices at this time; else now.")
+@click.option("--history", is_flag=True, help="All versions, future ones too.")
 @json_option
 @connected
 def list_(connection: Connection, resource: str, at: str, history: bool, as_json: bool) -> None:
-    """List prices, for one second of one unit: a GPU, a core, a GiB."""
+    """List prices per second of one unit: a GPU, a core, a GiB."""
     found = connection.client.prices(resource=resource, at=at, history=history)
-    if as_json:
-        click.echo(to_json(found))
-        return
+    exit_with_json(as_json, found)
     rows = [
         [one["resource"], one["class"] or "any", one["per_second"], one["effective_from"]] for one in found["items"]
     ]
@@ -40,8 +39,8 @@ def list_(connection: Connection, resource: str, at: str, history: bool, as_json
 @price.command("set")
 @click.argument("resource")
 @click.argument("per_second", metavar="CREDITS")
-@click.option("--class", "class_", default="", metavar="TYPE", help="The GPU type; else for those without a price.")
-@click.option("--from", "begin", default="", metavar="TIME", help="From when on; else from now on.")
+@click.option("--class", "class_", default="", metavar="TYPE", help="The GPU type; else for types without a price.")
+@click.option("--from", "begin", default="", metavar="TIME", help="The begin; else now.")
 @force_option
 @request_option
 @json_option
@@ -56,7 +55,7 @@ def set_(
     request_id: str,
     as_json: bool,
 ) -> None:
-    """Set the price of a second. What has begun is never changed: a new price begins now or later.
+    """Set the price per second. It begins now or later, because prices that have begun never change.
 
     \b
     bursar price set nvidia.com/gpu 0.01 --class h100
@@ -66,29 +65,25 @@ def set_(
     found = connection.client.set_price(
         resource, per_second, gpu_type=class_, effective_from=begin, request_id=request_id
     )
-    if as_json:
-        click.echo(to_json(found))
-        return
+    exit_with_json(as_json, found)
     name = f"{found['resource']} {found['class']}".strip()
-    click.echo(f"price of {name}: {counted(found['per_second'], 'credit')} a second from {found['effective_from']} on")
+    click.echo(f"price of {name}: {counted(found['per_second'], 'credit')} a second from {found['effective_from']}")
 
 
 @price.command()
 @click.argument("resource")
 @click.option("--class", "class_", default="", metavar="TYPE", help="The GPU type; else the price without one.")
-@click.option("--from", "begin", required=True, metavar="TIME", help="When it would begin, as `price list` says.")
+@click.option("--from", "begin", required=True, metavar="TIME", help="Its begin, as in `price list --history`.")
 @json_option
 @connected
 def delete(connection: Connection, resource: str, class_: str, begin: str, as_json: bool) -> None:
-    """Take back a price that has not begun.
+    """Delete a price that has not begun.
 
     \b
     bursar price list --resource cpu --history
     bursar price delete cpu --from 2027-01-01
     """
     found = connection.client.delete_price(resource, begin, gpu_type=class_)
-    if as_json:
-        click.echo(to_json(found))
-        return
+    exit_with_json(as_json, found)
     name = f"{found['resource']} {found['class']}".strip()
-    click.echo(f"price of {name} from {found['effective_from']} on deleted")
+    click.echo(f"price of {name} from {found['effective_from']} deleted")

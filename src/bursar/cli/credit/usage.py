@@ -1,4 +1,4 @@
-"""`bursar usage`."""
+"""`bursar usage`: shows usage and its cost by user, resource, day or month."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected
-from bursar.cli.shell.output import print_rows, to_json
+from bursar.cli.shell.options import json_option
+from bursar.cli.shell.output import exit_with_json, print_rows
 from bursar.core.values.wording import counted
 
 Document = Mapping[str, Any]
 
 
 @click.command()
-@click.option("--tenant", metavar="NAME", help="Of this tenant.", shell_complete=completers.named("tenants"))
-@click.option("--user", metavar="NAME", help="Of this user: a name within your tenant, or TENANT/NAME.")
-@click.option("--days", type=click.IntRange(1, 3650), metavar="N", help="Up to now; else those that budgets are for.")
-@click.option(
-    "--by",
-    type=click.Choice(["user", "resource", "day", "month"]),
-    help="What the lines are of; month with --csv only.",
-)
-@click.option("--csv", "as_csv", is_flag=True, help="Every day, tenant and resource, as a table for spreadsheets.")
-@click.option("--json", "as_json", is_flag=True, help="As the API answers it.")
+@click.option("--tenant", metavar="NAME", help="The tenant.", shell_complete=completers.named("tenants"))
+@click.option("--user", metavar="NAME", help="The user: a name in your tenant, or TENANT/NAME.")
+@click.option("--days", type=click.IntRange(1, 3650), metavar="N", help="The last N days; else the budget window.")
+@click.option("--by", type=click.Choice(["user", "resource", "day", "month"]), help="The rows; month only with --csv.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV with every day, tenant and resource.")
+@json_option
 @connected
 def usage(
     connection: Connection,
@@ -36,9 +33,9 @@ def usage(
     as_csv: bool,
     as_json: bool,
 ) -> None:
-    """Show what was used, and what it costs.
+    """Show usage and its cost.
 
-    By you; or by another user, or a tenant with all below it.
+    The default is your own usage. --tenant includes the tenants below it.
 
     \b
     bursar usage
@@ -52,27 +49,27 @@ def usage(
         return
     wanted = "day" if by == "day" else ""
     found = client.tenant_usage(tenant, days, by=wanted) if tenant else client.user_usage(user, days, by=wanted)
-    if as_json:
-        click.echo(to_json(found))
-        return
+    exit_with_json(as_json, found)
     show_usage(found, by or ("user" if tenant else "resource"))
 
 
 def _check(tenant: str | None, user: str | None, by: str | None, *, as_csv: bool, as_json: bool) -> None:
     if tenant and user:
-        raise click.UsageError("Give --tenant or --user, not both.")
+        raise click.UsageError("give --tenant or --user, not both")
     if as_csv and as_json:
-        raise click.UsageError("Give --csv or --json, not both.")
+        raise click.UsageError("give --csv or --json, not both")
     if as_csv and (user or by == "resource"):
-        raise click.UsageError("--csv has every tenant and resource, by day, month or user.")
+        raise click.UsageError(
+            "--csv has every tenant and resource, by day, month or user: leave out --user and --by resource"
+        )
     if by == "month" and not as_csv:
-        raise click.UsageError("--by month goes with --csv.")
+        raise click.UsageError("--by month needs --csv")
     if by == "user" and not tenant and not as_csv:
-        raise click.UsageError("--by user goes with --tenant.")
+        raise click.UsageError("--by user needs --tenant")
 
 
 def _since(days: int | None) -> str:
-    """The day so many days ago; without a number the server begins with this month."""
+    """The first day; empty without a number, for the begin of this month."""
     from datetime import UTC, datetime, timedelta
 
     return "" if days is None else (datetime.now(UTC) - timedelta(days=days)).date().isoformat()
@@ -83,8 +80,8 @@ def show_usage(found: Document, by: str) -> None:
     _figure("GPU-hours", _of_budget(found["gpu_hours_used"], found.get("gpu_hours_budget")))
     _figure("node-hours", _of_budget(found["node_hours_used"], found.get("node_hours_budget")))
     if found.get("utilization") is not None:
-        told = "" if found["source"] == "internal" else f", as {found['source']} says"
-        _figure("budget used", f"{found['utilization']:.1%}{told}")
+        source = "" if found["source"] == "internal" else f" (source: {found['source']})"
+        _figure("budget used", f"{found['utilization']:.1%}{source}")
     _figure("cost", f"{counted(found['cost']['credits'], 'credit')} ({found['cost']['total']})")
     header, rows = _lines(found, by)
     if rows:
@@ -111,7 +108,7 @@ def _of_budget(used: float, budget: float | None) -> str:
 
 
 def number(hours: float) -> str:
-    """Two decimals at most, and none where there are none; a little is not nothing."""
+    """Hours with at most two decimals; amounts that would round to zero are shown as <0.01."""
     if 0 < hours < 0.005:
         return "<0.01"
     return f"{hours:,.2f}".rstrip("0").rstrip(".")

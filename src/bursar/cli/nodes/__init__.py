@@ -1,1 +1,4 @@
-"""Commands on nodes and the cluster: cordon, drain, taint, top."""
+"""Commands on nodes and the cluster: cordon, drain, taint, top.
+
+Read `node.py` first.
+"""

@@ -23,9 +23,9 @@ _arguments = all_of(
 @click.command()
 @_arguments
 def cordon(connection: Connection, names: Sequence[str], label_selector: str, dry_run: bool) -> None:
-    """Keep new work away from nodes.
+    """Mark nodes unschedulable.
 
-    What runs there goes on.
+    Running work continues.
     """
     _mark(connection, names, label_selector, dry_run, unschedulable=True)
 
@@ -33,23 +33,19 @@ def cordon(connection: Connection, names: Sequence[str], label_selector: str, dr
 @click.command()
 @_arguments
 def uncordon(connection: Connection, names: Sequence[str], label_selector: str, dry_run: bool) -> None:
-    """Let nodes take work again."""
+    """Mark nodes schedulable."""
     _mark(connection, names, label_selector, dry_run, unschedulable=False)
 
 
 def _mark(
     connection: Connection, names: Sequence[str], label_selector: str, dry_run: bool, *, unschedulable: bool
 ) -> None:
-    from bursar.client import BursarError
-
     noun = find("nodes", connection.client)
     nodes = connection.resource(noun)
     outcomes = Outcomes()
     for name in named_or_selected(nodes, names, label_selector):
-        try:
-            # Null removes the field: a node is schedulable unless it says otherwise.
+        with outcomes.each():
+            # Null removes the field, and nodes are schedulable by default.
             document = nodes.patch(name, {"spec": {"unschedulable": unschedulable or None}}, dry_run=dry_run)
             say(noun, document, "cordoned" if unschedulable else "uncordoned", dry_run=dry_run)
-        except BursarError as error:
-            outcomes.failed(error)
     outcomes.leave()

@@ -1,4 +1,4 @@
-"""`bursar node`."""
+"""`bursar node`: enrolment tokens, fencing and claims of nodes."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 import click
 
 from bursar.cli.session.token import print_new
-from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, dry_run_option
-from bursar.cli.shell.output import NONE, print_rows, to_json
+from bursar.cli.shell.options import node_argument
+from bursar.cli.shell.output import NONE, exit_with_json, print_rows
 
 
 @click.group()
 def node() -> None:
-    """Let nodes join, claim them, and give up those that are gone."""
+    """Enrol, claim, wipe and fence nodes."""
 
 
 @node.command()
-@click.option("--name", required=True, help="The node that may join with it.")
-@click.option("--ttl", default="10m", show_default=True, metavar="TIME", help="How long it may take to join.")
+@click.option("--name", required=True, help="The node to enrol.")
+@click.option("--ttl", default="10m", show_default=True, metavar="TIME", help="Lifetime of the token.")
 @click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file, readable by you alone."
+    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it to this file, with mode 0600."
 )
 @connected
 def token(connection: Connection, name: str, ttl: str, output: Path | None) -> None:
-    """Create the token with which a node joins, good for one use.
+    """Create a token that enrols a node once.
 
     \b
     bursar node token --name gpu-worker-043
@@ -36,23 +36,23 @@ def token(connection: Connection, name: str, ttl: str, output: Path | None) -> N
 
 
 @node.command()
-@click.argument("name", metavar="NODE", shell_complete=completers.named("nodes"))
-@click.option("--reason", required=True, help="Why nothing of it can be running, as in: switched off by hand.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@node_argument
+@click.option("--reason", required=True, help="Why none of its work can be running, such as: switched off by hand.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @dry_run_option
 @connected
 def fence(connection: Connection, name: str, reason: str, yes: bool, dry_run: bool) -> None:
-    """Say that nothing of a silent node runs any more.
+    """Confirm that no work runs on a silent node.
 
-    Its work is given up at once: it waits to be placed elsewhere, or fails where it asked for that. Should any of it
-    still be running, it runs twice. So switch the node off first, or cut it off from everything it could write to.
+    Its work is requeued at once, or fails if it asked for that. Work that is still running would then run twice: first
+    switch the node off, or cut it off from everything it could write to.
 
     \b
     bursar node fence gpu-7 --reason "switched off, board is dead"
     """
     if not yes and not dry_run:
-        click.secho(f"NOTHING OF NODE {name} RUNS ANY MORE: is that certain?", bold=True, err=True)
-        click.echo("Its work is started elsewhere. What still runs there would run twice.", err=True)
+        click.secho(f"Confirm that nothing runs on {name}.", bold=True, err=True)
+        click.echo("Its work is started elsewhere. Work that still runs there would run twice.", err=True)
         click.confirm(f"Fence {name}?", abort=True, err=True)
     answer = connection.client.fence(name, reason=reason, dry_run=dry_run)
     ended = answer["allocations"]
@@ -63,13 +63,13 @@ def fence(connection: Connection, name: str, reason: str, yes: bool, dry_run: bo
 
 
 @node.command()
-@click.argument("name", metavar="NODE", shell_complete=completers.named("nodes"))
+@node_argument
 @dry_run_option
 @connected
 def unfence(connection: Connection, name: str, dry_run: bool) -> None:
-    """Take a fence back.
+    """Remove a node's fence.
 
-    A node that is heard again is unfenced by itself. What was given up stays so.
+    A node that sends heartbeats again is unfenced automatically. Requeued work stays requeued.
     """
     answer = connection.client.unfence(name, dry_run=dry_run)
     click.echo(f"node/{name} unfenced{' (dry run)' if dry_run else ''}: {answer['status']['phase']}")
@@ -79,16 +79,16 @@ def unfence(connection: Connection, name: str, dry_run: bool) -> None:
 
 
 @node.command()
-@click.argument("name", metavar="NODE", shell_complete=completers.named("nodes"))
-@click.option("--reason", default="", help="What for; it is written in the audit.")
-@click.option("--for", "user", default="", metavar="TENANT/USER", help="For whom, where an administrator claims it.")
+@node_argument
+@click.option("--reason", default="", help="The reason; it is recorded.")
+@click.option("--for", "user", default="", metavar="TENANT/USER", help="The user, if an administrator claims for one.")
 @dry_run_option
 @connected
 def claim(connection: Connection, name: str, reason: str, user: str, dry_run: bool) -> None:
     """Claim an empty node for sensitive work.
 
-    From then on the node takes only your work, until you release it; it counts as used, busy or idle. If other work
-    has run there since the node was last wiped, it is wiped first: `bursar node claims` shows Wiping until it is yours.
+    The node takes only your work until you release it, and counts as used even when idle. If other work has run there
+    since its last wipe, it is wiped first: `bursar node claims` shows Wiping until the claim begins.
 
     \b
     bursar node claim gpu-7 --reason "study 42"
@@ -96,60 +96,58 @@ def claim(connection: Connection, name: str, reason: str, user: str, dry_run: bo
     answer = connection.client.claim(name, user=user, reason=reason, dry_run=dry_run)
     _say(name, "claimed", answer, dry_run)
     if _state(answer) == "Wiping":
-        click.echo("The node is yours when it has been wiped: bursar node claims", err=True)
+        click.echo("The claim begins after a wipe: `bursar node claims` shows it.", err=True)
 
 
 @node.command()
-@click.argument("name", metavar="NODE", shell_complete=completers.named("nodes"))
-@click.option("--reason", default="", help="Why; it is written in the audit.")
+@node_argument
+@click.option("--reason", default="", help="The reason; it is recorded.")
 @dry_run_option
 @connected
 def release(connection: Connection, name: str, reason: str, dry_run: bool) -> None:
-    """Give a claimed node back.
+    """Release a claimed node.
 
-    It is refused while work is placed there. The node is wiped before anybody else may use it.
+    Refused while work is placed there. The node is wiped before others may use it.
     """
     _say(name, "released", connection.client.release_node(name, reason=reason, dry_run=dry_run), dry_run)
 
 
 @node.command()
-@click.argument("name", metavar="NODE", shell_complete=completers.named("nodes"))
-@click.option("--reason", default="", help="Why; it is written in the audit.")
+@node_argument
+@click.option("--reason", default="", help="The reason; it is recorded.")
 @dry_run_option
 @connected
 def wipe(connection: Connection, name: str, reason: str, dry_run: bool) -> None:
-    """Have a node wiped again, as when its wipe hook failed."""
+    """Retry the wipe of a node, for instance after its wipe hook failed."""
     _say(name, "to be wiped", connection.client.wipe(name, reason=reason, dry_run=dry_run), dry_run)
 
 
 @node.command()
-@click.argument("name", metavar="NODE", shell_complete=completers.named("nodes"))
-@click.option("--reason", required=True, help="How it was wiped, as in: disks replaced.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@node_argument
+@click.option("--reason", required=True, help="How it was wiped, such as: disks replaced.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 @dry_run_option
 @connected
 def wiped(connection: Connection, name: str, reason: str, yes: bool, dry_run: bool) -> None:
-    """Say that a node has been wiped.
+    """Confirm that a node has been wiped.
 
-    For nodes that no agent wipes. A node that was released is open to everybody again; a node that waits to be wiped
-    for its new holder is theirs; any other node can be claimed without another wipe.
+    For nodes without an agent. A released node becomes available to all again, a pending claim begins, and any other
+    node can be claimed without another wipe.
     """
     if not yes and not dry_run:
-        click.secho(f"NOTHING SENSITIVE IS LEFT ON NODE {name}: is that certain?", bold=True, err=True)
-        click.confirm(f"Go on with {name} as a clean node?", abort=True, err=True)
+        click.secho(f"Confirm that {name} has been wiped.", bold=True, err=True)
+        click.confirm(f"Mark {name} clean?", abort=True, err=True)
     _say(name, "wiped", connection.client.confirm_wiped(name, reason=reason, dry_run=dry_run), dry_run)
 
 
 @node.command()
-@click.option("-o", "--output", type=click.Choice(("table", "json")), default="table", help="The form of the answer.")
+@click.option("-o", "--output", type=click.Choice(("table", "json")), default="table", help="The output format.")
 @click.option("--json", "as_json", is_flag=True, help="The same as -o json.")
 @connected
 def claims(connection: Connection, output: str, as_json: bool) -> None:
-    """List the nodes that are claimed, and how many may be."""
+    """List claimed nodes and the size of the pool."""
     found = connection.client.claims()
-    if as_json or output == "json":
-        click.echo(to_json(found))
-        return
+    exit_with_json(as_json or output == "json", found)
     rows = [
         [one["node"], one["state"], one["user"], one["since"], one.get("message") or one.get("reason") or NONE]
         for one in found["items"]
@@ -161,7 +159,7 @@ def claims(connection: Connection, output: str, as_json: bool) -> None:
 
 
 def _say(name: str, done: str, node: dict[str, Any], dry_run: bool) -> None:
-    click.echo(f"node/{name} {done}{' (dry run)' if dry_run else ''}: {_state(node) or 'open to everybody'}")
+    click.echo(f"node/{name} {done}{' (dry run)' if dry_run else ''}: {_state(node) or 'available to all'}")
 
 
 def _state(node: dict[str, Any]) -> str:

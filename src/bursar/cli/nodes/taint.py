@@ -14,11 +14,11 @@ from bursar.cli.shell.problem import CONFLICT, Outcomes, Problem
 from bursar.cli.shell.resource_arg import find, named_or_selected
 
 TaintDocument = dict[str, str]
-EFFECT_DEFAULT = "NoSchedule"  # of a taint that names none
+EFFECT_DEFAULT = "NoSchedule"  # of a taint without one
 
 
 class TaintChanges(NamedTuple):
-    """Taints to set, and (key, effect) of those to remove; an empty effect stands for every one."""
+    """Taints to set, and the (key, effect) of taints to remove; an empty effect means all effects."""
 
     put: list[TaintDocument]
     remove: list[tuple[str, str]]
@@ -31,48 +31,44 @@ class TaintChanges(NamedTuple):
     metavar="NODE... KEY[=VALUE]:EFFECT... KEY[:EFFECT]-...",
     shell_complete=completers.named("nodes"),
 )
-@click.option("--overwrite", is_flag=True, help="Also change what has another value.")
+@click.option("--overwrite", is_flag=True, help="Change existing values.")
 @label_selector_option
 @dry_run_option
 @connected
 def taint(connection: Connection, words: Sequence[str], overwrite: bool, label_selector: str, dry_run: bool) -> None:
     """Set or remove the taints of nodes.
 
-    NoSchedule and NoExecute keep away what does not tolerate them, PreferNoSchedule where it can. What runs there goes
-    on: bursar drain empties a node.
+    NoSchedule and NoExecute repel work that does not tolerate them; PreferNoSchedule repels it if other nodes are free.
+    Running work continues: `bursar drain` empties a node.
 
     \b
     bursar taint gpu-1 team=physics:NoSchedule
     bursar taint -l rack=r12 team- flaky:PreferNoSchedule
     """
-    from bursar.client import BursarError
-
     names, changes = split(words)
     if not any(changes):
-        raise click.UsageError("say what to change: key=value:Effect to set, key- to remove")
+        raise click.UsageError("give a change: key=value:Effect to set, key- to remove")
     noun = find("nodes", connection.client)
     nodes = connection.resource(noun)
     outcomes = Outcomes()
     for name in named_or_selected(nodes, names, label_selector):
-        try:
+        with outcomes.each():
             before = nodes.get(name)
             present = (before.get("spec") or {}).get("taints") or []
             after = tainted(full_name(noun, name), present, changes, overwrite=overwrite)
             if after == present:
                 say(noun, before, "unchanged", dry_run=dry_run)
                 continue
-            # They are replaced all together: what somebody else changes in between must not be lost.
+            # The whole list is replaced, so a concurrent change must not be lost.
             guard = {"resourceVersion": before["metadata"].get("resourceVersion")}
             patch = {"metadata": guard, "spec": {"taints": after or None}}
             done = "tainted" if changes.put else "untainted"
             say(noun, nodes.patch(name, patch, dry_run=dry_run), done, dry_run=dry_run)
-        except (BursarError, Problem) as error:
-            outcomes.failed(error)
     outcomes.leave()
 
 
 def split(words: Sequence[str]) -> tuple[list[str], TaintChanges]:
-    """The nodes, and the changes. Names of nodes have neither `:` nor `=`, nor a `-` at their end."""
+    """Split the arguments into nodes and changes. Node names have no `:`, no `=` and no `-` at their end."""
     names: list[str] = []
     changes = TaintChanges([], [])
     for word in words:

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from bursar.cli.shell.connection import Connection, connected
-from bursar.cli.shell.output import NONE, age, print_rows, to_json
+from bursar.cli.shell.options import json_option
+from bursar.cli.shell.output import NONE, age, exit_with_json, print_rows
 from bursar.core.values.duration import format_age
 from bursar.core.values.quantity import amount, percent, readable
 from bursar.core.values.wording import counted
@@ -17,10 +18,10 @@ Document = Mapping[str, Any]
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Both answers, as the API gives them.")
+@json_option
 @connected
 def top(connection: Connection, as_json: bool) -> None:
-    """Show how full the cluster is, and how its queues stand."""
+    """Show the utilization of the cluster and its queues."""
     from bursar.client import Unavailable
 
     cluster = connection.client.cluster_utilization()
@@ -28,15 +29,13 @@ def top(connection: Connection, as_json: bool) -> None:
         queues: Document = connection.client.queue_metrics() if cluster.get("scheduling") else {}
     except Unavailable:
         queues = {}
-    if as_json:
-        click.echo(to_json({**cluster, **queues}))
-        return
+    exit_with_json(as_json, {**cluster, **queues})
     show_cluster(cluster)
     if queues:
         click.echo()
-        print_rows(("Queue", "Waiting", "Oldest", "Avg wait", "P99 wait"), map(_queue, queues["queues"]))
+        print_rows(("Queue", "Pending", "Oldest", "Avg wait", "P99 wait"), map(_queue, queues["queues"]))
     else:
-        click.echo("\nno scheduler leads at the moment: nothing is known of the queues", err=True)
+        click.echo("\nno scheduler is leading, so no queue figures are available", err=True)
 
 
 def show_cluster(answer: Document) -> None:
@@ -47,7 +46,7 @@ def show_cluster(answer: Document) -> None:
     if scheduling:
         average, longest = (_wait(scheduling[f"{one}SchedulingLatencyMs"] / 1000) for one in ("avg", "p99"))
         waits = f", after {average} on average, p99 {longest}" if scheduling["p99SchedulingLatencyMs"] else ""
-        click.echo(f"{scheduling['pendingAllocations']} waiting; placed {scheduling['schedulingRate']}{waits}")
+        click.echo(f"{scheduling['pendingAllocations']} pending; placed {scheduling['schedulingRate']}{waits}")
     click.echo()
     header = ("Resource", "Capacity", "Allocatable", "Requested", "Used", "Utilization")
     print_rows(header, [_resource(name, cluster[name]) for name in ("cpu", "memory", "gpu")])
@@ -63,7 +62,7 @@ def _resource(name: str, one: Document) -> list[str]:
 
 
 def _amount(name: str, value: object) -> str:
-    """For people: whole cores, not thousandths of them, and memory in the largest unit."""
+    """An amount for people: whole cores instead of thousandths, and memory in the largest unit."""
     return NONE if value is None else readable(name, amount(name, value))
 
 
@@ -75,6 +74,6 @@ def _queue(one: Document) -> list[str]:
 
 
 def _wait(seconds: float) -> str:
-    """As ages are shown; of a wait below a second, how little it was."""
+    """A wait as an age, or in milliseconds below a second."""
     milliseconds = round(seconds * 1000)
     return f"{milliseconds}ms" if 0 < milliseconds < 1000 else format_age(round(seconds))

@@ -1,1 +1,4 @@
-"""Commands on objects of any kind, as kubectl has them: get, describe, apply, edit, delete, watch."""
+"""Commands on objects of any kind, like kubectl's: get, describe, apply, edit, delete, watch.
+
+Read `get.py` first, then `apply.py`.
+"""

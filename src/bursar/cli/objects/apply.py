@@ -8,9 +8,9 @@ import click
 
 from bursar.cli.shell import completers, manifest
 from bursar.cli.shell.connection import Connection, connected, dry_run_option, namespace_option
-from bursar.cli.shell.limit_notes import tell_limits, tenant_before
+from bursar.cli.shell.limit_notes import print_limit_notes, tenant_before
 from bursar.cli.shell.output import output_option, say
-from bursar.cli.shell.problem import Outcomes, Problem
+from bursar.cli.shell.problem import Outcomes
 
 
 @click.command()
@@ -22,29 +22,24 @@ from bursar.cli.shell.problem import Outcomes, Problem
 @output_option
 @connected
 def apply(connection: Connection, kind: str, files: Sequence[str], recursive: bool, dry_run: bool, output: str) -> None:
-    """Make objects as files describe them.
+    """Create or update objects from files.
 
-    What is not there is created. Of what is there, only the fields in the file change, and those that an earlier
-    apply set and the file no longer has are removed; what others have set stays. KIND is for objects that do not say
-    theirs.
+    Objects that do not exist are created. In existing objects apply sets the fields in the file, removes fields that
+    an earlier apply set and the file no longer has, and keeps all others. KIND is the kind of objects without one.
 
     \b
     bursar apply -f cluster/
     bursar apply -f - --dry-run < tenant.yaml
     """
-    from bursar.client import BursarError
-
     if not files:
         raise click.UsageError("name a file with -f, or -f - for standard input")
     outcomes = Outcomes()
     for one in manifest.read(files, recursive=recursive):
-        try:
+        with outcomes.each():
             noun, resource = manifest.place(one, connection, kind)
             one.require_name()
             before = None if dry_run else tenant_before(connection, noun.plural, one.document["metadata"]["name"])
             applied = resource.apply(one.document, dry_run=dry_run)
             say(noun, applied.object, applied.outcome, output, dry_run=dry_run)
-            tell_limits(connection, before, applied.object)
-        except (BursarError, Problem, click.ClickException) as error:
-            outcomes.failed(error)
+            print_limit_notes(connection, before, applied.object)
     outcomes.leave()

@@ -11,7 +11,7 @@ from bursar.cli.shell import completers, manifest
 from bursar.cli.shell.connection import Connection, connected, dry_run_option, namespace_option
 from bursar.cli.shell.manifest import Manifest
 from bursar.cli.shell.output import output_option, say
-from bursar.cli.shell.problem import Outcomes, Problem
+from bursar.cli.shell.problem import Outcomes
 from bursar.cli.shell.resource_arg import find
 
 
@@ -19,7 +19,7 @@ from bursar.cli.shell.resource_arg import find
 @click.argument("words", nargs=-1, metavar="[KIND] [NAME]...", shell_complete=completers.kind)
 @manifest.files_option
 @manifest.recursive_option
-@click.option("--tenant", default="", metavar="NAME", help="For a namespace: whose it is.")
+@click.option("--tenant", default="", metavar="NAME", help="The tenant of a new namespace.")
 @namespace_option
 @dry_run_option
 @output_option
@@ -35,16 +35,13 @@ def create(
 ) -> None:
     """Create objects from files.
 
-    With a NAME and no file, an object that has nothing but that. With a file, KIND is for objects that do not say
-    theirs.
+    With a NAME and no file, create an object with an empty spec. With a file, KIND is the kind of objects without one.
 
     \b
     bursar create -f allocation.yaml
     bursar create allocation -n ml-team -f - < body.json
     bursar create namespace ml-team --tenant physics
     """
-    from bursar.client import BursarError
-
     kind, names = (words[0] if words else ""), words[1:]
     if bool(files) == bool(names):
         raise click.UsageError("name a file with -f (-f - is standard input), or a kind and a name")
@@ -52,12 +49,10 @@ def create(
     by_name = [plain(connection, kind, name, tenant) for name in names]
     wanted = manifest.read(files, recursive=recursive) if files else by_name
     for one in wanted:
-        try:
+        with outcomes.each():
             noun, resource = manifest.place(one, connection, kind)
             document = resource.create(one.document, dry_run=dry_run)
             say(noun, document, "created", output, dry_run=dry_run)
-        except (BursarError, Problem, click.ClickException) as error:
-            outcomes.failed(error)
     outcomes.leave()
 
 

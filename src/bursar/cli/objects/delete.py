@@ -1,4 +1,4 @@
-"""`bursar delete`: asks for objects to go and, like kubectl, waits until they are gone."""
+"""`bursar delete`: deletes objects and, like kubectl, waits until they are gone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import click
 
 from bursar.cli.shell import completers, manifest
 from bursar.cli.shell.connection import Connection, connected, dry_run_option, label_selector_option, namespace_option
+from bursar.cli.shell.finite_range import FiniteRange
+from bursar.cli.shell.options import grace_period_option
 from bursar.cli.shell.output import full_name, say
 from bursar.cli.shell.problem import UNAVAILABLE, Outcomes, Problem
 from bursar.cli.shell.resource_arg import ResourceType, targets
@@ -17,7 +19,7 @@ from bursar.cli.shell.resource_arg import ResourceType, targets
 if TYPE_CHECKING:
     from bursar.client import Resource
 
-# However long the wait, what is there is looked at again this often.
+# The wait reads the object again this often.
 _LOOK_AGAIN_SECONDS = 60.0
 
 
@@ -28,10 +30,10 @@ _LOOK_AGAIN_SECONDS = 60.0
 @namespace_option
 @label_selector_option
 @click.option("--all", "everything", is_flag=True, help="All objects of the kind in the namespace.")
-@click.option("--grace-period", type=click.IntRange(0), metavar="SECONDS", help="How long what runs may take to end.")
-@click.option("--ignore-not-found", is_flag=True, help="What is not there counts as deleted.")
+@grace_period_option
+@click.option("--ignore-not-found", is_flag=True, help="Treat missing objects as deleted.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until they are gone.")
-@click.option("--timeout", type=click.FloatRange(0), metavar="SECONDS", help="How long to wait; else for ever.")
+@click.option("--timeout", type=FiniteRange(0), metavar="SECONDS", help="How long to wait; else without limit.")
 @dry_run_option
 @connected
 def delete(
@@ -87,7 +89,7 @@ def _chosen(
     if files:
         if words:
             raise click.UsageError("name objects or files, not both")
-        # What was created last may need what was created first.
+        # Later objects in a file may depend on earlier ones, so delete in reverse order.
         for one in reversed(manifest.read(files, recursive=recursive)):
             noun, resource = manifest.place(one, connection)
             yield noun, resource, one.require_name()
@@ -96,7 +98,7 @@ def _chosen(
         resource = connection.resource(target.noun)
         if target.name:
             if label_selector or everything:
-                raise click.UsageError("names do not go with --selector or --all")
+                raise click.UsageError("give names, or --selector or --all, not both")
             yield target.noun, resource, target.name
         elif label_selector or everything:
             for item in resource.list(label_selector=label_selector):
@@ -114,7 +116,9 @@ def _wait_until_gone(noun: ResourceType, resource: Resource, name: str, uid: str
             return
         left = _LOOK_AGAIN_SECONDS if end is None else min(_LOOK_AGAIN_SECONDS, end - time.monotonic())
         if left <= 0:
-            raise Problem(f"{full_name(noun, name)} is not gone yet", "it goes on ending by itself", UNAVAILABLE)
+            raise Problem(
+                f"{full_name(noun, name)} is not deleted yet", "deletion continues in the background", UNAVAILABLE
+            )
         revision = found["metadata"]["resourceVersion"]
         for event in resource.watch(field_selector=selector, resource_version=revision, timeout_seconds=left):
             if event.type == "DELETED":

@@ -1,4 +1,4 @@
-"""`bursar describe`: an object for reading, with what has happened to it."""
+"""`bursar describe`: all fields of an object, with its conditions and events."""
 
 from __future__ import annotations
 
@@ -25,26 +25,22 @@ _LABEL_WIDTH = 14
 @label_selector_option
 @connected
 def describe(connection: Connection, words: Sequence[str], label_selector: str) -> None:
-    """Show all there is to know about an object.
+    """Show an object in full, with its events.
 
     \b
     bursar describe allocation train -n ml-team
     bursar describe nodes -l zone=us-east-1a
     """
-    from bursar.client import BursarError
-
     outcomes = Outcomes()
     first = True
     for target in targets(words, connection.client):
-        try:
+        with outcomes.each(connection.located):
             for document in _documents(connection.resource(target.noun), target, label_selector):
                 if not first:
                     click.echo()
                 first = False
                 for line in described(target.noun, document, _events(connection, target.noun, document)):
                     click.echo(line)
-        except BursarError as error:
-            outcomes.failed(connection.located(error))
     outcomes.leave()
 
 
@@ -56,7 +52,7 @@ def _documents(resource: Resource, target: ResourceTarget, label_selector: str) 
 
 
 def _events(connection: Connection, noun: ResourceType, document: Document) -> list[Document]:
-    """What the server tells about an object's past; nothing where it keeps no events, or not for us."""
+    """The object's events; none if the server has none or the user may not read them."""
     from bursar.client import BursarError
 
     metadata = document["metadata"]
@@ -104,7 +100,7 @@ def _pairs(values: Mapping[str, Any] | None) -> list[str]:
 
 
 def _without_last_applied(annotations: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Without the description that apply keeps for itself, which repeats the object."""
+    """The annotations without apply's own copy of the object."""
     from bursar.core.values.redaction import LAST_APPLIED
 
     return {name: value for name, value in (annotations or {}).items() if name != LAST_APPLIED}
@@ -116,7 +112,7 @@ def _short(text: str, chars_max: int = 120) -> str:
 
 
 def _tree(value: object, depth: int) -> Iterator[str]:
-    """Nested values, one to a line; the names are those of the API, so that they can be used in a patch."""
+    """Nested values, one per line, under the API's field names, so that they can be used in a patch."""
     indent = "  " * depth
     if isinstance(value, Mapping):
         for name, inner in value.items():

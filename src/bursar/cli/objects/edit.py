@@ -1,4 +1,4 @@
-"""`bursar edit`: an object in the user's editor; what was changed there is sent as a patch."""
+"""`bursar edit`: opens an object in the user's editor and sends the changes as a patch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, namespace_option
-from bursar.cli.shell.limit_notes import tell_limits
+from bursar.cli.shell.limit_notes import print_limit_notes
 from bursar.cli.shell.output import full_name, say, to_yaml
 from bursar.cli.shell.problem import Problem
 from bursar.cli.shell.resource_arg import one_target
 
 _HEADING = """\
-# Change what you want changed and save. Lines that begin with # are left out; an empty file changes nothing.
+# Edit the object and save. Lines that begin with # are ignored; an empty file changes nothing.
 """
-# Nobody's to change, and only in the way while reading.
+# Fields that nobody may change, hidden for reading.
 _SERVERS_OWN = ("managedFields", "uid", "creationTimestamp", "generation", "selfLink")
 
 
@@ -28,7 +28,7 @@ _SERVERS_OWN = ("managedFields", "uid", "creationTimestamp", "generation", "self
 def edit(connection: Connection, words: Sequence[str]) -> None:
     """Change an object in your editor.
 
-    If somebody else changes the object meanwhile, yours is refused rather than theirs lost.
+    If the object changes meanwhile, your change is refused, so that none is overwritten.
     """
     from bursar.client import BursarError
     from bursar.client.apply import three_way
@@ -47,11 +47,11 @@ def edit(connection: Connection, words: Sequence[str]) -> None:
     try:
         document = resource.patch(target.name, changes)
     except BursarError:
-        # What was typed is not lost with the refusal.
+        # Print the text, so that a refusal does not lose it.
         click.echo(text, err=True)
         raise
     say(target.noun, document, "edited")
-    tell_limits(connection, before if target.noun.plural == "tenants" else None, document)
+    print_limit_notes(connection, before if target.noun.plural == "tenants" else None, document)
 
 
 def editable(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def editable(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parsed(text: str | None) -> dict[str, Any]:
-    """What the editor left; nothing when it was left without saving."""
+    """The edited object; empty if the editor was left without saving."""
     from bursar.cli.shell.manifest import parse
 
     if not text:

@@ -1,4 +1,4 @@
-"""`bursar get`: objects as tables that the server lays out, or as they are."""
+"""`bursar get`: prints objects as tables that the server renders, or as JSON, YAML or names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Selectors(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How the answer should look."""
+    """The output format and its options."""
 
     output: str
     with_header: bool
@@ -55,9 +55,9 @@ class Form:
 @label_selector_option
 @field_selector_option
 @output_option
-@click.option("-w", "--watch", is_flag=True, help="Go on printing changes.")
-@click.option("--no-headers", is_flag=True, help="Tables without their first line.")
-@click.option("--show-labels", is_flag=True, help="Tables with the objects' labels.")
+@click.option("-w", "--watch", is_flag=True, help="Keep printing changes.")
+@click.option("--no-headers", is_flag=True, help="Print tables without headers.")
+@click.option("--show-labels", is_flag=True, help="Add the labels to tables.")
 @connected
 def get(
     connection: Connection,
@@ -92,9 +92,9 @@ def get(
 def _require_sense(connection: Connection, chosen: Sequence[ResourceTarget], selectors: Selectors) -> None:
     named = [target for target in chosen if target.name]
     if named and any(selectors.values()):
-        raise click.UsageError("names and selectors do not go together")
+        raise click.UsageError("give names or selectors, not both")
     if connection.all_namespaces and any(target.noun.namespaced for target in named):
-        raise click.UsageError("a name is in one namespace: leave out --all-namespaces")
+        raise click.UsageError("a name needs one namespace: leave out --all-namespaces")
 
 
 # --- Tables
@@ -124,22 +124,18 @@ def _print_tables(connection: Connection, chosen: Sequence[ResourceTarget], sele
 def _tables(
     connection: Connection, noun: ResourceType, names: Sequence[str], selectors: Selectors, outcomes: Outcomes
 ) -> list[Document]:
-    from bursar.client import BursarError
-
     resource = connection.resource(noun)
     if not names:
         return [resource.table(**selectors)]
     found = []
     for name in names:
-        try:
+        with outcomes.each(connection.located):
             found.append(resource.table(name))
-        except BursarError as error:
-            outcomes.failed(connection.located(error))
     return found
 
 
 def _prefixed(noun: ResourceType, row: list[str], at: int) -> list[str]:
-    """Among several kinds a name says its kind, so that it can be used as it stands."""
+    """The row with `kind/name` in the name column, for output of several kinds."""
     return [*row[:at], full_name(noun, row[at]), *row[at + 1 :]]
 
 
@@ -149,21 +145,17 @@ def _nothing(connection: Connection, noun: ResourceType, selectors: Selectors) -
     return f"No{' matching' if any(selectors.values()) else ''} {noun.plural} found{where}."
 
 
-# --- Objects as they are
+# --- Objects as JSON, YAML or names
 
 
 def _print_objects(connection: Connection, chosen: Sequence[ResourceTarget], selectors: Selectors, form: Form) -> None:
-    from bursar.client import BursarError
-
     outcomes = Outcomes()
     found: list[tuple[ResourceType, Document]] = []
     for target in chosen:
         resource = connection.resource(target.noun)
-        try:
+        with outcomes.each(connection.located):
             items = [resource.get(target.name)] if target.name else resource.list(**selectors)
             found += [(target.noun, item) for item in items]
-        except BursarError as error:
-            outcomes.failed(connection.located(error))
     as_list = len(chosen) > 1 or not chosen[0].name
     if form.output == "name":
         for noun, item in found:

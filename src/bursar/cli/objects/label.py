@@ -29,7 +29,7 @@ _arguments = all_of(
     click.argument(
         "words", nargs=-1, metavar="KIND [NAME]... NAME=VALUE... NAME-...", shell_complete=completers.target
     ),
-    click.option("--overwrite", is_flag=True, help="Also change what has another value."),
+    click.option("--overwrite", is_flag=True, help="Change existing values."),
     click.option("--all", "everything", is_flag=True, help="All objects of the kind in the namespace."),
     namespace_option,
     label_selector_option,
@@ -72,25 +72,21 @@ def _change(
     label_selector: str,
     dry_run: bool,
 ) -> None:
-    from bursar.client import BursarError
-
     about, changes = split(words)
     if not changes:
-        raise click.UsageError("say what to change: name=value to set, name- to remove")
+        raise click.UsageError("give a change: name=value to set, name- to remove")
     outcomes = Outcomes()
     for noun, resource, document in _chosen(connection, about, label_selector, everything):
-        try:
+        with outcomes.each():
             patch = _patch(noun, document, part, changes, overwrite)
             name = document["metadata"]["name"]
             after = resource.patch(name, patch, dry_run=dry_run) if patch else document
             say(noun, after, done if patch else "unchanged", dry_run=dry_run)
-        except (BursarError, Problem, click.ClickException) as error:
-            outcomes.failed(error)
     outcomes.leave()
 
 
 def split(words: Sequence[str]) -> tuple[list[str], LabelChanges]:
-    """What the command is about, and the changes. Names of objects have neither `=` nor a `-` at their end."""
+    """Split the arguments into objects and changes. Object names have no `=` and no `-` at their end."""
     about: list[str] = []
     changes: LabelChanges = {}
     for word in words:
@@ -133,6 +129,6 @@ def _patch(noun: ResourceType, document: Document, part: str, changes: LabelChan
         )
     if not differing:
         return {}
-    # Without --overwrite nobody else's change in between may be overwritten either.
+    # Without --overwrite a concurrent change must not be overwritten either.
     guard = {} if overwrite else {"resourceVersion": metadata.get("resourceVersion")}
     return {"metadata": {part: differing, **guard}}

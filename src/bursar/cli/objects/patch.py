@@ -10,7 +10,7 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, dry_run_option, namespace_option
-from bursar.cli.shell.limit_notes import tell_limits, tenant_before
+from bursar.cli.shell.limit_notes import print_limit_notes, tenant_before
 from bursar.cli.shell.output import output_option, say
 from bursar.cli.shell.resource_arg import one_target
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--type", "patch_type", type=click.Choice(["merge", "strategic", "json"]), default="merge", show_default=True
 )
-@click.option("--subresource", default="", metavar="NAME", help="A part of the object, such as status.")
+@click.option("--subresource", default="", metavar="NAME", help="The subresource, such as status.")
 @namespace_option
 @dry_run_option
 @output_option
@@ -55,7 +55,7 @@ def patch(
         target.name, content, type=patch_type, subresource=subresource, dry_run=dry_run
     )
     say(target.noun, document, "patched", output, dry_run=dry_run)
-    tell_limits(connection, before, document)
+    print_limit_notes(connection, before, document)
 
 
 def parsed(text: str | None, patch_type: str) -> Any:

@@ -1,4 +1,4 @@
-"""`bursar watch`: the change feed, one line for each change."""
+"""`bursar watch`: prints the change feed, one line per change."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from bursar.cli.shell.connection import (
     label_selector_option,
     namespace_option,
 )
+from bursar.cli.shell.finite_range import FiniteRange
 from bursar.cli.shell.output import TableColumns, full_name, lines, widths
 from bursar.cli.shell.resource_arg import targets
 
@@ -28,9 +29,9 @@ FORMATS = ("table", "wide", "json", "name")
 @all_namespaces_option
 @label_selector_option
 @field_selector_option
-@click.option("-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True, help="How to print.")
+@click.option("-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True, help="Output format.")
 @click.option("--since", "resource_version", default="", metavar="REVISION", help="Only changes after this revision.")
-@click.option("--timeout", "timeout_seconds", type=click.FloatRange(0), metavar="SECONDS", help="Stop after this time.")
+@click.option("--timeout", "timeout_seconds", type=FiniteRange(0), metavar="SECONDS", help="Stop after this time.")
 @connected
 def watch(
     connection: Connection,
@@ -43,7 +44,7 @@ def watch(
 ) -> None:
     """Print changes as they happen.
 
-    First what there is, as ADDED; then each change, through restarts of the server.
+    Existing objects come first, as ADDED; then each change, across restarts of the server.
 
     \b
     bursar watch allocations -n ml-team
@@ -73,7 +74,7 @@ def watch(
         else:
             header = ["Event", *columns.header(event.object)]
             rows = [[event.type, *row] for row in columns.rows(event.object)]
-            # Later lines keep the first one's columns, a little wider than it needs.
+            # Later lines keep the widths of the first, with some margin.
             first = not width
             width = width or [max(size, 8) for size in widths([header, *rows])]
             for line in lines(header, rows, width, with_header=first):

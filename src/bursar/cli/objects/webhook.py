@@ -1,4 +1,4 @@
-"""`bursar webhook`: where notices are sent, and whose payments are believed."""
+"""`bursar webhook`: manages receivers of events and senders of payments."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from bursar.cli.credit.credit import json_option, moment
-from bursar.cli.nodes.drain import seconds_of
+from bursar.cli.credit.credit import moment
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected
-from bursar.cli.shell.output import NONE, print_rows, to_json
+from bursar.cli.shell.options import json_option, seconds_of
+from bursar.cli.shell.output import NONE, exit_with_json, print_rows
 from bursar.cli.shell.problem import Problem
 
 Document = Mapping[str, Any]
@@ -22,7 +22,7 @@ POLL_SECONDS = 0.2
 
 @click.group()
 def webhook() -> None:
-    """Have notices sent, and see what was not taken.
+    """Manage webhooks, and show their pending deliveries.
 
     For system administrators.
     """
@@ -34,21 +34,19 @@ def webhook() -> None:
 def list_(connection: Connection, as_json: bool) -> None:
     """List webhooks, without their secrets."""
     found = list(connection.client.webhooks())
-    if as_json:
-        click.echo(to_json({"items": found}))
-        return
-    header = ("Name", "Direction", "Tenant", "Where", "Types", "Waiting", "Given up", "State", "Last said")
+    exit_with_json(as_json, {"items": found})
+    header = ("Name", "Direction", "Tenant", "URL", "Types", "Pending", "Dropped", "State", "Last response")
     print_rows(header, map(_row, found))
 
 
 @webhook.command()
 @click.argument("name")
 @click.argument("where", metavar="URL", required=False, default="")
-@click.option("--payments", is_flag=True, help="Nothing is sent to it, so it has no URL: its payments are believed.")
-@click.option("--tenant", default="", help="Of this tenant alone.", shell_complete=completers.named("tenants"))
-@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only these, such as credit.low; repeatable.")
-@click.option("--allow-local", is_flag=True, help="It may be on the server's own machine, or link-local.")
-@click.option("--secret", default="", help="A secret of yours, as whsec_…; else one is made.")
+@click.option("--payments", is_flag=True, help="Accept signed payments from it; it has no URL.")
+@click.option("--tenant", default="", help="Only events of this tenant.", shell_complete=completers.named("tenants"))
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="An event type, such as credit.low; repeatable.")
+@click.option("--allow-local", is_flag=True, help="Allow loopback and link-local addresses.")
+@click.option("--secret", default="", help="Your own secret, as whsec_…; else one is generated.")
 @json_option
 @connected
 def create(
@@ -62,14 +60,14 @@ def create(
     secret: str,
     as_json: bool,
 ) -> None:
-    """Have notices sent to a URL, and print the secret that they are signed with; it is not shown again.
+    """Create a webhook and print its signing secret, which is not shown again.
 
     \b
     bursar webhook create ops https://hooks.example/bursar --type credit.low --type credit.exhausted
     bursar webhook create bank --payments
     """
     if payments == bool(where):
-        raise click.UsageError("Give a URL, or --payments.")
+        raise click.UsageError("give a URL or --payments")
     made = connection.client.create_webhook(
         name,
         where,
@@ -79,10 +77,8 @@ def create(
         allow_local=allow_local,
         secret=secret,
     )
-    if as_json:
-        click.echo(to_json(made))
-        return
-    # The secret alone on standard output, so that a script can take it from there.
+    exit_with_json(as_json, made)
+    # The secret alone goes to standard output, for scripts.
     click.echo(made["status"]["secret"])
     click.echo(f"webhook/{name} created", err=True)
 
@@ -91,7 +87,7 @@ def create(
 @name_argument
 @connected
 def delete(connection: Connection, name: str) -> None:
-    """Remove a webhook, with what it was still to get."""
+    """Delete a webhook and its pending deliveries."""
     connection.client.delete_webhook(name)
     click.echo(f"webhook/{name} deleted")
 
@@ -100,33 +96,35 @@ def delete(connection: Connection, name: str) -> None:
 @name_argument
 @click.option(
     "--timeout", "seconds", callback=seconds_of, default="15s", show_default=True, metavar="TIME",
-    help="How long to wait for it to be taken.",
+    help="How long to wait for the delivery.",
 )  # fmt: skip
 @connected
 def test(connection: Connection, name: str, seconds: int) -> None:
-    """Send a notice that tells of nothing, and see whether it is taken.
+    """Send a test event, and wait until it is delivered.
 
-    It is tried again as any other notice is, should it not be taken at once.
+    A failed delivery is retried like that of any other event.
     """
     sent = connection.client.test_webhook(name)["notice"]
     deadline = time.monotonic() + seconds
     while (left := _pending(connection, name, sent)) is not None:
         if left["tries"] and left["lastSaid"]:
-            raise Problem(f"webhook/{name} did not take {sent}: {left['lastSaid']}", _hint(left["lastSaid"]))
+            raise Problem(f"webhook/{name} did not accept {sent}: {left['lastSaid']}", _hint(left["lastSaid"]))
         if time.monotonic() >= deadline:
-            raise click.ClickException(f"webhook/{name} has not taken {sent} within {seconds} s: it is tried again")
+            raise click.ClickException(
+                f"webhook/{name} has not accepted {sent} within {seconds} s; delivery will be retried"
+            )
         time.sleep(POLL_SECONDS)
-    # One that says that it is gone is sent nothing more, and what it was to get is forgotten.
+    # A receiver that answers 410 Gone is disabled, and its deliveries are deleted.
     state = next(
         (one["status"]["state"] for one in connection.client.webhooks() if one["metadata"]["name"] == name), "Deleted"
     )
     if state != "Active":
-        raise click.ClickException(f"webhook/{name} did not take {sent}: {state}")
-    click.echo(f"webhook/{name} took {sent}")
+        raise click.ClickException(f"webhook/{name} did not accept {sent}: {state}")
+    click.echo(f"webhook/{name} delivered {sent}")
 
 
 def _hint(said: str) -> str:
-    """Addresses of the server's own machine are called only where that was said when it was made."""
+    """A hint for a local address, which is called only if --allow-local was given at creation."""
     return "delete it, and create it with --allow-local" if "allowLocal" in said else ""
 
 
@@ -139,19 +137,17 @@ def _pending(connection: Connection, name: str, notice: str) -> Document | None:
 @json_option
 @connected
 def deliveries(connection: Connection, name: str, as_json: bool) -> None:
-    """List the notices that a webhook has not taken, the oldest first."""
+    """List pending and dropped deliveries, the oldest first."""
     found = list(connection.client.webhook_deliveries(name))
-    if as_json:
-        click.echo(to_json({"items": found}))
-        return
+    exit_with_json(as_json, {"items": found})
     rows = (
         [
             one["notice"], one["type"], one["subject"], moment(one["at"]), str(one["tries"]),
-            moment(one["nextAt"]) or "given up", one["lastSaid"] or NONE,
+            moment(one["nextAt"]) or "dropped", one["lastSaid"] or NONE,
         ]
         for one in found
     )  # fmt: skip
-    print_rows(("Notice", "Type", "Subject", "At", "Tries", "Next", "Last said"), rows)
+    print_rows(("Event", "Type", "Subject", "At", "Attempts", "Next", "Last response"), rows)
 
 
 def _row(one: Document) -> list[str]:

@@ -1,1 +1,4 @@
-"""Commands about the session: login, context, kubeconfig, tokens, whoami, completion, version."""
+"""Commands about the session: login, context, kubeconfig, tokens, whoami, completion, version.
+
+Read `login.py` first.
+"""

@@ -1,4 +1,4 @@
-"""`bursar context`: the servers that `bursar login` has remembered."""
+"""`bursar context`: the servers that `bursar login` has stored."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bursar.cli.shell.problem import NOT_FOUND, Problem
 
 @click.group()
 def context() -> None:
-    """List, choose and delete remembered servers."""
+    """List, choose and delete stored servers."""
 
 
 @context.command("list")
 def list_() -> None:
-    """List contexts; the current one is starred."""
+    """List contexts; a star marks the current one."""
     from bursar.client.contexts import config_path, load
 
     contexts = load(config_path())
@@ -34,7 +34,7 @@ def list_() -> None:
 
 @context.command()
 @click.argument("name", shell_complete=completers.context_name)
-@click.option("-n", "--namespace", metavar="NAME", help="Also change the namespace it uses where none is named.")
+@click.option("-n", "--namespace", metavar="NAME", help="Also change its default namespace.")
 def use(name: str, namespace: str | None) -> None:
     """Make a context the current one."""
     from dataclasses import replace
@@ -53,7 +53,7 @@ def use(name: str, namespace: str | None) -> None:
 @context.command()
 @click.argument("name", shell_complete=completers.context_name)
 def delete(name: str) -> None:
-    """Forget a context and its token; the token itself stays good until it is revoked."""
+    """Delete a context and its stored token; the token stays valid until it is revoked."""
     from bursar.client.contexts import Contexts, config_path, load, save
 
     path = config_path()
@@ -66,4 +66,4 @@ def delete(name: str) -> None:
 
 
 def _missing(name: str) -> NoReturn:
-    raise Problem(f'there is no context "{name}"', "`bursar context list` shows them", NOT_FOUND)
+    raise Problem(f'context "{name}" not found', "`bursar context list` shows all", NOT_FOUND)

@@ -1,4 +1,4 @@
-"""`bursar kubeconfig`: the same server and token, as kubectl wants them written."""
+"""`bursar kubeconfig`: a kubectl configuration with the current server, CA and token."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def kubeconfig(connection: Connection, output: Path | None) -> None:
     """
     context = connection.client.context
     if not context.token:
-        raise Problem("there is no token to put into it", "run `bursar login URL`, or set BURSAR_TOKEN")
+        raise Problem("the context has no token", "run `bursar login URL`, or set BURSAR_TOKEN")
     text = to_yaml(document(context, connection.effective_namespace))
     if output is None:
         click.echo(text, nl=False)
@@ -39,7 +39,7 @@ def kubeconfig(connection: Connection, output: Path | None) -> None:
         click.echo(f"Wrote {output}.", err=True)
     if context.url.startswith("http:"):
         click.echo(
-            "  warning: kubectl sends no token over plain http, so it will be refused; "
+            "  warning: kubectl sends no token over plain http, so the server will refuse it; "
             "serve with --tls auto, or with a certificate",
             err=True,
         )
@@ -68,7 +68,7 @@ def _authority(ca_file: str) -> bytes:
 
 
 def _write_secret(path: Path, text: str) -> None:
-    """Readable by its owner only, from the moment it exists."""
+    """Write the file with mode 0600 from its creation on."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:

@@ -1,4 +1,4 @@
-"""`bursar login`: remembers a server and a token, after trying them."""
+"""`bursar login`: stores a server and a token after checking them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bursar.cli.shell.problem import UNAVAILABLE, Problem
 
 @click.command()
 @click.argument("url")
-@click.option("--token", metavar="TOKEN", help="The token, or - to read it from standard input; else it is asked for.")
-@click.option("--context", metavar="NAME", help="What to call this server; else its host's name.")
-@click.option("--ca-file", type=click.Path(exists=True, dir_okay=False), help="The CA that signed its certificate.")
-@click.option("-n", "--namespace", default="", metavar="NAME", help="The namespace to use where none is named.")
+@click.option("--token", metavar="TOKEN", help="The token, or - for standard input; else a prompt asks for it.")
+@click.option("--context", metavar="NAME", help="The name of the context; else the host's name.")
+@click.option("--ca-file", type=click.Path(exists=True, dir_okay=False), help="The CA of the server's certificate.")
+@click.option("-n", "--namespace", default="", metavar="NAME", help="The default namespace.")
 def login(url: str, token: str | None, context: str | None, ca_file: str | None, namespace: str) -> None:
-    """Remember a server and a token for it.
+    """Store a server and its token.
 
     \b
     bursar login https://bursar.example.com
@@ -40,17 +40,17 @@ def login(url: str, token: str | None, context: str | None, ca_file: str | None,
     save(path, Contexts(name, {**contexts.known, name: stored}))
     click.echo(f'Logged in to {url} as {user}; context "{name}" is now the current one ({path}).')
     if chosen and not namespace:
-        others = f"; yours are {', '.join(visible)}: -n names another" if len(visible) > 1 else ""
-        click.echo(f'The namespace is "{chosen}" where none is named{others}.')
+        others = f"; yours are {', '.join(visible)}: -n chooses another" if len(visible) > 1 else ""
+        click.echo(f'The default namespace is "{chosen}"{others}.')
     for variable in ("BURSAR_URL", "BURSAR_TOKEN"):
         if os.environ.get(variable):
-            click.echo(f"  warning: {variable} is set and wins over this context: unset {variable}", err=True)
+            click.echo(f"  warning: {variable} is set and overrides this context: unset {variable}", err=True)
     if url.startswith("http:") and not is_loopback(url):
-        click.echo("  warning: over plain http the token can be read on the way; use https", err=True)
+        click.echo("  warning: plain http sends the token unencrypted; use https", err=True)
 
 
 def _named_after(url: str) -> str:
-    """Host and port: several servers on one machine are several contexts."""
+    """The context's name: host and port, because one machine may run several servers."""
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname or "default"
 
@@ -73,7 +73,7 @@ def _secret(token: str | None) -> str:
 
 
 def _try(url: str, token: str, ca_file: str | None) -> tuple[str, list[str]]:
-    """Whose token it is, and its namespaces where the usual one is not among them; raises what is wrong with it."""
+    """Check the token: return its user, and the visible namespaces if `default` is not among them."""
     from bursar.cli.session.whoami import username
     from bursar.cli.shell.connection import make_client, visible_namespaces
     from bursar.client.errors import ApiError, ConnectionFailed
@@ -87,5 +87,5 @@ def _try(url: str, token: str, ca_file: str | None) -> tuple[str, list[str]]:
                 return user, visible_namespaces(client)
             return user, []
     except ConnectionFailed as error:
-        # Which server is meant was said just now.
+        # No hint about choosing a server: the URL was just typed.
         raise Problem(error.message, error.hint, UNAVAILABLE) from None

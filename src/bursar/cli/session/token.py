@@ -1,4 +1,4 @@
-"""`bursar token`: who may speak to the server."""
+"""`bursar token`: creates, lists and revokes API tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected
-from bursar.cli.shell.output import NONE, print_documents, print_rows, to_json
+from bursar.cli.shell.output import NONE, exit_with_json, print_documents, print_rows
 from bursar.cli.shell.problem import Outcomes, Problem
 from bursar.core.values.access import Role
 
@@ -26,12 +26,12 @@ def token() -> None:
 
 
 @token.command()
-@click.option("--role", type=click.Choice([str(role) for role in Role]), required=True, help="What it may do.")
-@click.option("--tenant", metavar="NAME", help="With whose things.", shell_complete=completers.named("tenants"))
-@click.option("--user", metavar="NAME", help="Whose name is written on what is done.")
-@click.option("--node", metavar="NAME", help="For role node: which one.", shell_complete=completers.named("nodes"))
-@click.option("--ttl", metavar="TIME", help="How long it is good for, such as 24h; else until it is revoked.")
-@click.option("-o", "--output", type=click.Choice(["token", "json"]), default="token", help="json tells its id too.")
+@click.option("--role", type=click.Choice([str(role) for role in Role]), required=True, help="The role.")
+@click.option("--tenant", metavar="NAME", help="The tenant.", shell_complete=completers.named("tenants"))
+@click.option("--user", metavar="NAME", help="The user that changes are recorded under.")
+@click.option("--node", metavar="NAME", help="The node; for role node.", shell_complete=completers.named("nodes"))
+@click.option("--ttl", metavar="TIME", help="Lifetime, such as 24h; else it never expires.")
+@click.option("-o", "--output", type=click.Choice(["token", "json"]), default="token", help="json includes the id.")
 @connected
 def create(connection: Connection, output: str, **wanted: str | None) -> None:
     """Create a token and print it; it is not shown again.
@@ -43,7 +43,7 @@ def create(connection: Connection, output: str, **wanted: str | None) -> None:
 
 
 @token.command("list")
-@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", help="How to print.")
+@click.option("-o", "--output", type=click.Choice(["table", "json", "yaml"]), default="table", help="Output format.")
 @connected
 def list_(connection: Connection, output: str) -> None:
     """List tokens, without their secrets."""
@@ -58,27 +58,21 @@ def list_(connection: Connection, output: str) -> None:
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @connected
 def revoke(connection: Connection, ids: Sequence[str]) -> None:
-    """Revoke tokens; what they were used for stays."""
-    from bursar.client import BursarError
-
+    """Revoke tokens. Objects created with them stay."""
     outcomes = Outcomes()
     for one in ids:
-        try:
+        with outcomes.each():
             tokens(connection.client).delete(one)
             click.echo(f"token/{one} revoked")
-        except BursarError as error:
-            outcomes.failed(error)
     outcomes.leave()
 
 
 def print_new(client: Client, wanted: dict[str, Any], output: str = "token", file: Path | None = None) -> None:
-    """The token alone on standard output, so that a script can take it from there; or in a file of its user alone."""
+    """Create a token and print it alone on standard output, for scripts; or write it to a file with mode 0600."""
     if file is not None and not os.access(file.parent, os.W_OK):
-        raise Problem(f"{file} cannot be written", "nothing was created: name a file in a directory of yours")
+        raise Problem(f"{file} cannot be written", "no token was created: choose a directory that you may write to")
     created = tokens(client).create(wanted)
-    if output == "json":
-        click.echo(to_json(created))
-        return
+    exit_with_json(output == "json", created)
     if file is not None:
         _keep(file, created["status"]["token"])
     else:
@@ -88,7 +82,7 @@ def print_new(client: Client, wanted: dict[str, Any], output: str = "token", fil
 
 
 def _keep(file: Path, token: str) -> None:
-    """At once and whole, and never readable by others for a moment."""
+    """Write the file atomically and with mode 0600."""
     try:
         handle, scratch = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 0600
         with os.fdopen(handle, "w") as written:

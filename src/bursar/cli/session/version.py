@@ -10,11 +10,11 @@ from bursar import __version__
 
 
 @click.command()
-@click.option("--server", is_flag=True, help="Ask the server for its version too.")
-@click.option("--context", metavar="NAME", help="A context other than the current one.")
+@click.option("--server", is_flag=True, help="Also show the server's version.")
+@click.option("--context", metavar="NAME", help="The context to use; else the current one.")
 @click.option("--url", help="The server's URL.  [env: BURSAR_URL]")
 def version(server: bool, **options: Any) -> None:
-    """Show versions."""
+    """Show the version."""
     click.echo(f"bursar {__version__}")
     if server:
         from bursar.cli.shell.connection import make_client

@@ -8,18 +8,16 @@ from typing import Any
 import click
 
 from bursar.cli.shell.connection import Connection, connected
-from bursar.cli.shell.output import to_json
+from bursar.cli.shell.output import exit_with_json
 
 
 @click.command()
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="How to print.")
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", help="The output format.")
 @connected
 def whoami(connection: Connection, output: str) -> None:
-    """Show who the server takes you for."""
+    """Show the current user and role."""
     info = connection.client.whoami()
-    if output == "json":
-        click.echo(to_json(info))
-        return
+    exit_with_json(output == "json", info)
     click.echo(username(info))
     for name in ("role", "tenant", "node"):
         if info.get(name):
@@ -28,5 +26,5 @@ def whoami(connection: Connection, output: str) -> None:
 
 
 def username(info: Mapping[str, Any]) -> str:
-    """Not every token is somebody's: then it is known by its role."""
+    """The user's name, or the role of a token without a user."""
     return str(info.get("user") or info.get("node") or info.get("role") or "nobody")

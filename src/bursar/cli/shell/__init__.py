@@ -1,1 +1,4 @@
-"""Parts that commands share: connection options, printing, errors and exit codes, completion, manifests."""
+"""Parts that commands share: connection options, output, errors and exit codes, completion, manifests.
+
+Read `connection.py` and `problem.py` first.
+"""

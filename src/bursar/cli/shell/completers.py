@@ -1,5 +1,5 @@
-"""What completion offers for kinds and names. It asks the server, but never for longer than a second, and keeps quiet
-about whatever goes wrong: somebody is in the middle of typing."""
+"""Shell completion of kinds and names. It asks the server for at most one second, and ignores every error, because
+the user is in the middle of typing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
     from bursar.client import Client
 
-# A shell that waits for long is worse than one that does not help.
+# A shell that blocks is worse than one that completes nothing.
 SECONDS_MAX = float(os.environ.get("BURSAR_COMPLETION_SECONDS", "1"))
 NAMES_MAX = 500
 
 
 def target(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Kinds first, then the names of that kind; `kind/` is followed by names at once."""
+    """Complete kinds first, then the names of that kind. After `kind/` complete names at once."""
     before = tuple(ctx.params.get(param.name or "") or ())
     kind, slash, _ = incomplete.partition("/")
     if slash:
@@ -36,7 +36,7 @@ def kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[st
 
 
 def named(plural: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """The names of one kind."""
+    """A completer for the names of one kind."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         del param
@@ -46,14 +46,14 @@ def named(plural: str) -> Callable[[click.Context, click.Parameter, str], list[s
 
 
 def explainable(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Allocations, unless another kind is named first."""
+    """Complete allocations, unless another kind is named first."""
     if "/" in incomplete or ctx.params.get(param.name or ""):
         return target(ctx, param, incomplete)
     return named("allocations")(ctx, param, incomplete)
 
 
 def work(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Allocations, and jobs as `job/NAME`: in all namespaces, unless one is named."""
+    """Complete allocations, and jobs as `job/NAME`, in all namespaces unless one is named."""
     del param
     if not ctx.params.get("namespace"):
         ctx.params["all_namespaces"] = True
@@ -95,7 +95,7 @@ def kinds() -> list[str]:
 
 
 def listed(ctx: click.Context, path: str, field: str) -> list[Any]:
-    """What the first page of a list that is of no kind calls its items."""
+    """One field of each item on the first page of a list that is not a kind."""
     with _client(ctx) as client:
         found = client.request("GET", f"/api/v1/{path}", query={"limit": str(NAMES_MAX)})
         return [item[field] for item in found["items"]]
@@ -120,7 +120,7 @@ def names(ctx: click.Context, word: str) -> list[str]:
 
 
 def within_time(ask: Callable[[], list[str]]) -> list[str]:
-    """The answer, if it comes in time. The thread that is still waiting ends with the process."""
+    """The answer if it arrives in time, else nothing. A thread that is still waiting ends with the process."""
     from threading import Thread
 
     answer: list[str] = []

@@ -1,4 +1,4 @@
-"""The options every command that asks the server has, and the client they make."""
+"""Connection options of every command that calls the server, and the client made from them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_NAMESPACE = "default"
-NAMESPACES_TOLD_MAX = 20
-_WORK = {"allocations": "allocation", "jobs": "job"}  # what people look for in the wrong namespace
+NAMESPACES_LISTED_MAX = 20
+_WORK = {"allocations": "allocation", "jobs": "job"}  # kinds that users look for in the wrong namespace
 _MISSING = re.compile(r'(allocations|jobs) "([^"]+)" not found')
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A client, and the namespaces that a command is about."""
+    """A client, and the namespaces that a command works on."""
 
     client: Client
     namespace: str = ""
@@ -40,14 +40,14 @@ class Connection:
         return self.namespace or self.client.context.namespace or DEFAULT_NAMESPACE
 
     def resource(self, noun: ResourceType, namespace: str = "") -> Resource:
-        """The objects of a kind, in the namespace named here, else in that of the command."""
+        """The objects of a kind, in the given namespace, else in the command's."""
         everything = self.client.resource(noun.plural, namespaced=noun.namespaced)
         if not noun.namespaced or (self.all_namespaces and not namespace):
             return everything
         return everything(namespace or self.effective_namespace)
 
     def located(self, error: BursarError) -> Exception:
-        """The error; of work that is not in the command's namespace, with that, and with those where it is."""
+        """The error. For work not found, it names the searched namespace and the namespaces where the work exists."""
         from bursar.client.errors import NotFound
 
         missing = _MISSING.fullmatch(error.message) if isinstance(error, NotFound) else None
@@ -60,7 +60,7 @@ class Connection:
         return Problem(message, error.hint, NOT_FOUND)
 
     def spaces_with(self, plural: str, name: str) -> Iterator[str]:
-        """The namespaces, of those that may be looked into, in which there is one of this name."""
+        """The visible namespaces that hold an object of this name."""
         from bursar.client.errors import BursarError
         from bursar.core.values.selector import Op, Selector, SelectorTerm, to_text
 
@@ -71,7 +71,7 @@ class Connection:
 
 
 def connected(command: F) -> F:
-    """Gives a command a Connection as its first argument, and the options that say to whom."""
+    """Decorate a command: add the connection options, and pass a Connection as its first argument."""
 
     @wraps(command)
     def with_connection(
@@ -95,30 +95,30 @@ def connected(command: F) -> F:
 
 
 def _namespace_hint(connection: Connection, error: NotFound) -> str:
-    """Which namespaces there are for who named none and sees no `default`; empty where that is not the trouble."""
+    """The user's namespaces, if none was given and `default` does not exist for this user; else empty."""
     usual = f'namespaces "{DEFAULT_NAMESPACE}" not found'
     if error.message != usual or connection.namespace or connection.effective_namespace != DEFAULT_NAMESPACE:
         return ""
     if visible := visible_namespaces(connection.client):
         return (
-            f"give -n NAME: yours {'are' if len(visible) > 1 else 'is'} {', '.join(visible)}; `bursar login` keeps one"
+            f"give -n NAME: yours {'are' if len(visible) > 1 else 'is'} {', '.join(visible)}; `bursar login` stores one"
         )
     return "you have no namespace yet: ask your tenant's administrator for one"
 
 
 def visible_namespaces(client: Client) -> list[str]:
-    """The first of them by name, as many as fit into a sentence; none where they may not be listed."""
+    """The first namespaces by name, as many as fit into a sentence; none where the user may not list them."""
     from bursar.client import BursarError
 
     try:
-        found = client.namespaces.list(limit=NAMESPACES_TOLD_MAX)
+        found = client.namespaces.list(limit=NAMESPACES_LISTED_MAX)
     except BursarError:
         return []
-    return sorted(str(one["metadata"]["name"]) for one in found)[:NAMESPACES_TOLD_MAX]
+    return sorted(str(one["metadata"]["name"]) for one in found)[:NAMESPACES_LISTED_MAX]
 
 
 def all_of(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several options as one, in the order in which --help shows them."""
+    """Combine several options into one decorator, in the order in which --help shows them."""
 
     def decorated(command: Any) -> Any:
         for option in reversed(options):
@@ -137,7 +137,7 @@ def make_client(
     seconds_max: float = 10.0,
     timeout_seconds: float = 30.0,
 ) -> Client:
-    """A client that gives up sooner than a program's would: somebody is waiting."""
+    """A client with shorter retries than the SDK's default, because a person is waiting."""
     from bursar.client import Client, Retries
 
     return Client(
@@ -154,22 +154,22 @@ _OPTIONS = (
     click.option(
         "--context",
         metavar="NAME",
-        help="A context other than the current one.",
+        help="The context to use; else the current one.",
         shell_complete=completers.context_name,
     ),
     click.option("--url", help="The server's URL.  [env: BURSAR_URL]"),
-    click.option("--token", help="The token; better in BURSAR_TOKEN, where no process list shows it."),
-    click.option("--ca-file", type=click.Path(dir_okay=False), help="The CA that signed the server's certificate."),
+    click.option("--token", help="The token. Prefer BURSAR_TOKEN: process lists show options."),
+    click.option("--ca-file", type=click.Path(dir_okay=False), help="The CA of the server's certificate."),
 )
 
 namespace_option = click.option(
     "-n",
     "--namespace",
     metavar="NAME",
-    help="The namespace; else the context's own.",
+    help="The namespace; else the context's.",
     shell_complete=completers.named("namespaces"),
 )
 all_namespaces_option = click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
 label_selector_option = click.option("-l", "--selector", "label_selector", default="", help="Such as app=train,!old.")
 field_selector_option = click.option("--field-selector", default="", help="Such as status.phase=Running.")
-dry_run_option = click.option("--dry-run", is_flag=True, help="Let the server check everything and change nothing.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Check everything on the server, change nothing.")

@@ -1,4 +1,5 @@
-"""Being told to stop: the first time what is going on is interrupted, so that it can be undone; the second time too."""
+"""Handling of SIGINT and SIGTERM: the first signal interrupts the command so that it can clean up, a second one
+interrupts the cleanup."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """Not an Exception: nothing that handles trouble on its way may take it for some."""
+    """A signal to stop. It is not an Exception, so that error handlers let it pass."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -18,8 +19,8 @@ class Interrupted(BaseException):
 
 
 class InterruptTrap:
-    """Within the block a signal to stop raises Interrupted. Until `release` the first one waits: what has been begun
-    must be known before it can be undone."""
+    """A context manager in which a signal raises Interrupted. Until `release` the first signal is held back, because
+    the command must know what it has started before it can undo it."""
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
@@ -27,7 +28,7 @@ class InterruptTrap:
         self._waiting: int | None = None
 
     def __enter__(self) -> InterruptTrap:
-        self._before = {one: signal.signal(one, self._hear) for one in SIGNALS}
+        self._before = {one: signal.signal(one, self._handle) for one in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -35,12 +36,12 @@ class InterruptTrap:
             signal.signal(one, handler)
 
     def release(self) -> None:
-        """From now on a signal interrupts at once; one that came before does so now."""
+        """Let signals interrupt at once from now on, a held one immediately."""
         self._held = False
         if self._waiting is not None:
             raise Interrupted(self._waiting)
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, _: FrameType | None) -> None:
         if self._held and self._waiting is None:
             self._waiting = number
             return

@@ -1,7 +1,7 @@
-"""A click group that loads a command when it is called, and not to show that it is there.
+"""A click group that imports a command only when it is called.
 
-Each entry names where the command is and carries its own line of help, so that `bursar --help` and completion import
-nothing. A test holds those lines against the commands' own.
+Each entry has the command's module and its help line, so that `bursar --help` and completion import nothing. A test
+compares these lines with the commands' own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bursar.cli.shell import problem
 
 @dataclass(frozen=True, slots=True)
 class CommandEntry:
-    """`target` is `module:attribute`; `section` is the heading in the help."""
+    """A command: `target` is `module:attribute`, `section` is the heading in the help."""
 
     target: str
     help: str
@@ -25,7 +25,7 @@ class CommandEntry:
 
 
 class LazyGroup(click.Group):
-    """`entries` maps a command's name to where it is; `add_lazy` adds to it."""
+    """A group whose `entries` map a command's name to its module; `add_lazy` adds one."""
 
     def __init__(self, *args: Any, entries: dict[str, CommandEntry] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -64,23 +64,23 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.NoSuchCommand as error:
-            # click looks for what may have been meant only among the commands that are loaded.
+            # click suggests similar names only among loaded commands.
             raise click.NoSuchCommand(error.command_name, possibilities=self.list_commands(ctx), ctx=ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command; what it could not do is told in one way, with the exit code that says which kind it was."""
+        """Run the command. Every error is printed in one form, and its kind gives the exit code."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             ctx.exit(problem.INTERRUPTED)
         except BrokenPipeError:
-            # The reader has gone, as in `bursar get … | head -1`: end quietly, as a program that SIGPIPE ends.
+            # The reader has closed the pipe, as in `bursar get … | head -1`: end quietly, as SIGPIPE does.
             _stop_writing()
             ctx.exit(problem.PIPE_CLOSED)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except Exception as error:
-            ctx.exit(problem.tell(error))
+            ctx.exit(problem.report(error))
 
 
 def _stop_writing() -> None:

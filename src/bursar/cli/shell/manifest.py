@@ -1,4 +1,4 @@
-"""Objects in files: YAML or JSON, several to a file, whole directories, or standard input."""
+"""Manifests: objects read from YAML or JSON files, directories or standard input."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SUFFIXES = (".yaml", ".yml", ".json")
 files_option = click.option(
     "-f", "--filename", "files", multiple=True, metavar="FILE", help="A file, a directory, or - for standard input."
 )
-recursive_option = click.option("-R", "--recursive", is_flag=True, help="Directories with all that is in them.")
+recursive_option = click.option("-R", "--recursive", is_flag=True, help="Read directories recursively.")
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """An object, and where it was read."""
+    """An object, and the file it was read from."""
 
     document: dict[str, Any]
     source: str
@@ -38,22 +38,22 @@ class Manifest:
         return str((self.document.get("metadata") or {}).get("name") or "")
 
     def require_name(self) -> str:
-        """For what can only be done with an object that has a name; a new one may leave that to the server."""
+        """The name, which is an error if missing. Only `create` leaves it to the server."""
         if not self.name:
             raise Problem(f"{self.source}: the object has no metadata.name")
         return self.name
 
 
 def read(files: Sequence[str], *, recursive: bool = False) -> list[Manifest]:
-    """Everything in the files, in order; all of it is read before any of it is used."""
+    """All objects in the files, in order. Everything is read before anything is used."""
     found = [manifest for file in files for manifest in _read_one(file, recursive)]
     if not found:
-        raise Problem(f"there is no object in {', '.join(files)}")
+        raise Problem(f"no object in {', '.join(files)}")
     return found
 
 
 def place(manifest: Manifest, connection: Connection, word: str = "") -> tuple[ResourceType, Resource]:
-    """The kind of an object and where it belongs; `word` is the kind to take where the object names none."""
+    """The kind and namespace of an object; `word` is the kind of objects that have no `kind`."""
     kind = manifest.document.get("kind") or word
     if not kind:
         raise Problem(f"{manifest.source}: the object has no kind", "add `kind:`, or name the kind in the command")
@@ -84,13 +84,13 @@ def _text(path: Path) -> str:
     try:
         return path.read_text()
     except FileNotFoundError:
-        raise Problem(f"there is no file {path}") from None
+        raise Problem(f"file {path} not found") from None
     except (OSError, UnicodeDecodeError) as error:
         raise Problem(f"{path} cannot be read: {error}") from None
 
 
 def parse(text: str, source: str) -> Iterator[Manifest]:
-    """JSON is YAML too, so one reader does for both; Lists are taken apart."""
+    """Parse YAML or JSON, which is a subset of YAML, and split Lists into their items."""
     import yaml
 
     try:
@@ -103,7 +103,7 @@ def parse(text: str, source: str) -> Iterator[Manifest]:
 
 
 def _loader() -> Any:
-    """YAML's safe loader, but for dates: what looks like one is the text of a label or a status."""
+    """YAML's safe loader without dates: text that looks like a date is the value of a label or a status."""
     import yaml
 
     safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -121,7 +121,7 @@ def _objects(document: object, source: str) -> Iterator[Manifest]:
     items = document.get("items")
     if kind.endswith("List") and isinstance(items, list):
         for item in items:
-            # The items of an AllocationList need not say what they are.
+            # The items of an AllocationList need no kind.
             named = {"kind": kind.removesuffix("List"), **item} if isinstance(item, Mapping) else item
             yield from _objects(named if kind != "List" else item, source)
     elif not isinstance(document.get("metadata") or {}, dict):
@@ -131,7 +131,7 @@ def _objects(document: object, source: str) -> Iterator[Manifest]:
 
 
 def _plain(document: dict[Any, Any]) -> dict[str, Any]:
-    """As JSON has it: YAML also makes keys of numbers and of words such as `on`."""
+    """The mapping with strings as keys, as in JSON. YAML also reads numbers and words such as `on` as keys."""
     return {_key(field): _plain_value(value) for field, value in document.items()}
 
 

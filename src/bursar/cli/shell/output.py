@@ -1,4 +1,4 @@
-"""How answers are printed: the server's tables, JSON, YAML, or names only."""
+"""Output formats of answers: the server's tables, JSON, YAML, or names only."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NONE = "<none>"
 _TIMESTAMP = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 output_option = click.option(
-    "-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True, help="The form of the answer."
+    "-o", "--output", type=click.Choice(FORMATS), default="table", show_default=True, help="The output format."
 )
 
 
 def print_rows(header: Sequence[str], rows: Iterable[Sequence[str]], *, with_header: bool = True) -> None:
-    """Columns as wide as what is in them."""
+    """Print a table with columns as wide as their cells."""
     shown = [list(row) for row in rows]
     for line in lines(header, shown, widths([header, *shown] if with_header else shown), with_header=with_header):
         click.echo(line)
@@ -40,12 +40,12 @@ def lines(
 
 
 def widths(rows: Iterable[Sequence[str]]) -> list[int]:
-    """How wide each column is; cells count as many columns as their characters."""
+    """The width of each column, in characters."""
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
 class TableColumns:
-    """Which of a server's columns are shown, and in front and behind them what only we know to show."""
+    """The columns of a table: the server's, with the namespace before them and the labels after them on request."""
 
     def __init__(self, *, wide: bool = False, with_namespace: bool = False, with_labels: bool = False) -> None:
         self._wide = wide
@@ -60,7 +60,7 @@ class TableColumns:
         return [*before, *(str(one["name"]) for one in self._definitions if self._shows(one)), *after]
 
     def rows(self, table: Mapping[str, Any]) -> list[list[str]]:
-        """In a watch only the first table says what its columns are."""
+        """The cells to show. In a watch only the first table has column definitions, so they are remembered."""
         self._learn(table)
         return [self._row(row) for row in table.get("rows") or []]
 
@@ -79,12 +79,12 @@ class TableColumns:
 
 
 def _cell(value: object) -> str:
-    # A cell is one line, whatever the server put in it.
+    # A cell is one line, even if the server's value has several.
     return NONE if value is None else " ".join(str(value).split())
 
 
 def age(timestamp: object) -> str:
-    """How long ago that was."""
+    """The time since a timestamp, as `5m`."""
     try:
         at = datetime.fromisoformat(str(timestamp))
     except ValueError:
@@ -93,7 +93,7 @@ def age(timestamp: object) -> str:
 
 
 def due(timestamp: object) -> str:
-    """When something is expected, the distance first: `in about 10 min (12:38 UTC)`; `now` once that has passed."""
+    """The time of an expected event: `in about 10 min (12:38 UTC)`, or `now` once it has passed."""
     distance, clock = _moment(timestamp)
     if not distance:
         return clock
@@ -101,12 +101,12 @@ def due(timestamp: object) -> str:
 
 
 def moments(text: str) -> str:
-    """A sentence with each of its times as people read it: `12:38 UTC (in about 10 min)`."""
+    """A sentence with its timestamps rewritten for people: `12:38 UTC (in about 10 min)`."""
     return _TIMESTAMP.sub(lambda found: "{1} ({0})".format(*_moment(found[0])), text)
 
 
 def _moment(timestamp: object) -> tuple[str, str]:
-    """How far away it is, and what the clock says then; a text that is no time is left as it is."""
+    """The distance to a timestamp and its clock time; a text that is no timestamp is returned as the clock time."""
     now = datetime.now(UTC)
     try:
         at = datetime.fromisoformat(str(timestamp)).astimezone(UTC)
@@ -120,11 +120,18 @@ def pairs(values: Mapping[str, Any] | None) -> str:
 
 
 def print_documents(documents: Sequence[Mapping[str, Any]], output: str, *, as_list: bool) -> None:
-    """One object as it is, several as a List."""
+    """Print one object, or several as a List."""
     whole: Mapping[str, Any] = (
         {"apiVersion": "v1", "kind": "List", "items": list(documents)} if as_list else documents[0]
     )
     click.echo(to_json(whole) if output == "json" else to_yaml(whole), nl=output == "json")
+
+
+def exit_with_json(as_json: bool, document: object) -> None:
+    """With --json: print the API's answer and end the command, before it is rendered for people."""
+    if as_json:
+        click.echo(to_json(document))
+        raise click.exceptions.Exit
 
 
 def to_json(document: object) -> str:
@@ -145,7 +152,7 @@ def full_name(noun: ResourceType, name: str) -> str:
 def say(
     noun: ResourceType, document: Mapping[str, Any], done: str, output: str = "table", *, dry_run: bool = False
 ) -> None:
-    """What a write did: `allocation/train created`, or the object if that was asked for."""
+    """Print the result of a write: `allocation/train created`, or the object as JSON or YAML."""
     if output in ("json", "yaml"):
         print_documents([document], output, as_list=False)
         return

@@ -1,14 +1,15 @@
-"""How trouble is told: what it is, what would help, and an exit code that a script can act on."""
+"""Error messages: what failed, a hint, and an exit code that a script can act on."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from bursar.client import BursarError
     from bursar.core.values.refusal import Cause
@@ -23,11 +24,11 @@ UNAVAILABLE = 7
 INTERRUPTED = 130
 PIPE_CLOSED = 141  # as a shell reports a program that SIGPIPE ended
 
-WHICH_SERVER = "--url, BURSAR_URL or `bursar context` say which server is asked"
+WHICH_SERVER = "--url, BURSAR_URL or `bursar context` choose the server"
 
 
 class Problem(Exception):
-    """What this side found wrong before asking the server, or in its answers."""
+    """An error that the client found itself, before calling the server or in its answer."""
 
     def __init__(self, message: str, hint: str = "", exit_code: int = FAILED) -> None:
         super().__init__(message)
@@ -35,8 +36,8 @@ class Problem(Exception):
         self.exit_code = exit_code
 
 
-def tell(error: Exception) -> int:
-    """Says on stderr what went wrong, and gives its exit code; what nobody expected is raised again."""
+def report(error: Exception) -> int:
+    """Print an error on standard error and return its exit code. An unexpected error is raised again."""
     from bursar.client.errors import ApiError, BursarError
 
     if isinstance(error, click.ClickException):
@@ -70,24 +71,20 @@ def exit_code(error: Exception) -> int:
 
 
 def rendered(message: str, hint: str = "", causes: Iterable[Cause] = ()) -> str:
-    """The message, then what would help, then each cause that says more than the message does."""
+    """The message, then the hint, then each cause that adds to the message."""
     lines = [f"Error: {message}"]
     # Some messages, as the specification writes them, end in their own hint.
     if hint and hint not in message:
         lines.append(f"  hint: {hint}")
-    # Which limit of an account it is, the message says.
-    told = [one for one in causes if not one.scope.startswith("account:")]
-    whys = (f"{one.field}: {one.message}" if one.field not in one.message else one.message for one in told)
-    lines += [f"  - {_indented(why)}" for why in dict.fromkeys(whys) if why and not _said(why, message)]
-    # Which of a namespace's quotas has no room is only in the cause's scope.
+    # The message already names the limit of an account.
+    shown = [one for one in causes if not one.scope.startswith("account:")]
+    whys = (f"{one.field}: {one.message}" if one.field not in one.message else one.message for one in shown)
+    aligned = (why.replace("\n", "\n    ") for why in dict.fromkeys(whys) if why and not _said(why, message))
+    lines += [f"  - {why}" for why in aligned]
+    # Only the cause's scope names the ResourceQuota that is exceeded.
     named = dict.fromkeys(one.scope.removeprefix("quota:") for one in causes if one.scope.startswith("quota:"))
     lines += [f"  quota: {name}" for name in named]
     return "\n".join(lines)
-
-
-def _indented(why: str) -> str:
-    """Several lines of one cause stand below each other."""
-    return why.replace("\n", "\n    ")
 
 
 def _said(why: str, message: str) -> bool:
@@ -95,7 +92,7 @@ def _said(why: str, message: str) -> bool:
 
 
 def _hint(error: BursarError) -> str:
-    """What the server says would help, else what we know, and when to come back."""
+    """The server's hint, else one that the client knows, with the time to retry."""
     from bursar.client import errors
 
     match error:
@@ -104,28 +101,40 @@ def _hint(error: BursarError) -> str:
         case errors.ConnectionFailed() if error.hint and error.passing:
             return f"{error.hint}; {WHICH_SERVER}"
         case errors.ApiError() if error.status == 500 and error.request_id:
-            return f"the server's log tells more under request id {error.request_id}"
+            return f"see the server's log for request id {error.request_id}"
         case errors.ApiError() if error.retry_after:
             return "; ".join(filter(None, (error.hint.rstrip("."), f"try again in {error.retry_after:g} s")))
     return error.hint
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """What may have been meant."""
+    """The most similar of the words, if any is similar."""
     from difflib import get_close_matches
 
     return next(iter(get_close_matches(word, list(words), 1)), "")
 
 
 class Outcomes:
-    """Does one thing after another, tells each failure as it happens, and leaves with the first one's exit code."""
+    """The failures of a command on several objects: each is printed at once, the first gives the exit code."""
 
     def __init__(self) -> None:
         self._code = 0
 
+    @contextmanager
+    def each(self, located: Callable[[BursarError], Exception] = lambda error: error) -> Iterator[None]:
+        """One of the objects: its errors are failures, which `located` may explain first."""
+        from bursar.client.errors import BursarError
+
+        try:
+            yield
+        except BursarError as error:
+            self.failed(located(error))
+        except (Problem, click.ClickException) as error:
+            self.failed(error)
+
     def failed(self, error: Exception) -> None:
         sys.stdout.flush()
-        code = tell(error)
+        code = report(error)
         self._code = self._code or code
 
     def leave(self) -> None:

@@ -1,6 +1,6 @@
-"""What the user calls things: `alloc`, `allocations`, `Allocation`, `alloc/train` are all the same kind.
+"""Kinds and names as users type them: `alloc`, `allocations`, `Allocation` and `alloc/train` mean the same kind.
 
-Kinds that this release knows are found here; for others the server is asked what it has.
+Kinds of this release are found here, others through the server's discovery.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bursar.client import Client, Resource
 
 
-READ = frozenset({"get", "list"})  # the verbs of discovery by which a kind can be looked at
+READ = frozenset({"get", "list"})  # the verbs in discovery of kinds that can be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +38,27 @@ class ResourceType:
 
 @dataclass(frozen=True, slots=True)
 class ResourceTarget:
-    """A kind and, if any, one of its objects."""
+    """A kind, and the name of one of its objects or none."""
 
     noun: ResourceType
     name: str = ""
 
 
 def targets(words: Sequence[str], client: Client) -> list[ResourceTarget]:
-    """Reads `alloc a b`, `alloc,nodes` or `alloc/a node/b`."""
+    """Parse `alloc a b`, `alloc,nodes` or `alloc/a node/b`."""
     if not words:
         raise click.UsageError("name a kind, such as allocations, or an object, such as allocation/train")
     if any("/" in word for word in words):
         return [_slashed(word, client) for word in words]
     kinds, names = words[0].split(","), words[1:]
     if len(kinds) > 1 and names:
-        raise click.UsageError("several kinds and names do not go together: write kind/name for each")
+        raise click.UsageError("several kinds cannot be combined with names: write kind/name for each")
     nouns = [find(kind, client) for kind in kinds]
     return [_named_target(nouns[0], name) for name in names] or [ResourceTarget(noun) for noun in nouns]
 
 
 def one_target(words: Sequence[str], client: Client) -> ResourceTarget:
-    """Reads `alloc a` or `alloc/a`."""
+    """Parse `alloc a` or `alloc/a`."""
     found = targets(words, client)
     if len(found) != 1 or not found[0].name:
         raise click.UsageError("name one object, as in `allocation train` or `allocation/train`")
@@ -66,7 +66,7 @@ def one_target(words: Sequence[str], client: Client) -> ResourceTarget:
 
 
 def named_or_selected(nodes: Resource, names: Sequence[str], label_selector: str) -> Sequence[str]:
-    """The nodes that are named or, where none is, those that the selector matches."""
+    """The named nodes, or the nodes that the selector matches."""
     if bool(names) == bool(label_selector):
         raise click.UsageError("name nodes, or choose them with --selector")
     return names or [node["metadata"]["name"] for node in nodes.list(label_selector=label_selector)]
@@ -104,8 +104,7 @@ def known() -> list[ResourceType]:
 
 
 def discovered(client: Client) -> list[ResourceType]:
-    """What the server has to look at; what can only be sent to it, as reviews and preemptions are, is no kind here.
-    Tokens are its own affair, so it does not announce them to Kubernetes clients."""
+    """The readable kinds of the server's discovery, without those that can only be posted, such as reviews."""
     answer = client.request("GET", "/api/v1")
     resources = answer.get("resources") or [] if isinstance(answer, dict) else []
     return [
@@ -123,4 +122,4 @@ def _unknown(word: str, nouns: Iterable[ResourceType]) -> str:
     names = [name for noun in nouns for name in noun.names]
     near = nearest(word.lower(), names)
     kinds = ", ".join(dict.fromkeys(noun.plural for noun in nouns))
-    return f"there is no kind {word!r}" + (f"; did you mean {near!r}?" if near else f"; there are {kinds}")
+    return f"unknown kind {word!r}" + (f"; did you mean {near!r}?" if near else f"; known kinds: {kinds}")

@@ -9,22 +9,23 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, namespace_option
+from bursar.cli.shell.options import json_option
 from bursar.cli.shell.output import due, moments, pairs, to_json
 from bursar.cli.shell.problem import NOT_FOUND, Problem
 from bursar.cli.shell.resource_arg import find
 
 Document = Mapping[str, Any]
 
-ENOUGH = 0.0005  # a factor that adds less to a score is not worth a word
+POINTS_MIN = 0.0005  # factors that add less to a score are left out
 
 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="[KIND] NAME", shell_complete=completers.explainable)
 @namespace_option
-@click.option("--json", "as_json", is_flag=True, help="The whole answer, as the API gives it.")
+@json_option
 @connected
 def explain(connection: Connection, words: Sequence[str], as_json: bool) -> None:
-    """Show why something waits, and what would help.
+    """Show why work is pending, and what would help.
 
     \b
     bursar explain train-1 -n ml-team
@@ -37,14 +38,14 @@ def explain(connection: Connection, words: Sequence[str], as_json: bool) -> None
         answer = connection.resource(find(kind, connection.client)).explain(name)
     except NotFound as error:
         if name == words[0] and _is_job(connection, name):
-            hint = f"There is a job of this name: bursar explain job/{name}"
+            hint = f"a job has this name: bursar explain job/{name}"
             raise Problem(str(connection.located(error)), hint, NOT_FOUND) from error
         raise
     click.echo(to_json(answer) if as_json else "\n".join(lines(answer)))
 
 
 def _target(words: Sequence[str]) -> tuple[str, str]:
-    """`train`, `allocation train` or `job/train`; a name alone is an allocation's."""
+    """Parse `train`, `allocation train` or `job/train` into kind and name; a name alone is an allocation's."""
     if len(words) == 2:
         return words[0], words[1]
     kind, slash, name = words[0].partition("/")
@@ -74,36 +75,36 @@ def lines(answer: Document) -> Iterator[str]:
         yield f"  help     {moments(reason['help'])}"
     for other in answer.get("otherReasons") or []:
         yield f"  also     {moments(other['message'])}"
-    yield from _line(answer)
-    yield from _kept(answer)
-    yield from _standing(answer)
+    yield from _queue(answer)
+    yield from _reserved(answer)
+    yield from _priority(answer)
 
 
-def _line(answer: Document) -> Iterator[str]:
+def _queue(answer: Document) -> Iterator[str]:
     ahead = answer.get("ahead")
     if answer.get("queuePosition") and ahead is not None:
         asked = f" asking for {pairs(ahead['resources'])}" if ahead["allocations"] else ""
         # Other tenants' work is counted only for readers who see it.
         overall = f", {answer['overallPosition']} overall" if "overallPosition" in answer else ""
         counted = f"{ahead['allocations']} {'ahead' if overall else 'of your tenant ahead'}{asked}"
-        yield f"  line     {answer['queuePosition']} in queue {answer['queue']}{overall}; {counted}"
+        yield f"  queue    position {answer['queuePosition']} in {answer['queue']}{overall}; {counted}"
     if answer.get("estimatedStartTime"):
-        yield f"  start    {due(answer['estimatedStartTime'])}, an estimate"
+        yield f"  start    {due(answer['estimatedStartTime'])} (estimate)"
 
 
-def _kept(answer: Document) -> Iterator[str]:
+def _reserved(answer: Document) -> Iterator[str]:
     if reservation := answer.get("reservation"):
-        yield f"  kept     {', '.join(reservation['nodes'])} from {moments(reservation['fromTime'])} on"
+        yield f"  reserved {', '.join(reservation['nodes'])} from {moments(reservation['fromTime'])}"
     if nomination := answer.get("nomination"):
-        yield f"  kept     {', '.join(nomination['nodes'])} until {moments(nomination['until'])}"
+        yield f"  reserved {', '.join(nomination['nodes'])} until {moments(nomination['until'])}"
 
 
-def _standing(answer: Document) -> Iterator[str]:
+def _priority(answer: Document) -> Iterator[str]:
     if share := answer.get("share"):
         parts = f"holds {share['actual']:.1%} of the cluster, its share is {share['target']:.1%}"
         left = share["budgetPenalty"]
-        penalty = f", its budget leaves it {left:.0%} of its score" if left < 1 else ""
+        penalty = f", budget use reduces its score to {left:.0%}" if left < 1 else ""
         yield f"  share    tenant {share['tenant']} {parts}{penalty}"
     if score := answer.get("score"):
-        terms = [f"{one['factor']} {one['points']:.3f}" for one in score["terms"] if one["points"] >= ENOUGH]
+        terms = [f"{one['factor']} {one['points']:.3f}" for one in score["terms"] if one["points"] >= POINTS_MIN]
         yield f"  score    {score['total']:.3f} ({score['profile']}): {', '.join(terms)}"

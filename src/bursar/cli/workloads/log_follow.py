@@ -1,4 +1,4 @@
-"""Copying what work writes on its nodes to our own output, one thread for each node."""
+"""Log following: copies the output of work on its nodes to our own output, one thread per node."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bursar.core.values.wording import counted
 if TYPE_CHECKING:
     from bursar.client import BursarError, Resource
 
-Sink = Callable[[str, bytes], None]  # (node, what was written there)
+Sink = Callable[[str, bytes], None]  # (node, bytes of its log)
 
-# What has been placed is not yet there for a moment.
+# A placement reaches its node a moment after the decision.
 BEGIN_SECONDS_MAX = 10.0
 BEGIN_PAUSE_SECONDS = 0.2
 
 
 class LineSink:
-    """Writes bytes as they come; where there are several nodes, whole lines with the name of theirs before each."""
+    """A sink that writes bytes as they arrive; with several nodes it writes whole lines, each after its node's name."""
 
     def __init__(self, *, named: bool, out: IO[bytes] | None = None) -> None:
         self._named = named
@@ -39,7 +39,7 @@ class LineSink:
             self._out.flush()
 
     def finish(self) -> None:
-        """What had no end of line yet."""
+        """Write last lines that have no end of line."""
         with self._lock:
             for node, line in self._rest.items():
                 if line:
@@ -54,11 +54,11 @@ def _named(node: str, line: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Copy:
-    """One node's part."""
+    """The log of one node while it is copied."""
 
     node: str
-    over: Event = field(default_factory=Event)
-    heard_at: float = field(default_factory=time.monotonic)
+    finished: Event = field(default_factory=Event)
+    received_at: float = field(default_factory=time.monotonic)
     missed_bytes: int = 0
     error: BursarError | None = None
 
@@ -71,7 +71,7 @@ class Copying:
         self._name = name
         self._sink = sink
         self.copies: list[Copy] = []
-        self.left = False  # nobody reads our output any more
+        self.pipe_closed = False  # the reader of our output is gone
 
     def begin(
         self, nodes: Sequence[str], epoch: int, *, follow: bool = True, tail_lines: int | None = None
@@ -83,17 +83,17 @@ class Copying:
         return begun
 
     def wait(self, *, idle_seconds_max: float | None = None) -> bool:
-        """Until everything was said, or nothing was for so long. Whether it was everything."""
+        """Wait until all logs are complete, or none has grown for so long; return whether they are complete."""
         for copy in self.copies:
-            while not copy.over.wait(0.1):
-                if idle_seconds_max is not None and time.monotonic() - copy.heard_at > idle_seconds_max:
+            while not copy.finished.wait(0.1):
+                if idle_seconds_max is not None and time.monotonic() - copy.received_at > idle_seconds_max:
                     return False
         return True
 
     def gaps(self) -> list[str]:
-        """What the nodes had dropped before it was read, in words."""
+        """Sentences about log bytes that nodes had dropped before they were read."""
         return [
-            f"{copy.node or 'the node'} no longer keeps {counted(copy.missed_bytes, 'byte')} of the log"
+            f"{copy.node or 'the node'} no longer has {counted(copy.missed_bytes, 'byte')} of the log"
             for copy in self.copies
             if copy.missed_bytes
         ]
@@ -106,25 +106,25 @@ class Copying:
         except BursarError as error:
             copy.error = error
         except BrokenPipeError:
-            self.left = True
+            self.pipe_closed = True
         finally:
-            copy.over.set()
+            copy.finished.set()
 
     def _read(self, copy: Copy, epoch: int, follow: bool, tail_lines: int | None) -> None:
         from bursar.client import Conflict
 
         until = time.monotonic() + BEGIN_SECONDS_MAX
-        at = None if tail_lines is not None else 0  # where the next piece should begin
+        at = None if tail_lines is not None else 0  # the offset at which the next piece should begin
         begun = False
         while True:
-            # What was copied before it was refused is not copied again.
+            # A retry does not copy again what was copied before the refusal.
             tail = None if begun else tail_lines
             pieces = self._allocations.log(
                 self._name, follow=follow, tail_lines=tail, node=copy.node, epoch=epoch, offset=at or 0
             )
             try:
                 for piece in pieces:
-                    copy.heard_at, begun = time.monotonic(), True
+                    copy.received_at, begun = time.monotonic(), True
                     if at is not None:
                         copy.missed_bytes += piece.offset - at
                     at = piece.offset + len(piece.data)

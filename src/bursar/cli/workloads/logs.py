@@ -1,4 +1,4 @@
-"""`bursar logs`: what an allocation has written."""
+"""`bursar logs`: prints the output of an allocation or a job."""
 
 from __future__ import annotations
 
@@ -19,28 +19,22 @@ if TYPE_CHECKING:
     from bursar.client import Resource
 
 JOB_LABEL = "bursar.io/job"
-LOOK_SECONDS = 1.0  # between one look for new members of a job and the next
-AT_ONCE_MAX = 256  # members whose logs are followed
+POLL_SECONDS = 1.0  # between two looks for new allocations of a job
+FOLLOWED_MAX = 256  # allocations of a job whose logs are followed at once
 
 
 @click.command()
 @click.argument("name", metavar="NAME | job/NAME", shell_complete=completers.work)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until it has ended.")
-@click.option("--tail", "tail_lines", type=click.IntRange(0), metavar="N", help="Only the last N lines.")
-@click.option(
-    "--node",
-    default="",
-    metavar="NODE",
-    help="Of one of its nodes; else of all.",
-    shell_complete=completers.named("nodes"),
-)
-@click.option("--epoch", type=click.IntRange(1), metavar="N", help="Of an earlier placement; with --node.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new output until the work has ended.")
+@click.option("--tail", "tail_lines", type=click.IntRange(0), metavar="N", help="Print only the last N lines.")
+@click.option("--node", default="", metavar="NODE", help="Only on this node.", shell_complete=completers.named("nodes"))
+@click.option("--epoch", type=click.IntRange(1), metavar="N", help="The output of an earlier placement; needs --node.")
 @namespace_option
 @connected
 def logs(connection: Connection, name: str, follow: bool, tail_lines: int | None, node: str, epoch: int | None) -> None:
     """Print the output of an allocation or a job.
 
-    Where it runs on several nodes, each line is preceded by its node's name; of a job, by the allocation's.
+    With several nodes each line begins with its node's name, with a job it begins with the allocation's.
 
     \b
     bursar logs train -n ml-team
@@ -48,18 +42,18 @@ def logs(connection: Connection, name: str, follow: bool, tail_lines: int | None
     bursar logs -f job/sweep
     """
     if epoch and not node:
-        raise click.UsageError("--epoch goes with --node: every placement may be elsewhere")
+        raise click.UsageError("--epoch needs --node: each placement may be on other nodes")
     allocations = connection.client.allocations(connection.effective_namespace)
     kind, slash, rest = name.partition("/")
     if slash and kind in ("job", "jobs"):
         if node:
-            raise click.UsageError("--node goes with an allocation: those of a job may be anywhere")
+            raise click.UsageError("--node works for an allocation, not for a job")
         _finish(*_job_logs(connection, rest, follow=follow, tail_lines=tail_lines))
         return
     nodes = [node]
     if not node:
         status = _found(connection, name.removeprefix("allocation/")).get("status") or {}
-        # While it has none, the server says why.
+        # Without a node the server's answer gives the reason.
         nodes = [one["name"] for one in status.get("nodes") or []] or [""]
         epoch = int(status.get("epoch") or 0) if len(nodes) > 1 else 0
     lines = LineSink(named=len(nodes) > 1)
@@ -70,8 +64,8 @@ def logs(connection: Connection, name: str, follow: bool, tail_lines: int | None
 
 
 def _finish(lines: LineSink, copyings: Sequence[Copying]) -> None:
-    if any(one.left for one in copyings):
-        raise BrokenPipeError(errno.EPIPE, "nobody reads any more")
+    if any(one.pipe_closed for one in copyings):
+        raise BrokenPipeError(errno.EPIPE, "the reader has closed the pipe")
     lines.finish()
     for gap in (gap for one in copyings for gap in one.gaps()):
         click.echo(f"bursar: {gap}", err=True)
@@ -83,7 +77,7 @@ def _finish(lines: LineSink, copyings: Sequence[Copying]) -> None:
 
 
 def _found(connection: Connection, name: str) -> Mapping[str, Any]:
-    """The allocation; or, where it is a job that has the name, how to name that."""
+    """The allocation. If only a job has the name, the error says how to read the job's logs."""
     from bursar.client import BursarError, NotFound
 
     try:
@@ -93,42 +87,42 @@ def _found(connection: Connection, name: str) -> Mapping[str, Any]:
             connection.client.jobs(connection.effective_namespace).get(name)
         except BursarError:
             raise error from None
-        hint = f"{name} is a job: bursar logs job/{name} prints what all its allocations have written"
+        hint = f"{name} is a job: bursar logs job/{name} prints the output of all its allocations"
         raise Problem(str(connection.located(error)), hint, NOT_FOUND) from error
 
 
-# Of a job.
+# Logs of a job.
 
 
 def _job_logs(
     connection: Connection, name: str, *, follow: bool, tail_lines: int | None
 ) -> tuple[LineSink, list[Copying]]:
-    """Of each allocation the last placement: one after the other, or, to be followed, all at once as they come."""
+    """Copy the log of each allocation's last placement: one after the other, or all at once to follow them."""
     jobs = connection.client.jobs(connection.effective_namespace)
     allocations = connection.client.allocations(connection.effective_namespace)
     lines, copyings = LineSink(named=True), dict[str, Copying]()
     while True:
-        over = (jobs.get(name).get("status") or {}).get("phase") in ENDED
+        ended = (jobs.get(name).get("status") or {}).get("phase") in ENDED
         for one in _members(allocations, name):
             if one["metadata"]["uid"] in copyings:
                 continue
-            if follow and len(copyings) >= AT_ONCE_MAX:
-                raise Problem(f"{name} has more than {AT_ONCE_MAX} allocations", "name one of them, or leave out -f")
+            if follow and len(copyings) >= FOLLOWED_MAX:
+                raise Problem(f"{name} has more than {FOLLOWED_MAX} allocations", "choose one of them, or leave out -f")
             copyings[one["metadata"]["uid"]] = copying = _begun(allocations, one, lines, follow, tail_lines)
             if not follow:
                 copying.wait()
-        if not follow or any(one.left for one in copyings.values()):
+        if not follow or any(one.pipe_closed for one in copyings.values()):
             break
-        if over and all(copy.over.is_set() for one in copyings.values() for copy in one.copies):
+        if ended and all(copy.finished.is_set() for one in copyings.values() for copy in one.copies):
             break
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
     if not copyings:
-        click.echo(f"bursar: nothing of job {name} has run yet: bursar status job/{name}", err=True)
+        click.echo(f"bursar: job {name} has no output yet: bursar status job/{name}", err=True)
     return lines, list(copyings.values())
 
 
 def _members(allocations: Resource, job: str) -> list[Mapping[str, Any]]:
-    """Those that were placed, in the order of their names."""
+    """The placed allocations of a job, by name."""
     found = [one for one in allocations.list(label_selector=f"{JOB_LABEL}={job}") if _nodes(one)]
     return sorted(found, key=lambda one: (len(one["metadata"]["name"]), one["metadata"]["name"]))
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import click
 
 from bursar.cli.shell.connection import Connection, connected, dry_run_option, namespace_option
+from bursar.cli.shell.options import grace_period_option
 from bursar.cli.shell.output import pairs
 
 
 @click.command()
-@click.option("-l", "--selector", "label_selector", required=True, help="Which allocations, such as batch-id=job-7.")
-@click.option("--grace-period", type=click.IntRange(0), metavar="SECONDS", help="How long what runs may take to end.")
+@click.option("-l", "--selector", "label_selector", required=True, help="The allocations, such as batch-id=job-7.")
+@grace_period_option
 @namespace_option
 @dry_run_option
 @connected
 def release(connection: Connection, label_selector: str, grace_period: int | None, dry_run: bool) -> None:
-    """Release many allocations at once.
+    """Release all allocations that match a selector.
 
     \b
     bursar release -n ml-team -l batch-id=job-20240115 --grace-period 60

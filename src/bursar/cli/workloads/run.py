@@ -1,7 +1,7 @@
-"""`bursar run`: a command on the cluster, as if it ran here.
+"""`bursar run`: runs a command on the cluster as if it ran here.
 
-It is submitted as an allocation and seen through: why it waits, what it writes, how it ends. Whoever interrupts it
-releases it, and the exit code is the command's own.
+The command becomes an allocation. `run` prints why it is pending, its output and how it ended, and exits with its exit
+code. Ctrl-C releases the allocation.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, namespace_option
+from bursar.cli.shell.finite_range import FiniteRange
 from bursar.cli.shell.interrupt import Interrupted, InterruptTrap
 from bursar.cli.shell.problem import FAILED, Problem
 from bursar.cli.workloads.log_follow import Copying, Sink
@@ -31,16 +32,14 @@ if TYPE_CHECKING:
 Document = Mapping[str, Any]
 
 GPU = "nvidia.com/gpu"
-SIMULATED = "bursar.io/simulated"  # the label and the taint of a node that only acts as if it ran something
+SIMULATED = "bursar.io/simulated"  # label and taint of simulated nodes
 PLACED = frozenset({"Running", "Terminating", *ENDED})
-# How often somebody who watches is told its place in line.
-LOOK_SECONDS = 3.0
-# When it has ended, what it wrote last is waited for, unless nothing comes for so long.
-REST_SECONDS_MAX = 15.0
+QUEUE_POLL_SECONDS = 3.0  # how often a pending allocation's queue position is read
+LOG_IDLE_SECONDS_MAX = 15.0  # after its end the rest of its log is awaited while it grows this often
 NAME_CHARS_MAX = 40
-MEMORY_BYTES_MIN = 2**20  # less is a unit that was forgotten
-STDIN_BYTES_MAX = 1 << 20  # as the server has it
-SILENT_SECONDS = 5.0
+MEMORY_BYTES_MIN = 2**20  # below that the unit was forgotten
+STDIN_BYTES_MAX = 1 << 20  # the server's limit
+STDIN_NOTICE_SECONDS = 5.0
 
 
 def _variable(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str]:
@@ -54,7 +53,7 @@ def _variable(_: click.Context, __: click.Parameter, given: Sequence[str]) -> di
 
 
 def _memory(_: click.Context, __: click.Parameter, given: str) -> str:
-    """A size that somebody means: `--mem 20` would be 20 bytes."""
+    """Check --mem: refuse bad sizes, and sizes too small to be meant, such as `--mem 20` for 20 bytes."""
     from bursar.core.values.quantity import QuantityError, amount
 
     if not given:
@@ -80,38 +79,34 @@ def _sizes_like(given: str) -> str:
 
 @click.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
-@click.option("--gpus", type=click.FloatRange(0), metavar="N", help="GPUs on each node; a fraction is part of one.")
+@click.option("--gpus", type=FiniteRange(0), metavar="N", help="GPUs on each node; a fraction shares one.")
 @click.option("--cpus", default="1", show_default=True, metavar="N", help="CPUs on each node, such as 4 or 500m.")
 @click.option(
     "--mem",
     default="",
     callback=_memory,
     metavar="SIZE",
-    help="Memory on each node, such as 16Gi: what it gets, and no more.",
+    help="Memory and its limit on each node, such as 16Gi.",
 )
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="On how many nodes; the command runs on each.")
-@click.option("--name", default="", help="The allocation's name; else one is made up.")
+@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Number of nodes; the command runs on each.")
+@click.option("--name", default="", help="The allocation's name; else one is generated.")
 @click.option("--env", multiple=True, callback=_variable, metavar="NAME=VALUE", help="A variable; repeatable.")
-@click.option("--workdir", default="", metavar="DIR", help="The command's directory on the node.")
+@click.option("--workdir", default="", metavar="DIR", help="The working directory on the node.")
 @click.option(
     "--priority-class",
     default="",
     metavar="NAME",
-    help="Its priority.",
+    help="The priority class.",
     shell_complete=completers.named("priorityclasses"),
 )
-@click.option("--queue", default="", metavar="NAME", help="Where it waits.", shell_complete=completers.named("queues"))
+@click.option("--queue", default="", metavar="NAME", help="The queue.", shell_complete=completers.named("queues"))
 @click.option("--ttl", default="", metavar="TIME", help="The longest it may run, such as 90m or 2h.")
-@click.option("--sensitive", is_flag=True, help="On nodes that you have claimed, and on no others.")
-@click.option("--simulated", is_flag=True, help="Also on simulated nodes, which act as if they ran it.")
-@click.option(
-    "--stdin/--no-stdin",
-    default=None,
-    help="Give the command the standard input. It gets that of a pipe or a file.",
-)
-@click.option("--detach", is_flag=True, help="Submit it, print its name, and leave it alone.")
-@click.option("--keep", is_flag=True, help="Let it go on when this command is interrupted.")
-@click.option("--json", "as_json", is_flag=True, help="Print what happens as JSON, one line for each event.")
+@click.option("--sensitive", is_flag=True, help="Run only on nodes that you have claimed.")
+@click.option("--simulated", is_flag=True, help="Allow simulated nodes, which run nothing.")
+@click.option("--stdin/--no-stdin", default=None, help="Send standard input; default for a pipe or file.")
+@click.option("--detach", is_flag=True, help="Submit, print the allocation's name and exit.")
+@click.option("--keep", is_flag=True, help="Do not release the allocation on Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print events as JSON, one per line.")
 @namespace_option
 @connected
 def run(
@@ -124,10 +119,10 @@ def run(
     as_json: bool,
     **wishes: Any,
 ) -> None:
-    """Run a command on the cluster, and see it through.
+    """Run a command on the cluster and print its output.
 
-    It waits for its turn, prints what the command writes, and ends with the command's exit code.
-    Ctrl-C releases it; a second one leaves at once.
+    The exit code is the command's own.
+    Ctrl-C releases the allocation; a second Ctrl-C exits at once.
 
     \b
     bursar run --gpus 1 -- python train.py --epochs 3
@@ -138,7 +133,7 @@ def run(
     given = standard_input(stdin)
     namespace = connection.effective_namespace
     allocations = connection.client.allocations(namespace)
-    name = name or _made_up(command[0])
+    name = name or _generated_name(command[0])
     with InterruptTrap() as trap:
         try:
             spec = {**spec_of(command, **wishes), **({"stdin": True} if given else {})}
@@ -147,24 +142,24 @@ def run(
                 _send(allocations, name, given)
         except Interrupted as interrupted:
             raise Problem(f"{name} may or may not have been submitted", exit_code=128 + interrupted.number) from None
-        teller = _teller(as_json)
-        teller.submitted(document)
+        output = _output_for(as_json)
+        output.submitted(document)
         if not detach:
             nodes, simulated = connection.client.nodes, bool(wishes["simulated"])
-            seen = RunProgress(allocations, nodes, document, teller, trap, keep=keep, simulated=simulated)
+            seen = RunProgress(allocations, nodes, document, output, trap, keep=keep, simulated=simulated)
             raise click.exceptions.Exit(seen.through())
     if not as_json:
         click.echo(f"allocation/{name}")
 
 
 def _submitted(allocations: Resource, name: str, spec: Mapping[str, Any]) -> Document:
-    from bursar.cli.workloads.run_flags import told_in_flags
+    from bursar.cli.workloads.run_flags import with_flags
     from bursar.client.errors import ApiError
 
     try:
         return allocations.create({"metadata": {"name": name}, "spec": spec})
     except ApiError as error:
-        raise told_in_flags(error) from error
+        raise with_flags(error) from error
 
 
 def spec_of(
@@ -186,7 +181,7 @@ def spec_of(
     wishes = {
         "resources": {
             "requests": {resource: amount for resource, amount in requests.items() if amount},
-            # Who asks for so much means it as a limit, too: more would be taken from the neighbours.
+            # The size is also the limit, so that work cannot take memory from its neighbours.
             **({"limits": {"memory": mem}} if mem else {}),
         },
         "nodes": nodes,
@@ -203,27 +198,27 @@ def spec_of(
 
 
 def standard_input(wanted: bool | None) -> bytes:
-    """What the command reads: all of a pipe or a file, unless nobody wants that; of a terminal, if somebody does."""
+    """The standard input to send: by default that of a pipe or a file, with --stdin also a terminal's."""
     try:
         mode = os.fstat(0).st_mode
     except OSError:
         return b""
     if wanted is False or (wanted is None and not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode))):
         return b""
-    if not select.select([0], [], [], SILENT_SECONDS)[0]:
-        click.echo("bursar: waiting for standard input; --no-stdin leaves it alone", err=True)
+    if not select.select([0], [], [], STDIN_NOTICE_SECONDS)[0]:
+        click.echo("bursar: waiting for standard input; --no-stdin ignores it", err=True)
     with open(0, "rb", closefd=False) as source:
         data = source.read(STDIN_BYTES_MAX + 1)
     if len(data) > STDIN_BYTES_MAX:
         raise Problem(
             f"standard input has more than {STDIN_BYTES_MAX} bytes",
-            "put it into a file that the node can read, or leave it alone: --no-stdin",
+            "put it into a file that the node can read, or ignore it with --no-stdin",
         )
     return data
 
 
 def _send(allocations: Resource, name: str, data: bytes) -> None:
-    """What cannot be sent is not waited for on a node. That it was sent before was an answer that got lost."""
+    """Send the standard input, and delete the allocation if that fails. A conflict means that a retry had sent it."""
     from bursar.client import BursarError, Conflict
 
     try:
@@ -235,51 +230,51 @@ def _send(allocations: Resource, name: str, data: bytes) -> None:
         raise
 
 
-def _made_up(program: str) -> str:
-    """After the program, and unlike any other's."""
+def _generated_name(program: str) -> str:
+    """A unique name that begins with the program's."""
     from secrets import token_hex
 
     stem = re.sub(r"[^a-z0-9]+", "-", PurePath(program).stem.lower()).strip("-")[:NAME_CHARS_MAX].strip("-")
     return f"{stem or 'run'}-{token_hex(4)}"
 
 
-def _teller(as_json: bool) -> RunOutput:
+def _output_for(as_json: bool) -> RunOutput:
     if as_json:
         return JsonOutput()
     return TerminalOutput() if sys.stderr.isatty() else QuietOutput()
 
 
 class RunProgress:
-    """One allocation, from when it was submitted to its end."""
+    """One allocation from its submission to its end."""
 
     def __init__(
         self,
         allocations: Resource,
         nodes: Resource,
         document: Document,
-        teller: RunOutput,
+        output: RunOutput,
         trap: InterruptTrap,
         *,
         keep: bool,
         simulated: bool,
     ) -> None:
         self._allocations = allocations
-        self._simulated = simulated  # simulated nodes were asked for
-        self._pretended: list[str] = []  # those that it was on
+        self._simulated = simulated  # simulated nodes were allowed
+        self._simulated_nodes: list[str] = []  # the simulated nodes that it was placed on
         self._name = str(document["metadata"]["name"])
         self._uid = str(document["metadata"].get("uid") or "")
         self._last = document
         self._nodes = nodes
-        self._teller = teller
+        self._output = output
         self._trap = trap
         self._keep = keep
         count = int((document.get("spec") or {}).get("nodes") or 1)
-        sink: Sink = teller.sink(named=count > 1)
+        sink: Sink = output.sink(named=count > 1)
         self._copying = Copying(allocations, self._name, sink)
-        self._epoch = 0  # of which the log is being copied
+        self._epoch = 0  # of the placement whose log is copied
 
     def through(self) -> int:
-        """See it through; the exit code."""
+        """Follow the allocation to its end, and return the exit code."""
         try:
             self._trap.release()
             self._until_ended()
@@ -288,15 +283,15 @@ class RunProgress:
             return self._leave(interrupted.number)
         return self._verdict()
 
-    # Waiting for it.
+    # Following it.
 
     def _until_ended(self) -> None:
-        """What stands is looked at, then every change; while it waits, now and then also its place in line."""
+        """Show the current state, then every change; read the queue position from time to time while it is pending."""
         from bursar.client import NotFound
 
         self._look(self._last)
         while not self._ended:
-            if self._watched(LOOK_SECONDS if self._in_line else None):
+            if self._watched(QUEUE_POLL_SECONDS if self._awaits_queue_position else None):
                 continue
             try:
                 self._look(self._allocations.get(self._name))
@@ -304,8 +299,8 @@ class RunProgress:
                 self._look(_gone(self._last, {}))
 
     def _watched(self, seconds: float | None) -> bool:
-        """Look at changes until it must be watched in another way, or the time is up, which is False."""
-        in_line = self._in_line
+        """Show changes until the end or until the queue position matters (not) any more; False after a timeout."""
+        awaited = self._awaits_queue_position
         events = self._allocations.watch(
             field_selector=f"metadata.name={self._name}",
             resource_version=str(self._last["metadata"]["resourceVersion"]),
@@ -318,14 +313,14 @@ class RunProgress:
                     self._look(_gone(self._last, event.object if is_ours else {}))
                 else:
                     self._look(event.object)
-                if self._ended or self._in_line != in_line:
+                if self._ended or self._awaits_queue_position != awaited:
                     return True
         return False
 
     @property
-    def _in_line(self) -> bool:
-        """Whether somebody wants to know its place in line."""
-        return self._teller.wants_places and self._phase == "Pending"
+    def _awaits_queue_position(self) -> bool:
+        """Whether the queue position is to be shown."""
+        return self._output.wants_queue_position and self._phase == "Pending"
 
     @property
     def _status(self) -> Document:
@@ -343,29 +338,29 @@ class RunProgress:
         self._last = document
         status, epoch = self._status, int(self._status.get("epoch") or 0)
         nodes = [str(one["name"]) for one in status.get("nodes") or []]
-        self._teller.stands(self._name, status)
+        self._output.update(self._name, status)
         if self._phase in PLACED and nodes and epoch > self._epoch:
             self._epoch = epoch
             if self._simulated:
-                # Asked for, and so expected: a simulated node has no log that could be waited for.
-                self._pretended = [one for one in nodes if self._is_simulated(one)]
-            self._copying.begin([one for one in nodes if one not in self._pretended], epoch)
+                # A simulated node has no log to wait for.
+                self._simulated_nodes = [one for one in nodes if self._is_simulated(one)]
+            self._copying.begin([one for one in nodes if one not in self._simulated_nodes], epoch)
 
     def _rest(self) -> None:
-        """What it wrote last; if that cannot be had, that is said."""
-        whole = self._copying.wait(idle_seconds_max=REST_SECONDS_MAX)
-        self._teller.finish()
+        """Print the rest of the log, with warnings about parts that could not be read."""
+        whole = self._copying.wait(idle_seconds_max=LOG_IDLE_SECONDS_MAX)
+        self._output.finish()
         for copy in self._copying.copies:
             if copy.error is not None and self._is_simulated(copy.node):
-                self._pretended.append(copy.node)
+                self._simulated_nodes.append(copy.node)
             elif copy.error is not None:
-                self._teller.warn(f"the log on {copy.node} could not be read: {copy.error.message}")
-        for node in self._pretended:
-            self._teller.warn(f"{node} is simulated: nothing was really run")
+                self._output.warn(f"the log on {copy.node} could not be read: {copy.error.message}")
+        for node in self._simulated_nodes:
+            self._output.warn(f"{node} is simulated: nothing was really run")
         for gap in self._copying.gaps():
-            self._teller.warn(gap)
+            self._output.warn(gap)
         if not whole:
-            self._teller.warn(f"not all of the log came in time; `bursar logs {self._name}` may have the rest")
+            self._output.warn(f"the log is incomplete; `bursar logs {self._name}` may have the rest")
 
     def _is_simulated(self, node: str) -> bool:
         from bursar.client import BursarError
@@ -379,22 +374,22 @@ class RunProgress:
     # Its end.
 
     def _leave(self, number: int) -> int:
-        """We were told to stop: so is the work, unless it is to be kept. A second time ends the wait for it."""
+        """After a signal: release the allocation unless --keep is given, and wait for its end. A second one exits."""
         code = 128 + number
         try:
             if self._ended:
-                return code  # Only its last words were still to come.
+                return code  # Only the end of its log was missing.
             if self._keep:
-                self._teller.warn(f"{self._name} goes on; `bursar logs -f {self._name}` shows what it writes")
+                self._output.warn(f"{self._name} continues; `bursar logs -f {self._name}` prints its output")
                 return code
-            self._teller.warn(f"releasing {self._name}; interrupt again to leave at once")
+            self._output.warn(f"releasing {self._name}; interrupt again to exit at once")
             self._release()
             self._until_ended()
             self._rest()
         except Interrupted:
-            self._teller.warn(f"{self._name} goes on ending by itself")
+            self._output.warn(f"{self._name} is still stopping")
             return code
-        self._teller.ended(self._name, self._status, code)
+        self._output.ended(self._name, self._status, code)
         return code
 
     def _release(self) -> None:
@@ -406,22 +401,22 @@ class RunProgress:
             except NotFound:
                 raise
             except BursarError as error:
-                hint = f"it may go on: bursar delete allocation {self._name}"
+                hint = f"it may still run: bursar delete allocation {self._name}"
                 raise Problem(f"{self._name} could not be released: {error.message}", hint) from error
 
     def _verdict(self) -> int:
         status = self._status
         code = status.get("exitCode")
         code = int(code or 0) if self._phase == "Succeeded" else int(code or FAILED)
-        if self._pretended and not self._simulated:
-            code = code or FAILED  # somebody expects that it was run
-        self._teller.ended(self._name, status, code)
+        if self._simulated_nodes and not self._simulated:
+            code = code or FAILED  # the command was not really run
+        self._output.ended(self._name, status, code)
         return code
 
 
 def _gone(before: Document, last: Document) -> Document:
-    """As it was when it was deleted; where that is not told, as it was before."""
+    """The allocation as deleted; if the last event has no status, its status before."""
     status = dict(last.get("status") or before.get("status") or {})
     if status.get("phase") not in ENDED:
-        status |= {"phase": "Cancelled", "message": status.get("message") or "it was deleted"}
+        status |= {"phase": "Cancelled", "message": status.get("message") or "deleted"}
     return {**before, "status": status}

@@ -1,8 +1,9 @@
-"""Refusals of `bursar run` in the words of its options: `--mem`, not `spec.resources.requests[memory]`."""
+"""Refusals of `bursar run` with option names: `--mem`, not `spec.resources.requests[memory]`."""
 
 from __future__ import annotations
 
 import re
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from bursar.client.errors import ApiError
     from bursar.core.values.refusal import Cause
 
-# Which option wrote a field of the allocation. A field with parts, such as `spec.env[0].name`, is one option too.
+# The option that sets a field of the allocation. Parts of a field, such as `spec.env[0].name`, belong to its option.
 FLAGS: Final = {
     "metadata.name": "--name",
     "metadata.namespace": "-n",
@@ -37,24 +38,16 @@ def in_flags(text: str) -> str:
     return _FIELD.sub(lambda found: FLAGS[found[1]], text)
 
 
-def told_in_flags(error: ApiError) -> ApiError:
-    """The same refusal for somebody who typed options. A fault that two fields share is told once."""
+def with_flags(error: ApiError) -> ApiError:
+    """The same refusal with option names. A fault that two fields share appears once."""
     causes = tuple(dict.fromkeys(map(_cause, error.causes)))
     message = in_flags(error.message)
     if error.code == "invalid" and causes and all(one.field for one in causes):
         message = "; ".join(f"{one.field}: {one.message}" for one in causes)
         causes = ()
-    return type(error)(
-        message,
-        status=error.status,
-        reason=error.reason,
-        code=error.code,
-        hint=in_flags(error.hint),
-        causes=causes,
-        retry_after=error.retry_after,
-        request_id=error.request_id,
-        details=error.details,
-    )
+    shown = copy(error)
+    shown.args, shown.hint, shown.causes = (message,), in_flags(error.hint), causes
+    return shown
 
 
 def _cause(one: Cause) -> Cause:

@@ -1,4 +1,4 @@
-"""How `bursar run` is told: in words to a terminal, as events to a program, or not at all."""
+"""Outputs of `bursar run`: sentences for a terminal, JSON events for a program, or only the command's own output."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from bursar.core.credit.shortfall import end_words, recorded_shortfall, time_lef
 Document = Mapping[str, Any]
 
 ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
-STOPPED = frozenset({"Preempted", "Drained", "Evicted", "NodeLost"})  # reasons of work that was placed before
+STOPPED = frozenset({"Preempted", "Drained", "Evicted", "NodeLost"})  # reasons of work that was placed and stopped
 
 
 class RunOutput(Protocol):
     @property
-    def wants_places(self) -> bool:
-        """Whether somebody wants to know the place in line."""
+    def wants_queue_position(self) -> bool:
+        """Whether to read the queue position from time to time."""
 
     def submitted(self, document: Document) -> None: ...
 
-    def stands(self, name: str, status: Document) -> None:
-        """How it stands now, which may be as before."""
+    def update(self, name: str, status: Document) -> None:
+        """Take the current status, which may be unchanged."""
 
     def sink(self, *, named: bool) -> Sink:
-        """Where what is written goes."""
+        """The sink for the command's output."""
 
     def finish(self) -> None:
-        """Nothing more is written."""
+        """Flush the command's output after its end."""
 
     def warn(self, message: str) -> None: ...
 
@@ -43,9 +43,9 @@ class RunOutput(Protocol):
 
 
 class QuietOutput:
-    """Only what the command writes; and, where it failed, why."""
+    """The command's output, and the reason if it failed."""
 
-    wants_places = False
+    wants_queue_position = False
 
     def __init__(self) -> None:
         self._lines: LineSink | None = None
@@ -53,7 +53,7 @@ class QuietOutput:
     def submitted(self, document: Document) -> None:
         del document
 
-    def stands(self, name: str, status: Document) -> None:
+    def update(self, name: str, status: Document) -> None:
         del name, status
 
     def sink(self, *, named: bool) -> Sink:
@@ -76,16 +76,16 @@ class QuietOutput:
 
 
 def _says_only_its_exit_code(status: Document) -> bool:
-    """Whether whoever asks for the exit code knows all: its command ran on one node, and nobody stopped it."""
+    """Whether the exit code says it all: the command ran on one node and was not stopped."""
     nodes = [str(one["name"]) for one in status.get("nodes") or ()]
-    told = ("", f"exit code {status.get('exitCode')} on {nodes[0]}" if len(nodes) == 1 else "")
-    return "exitCode" in status and (status.get("message") or "") in told
+    known = ("", f"exit code {status.get('exitCode')} on {nodes[0]}" if len(nodes) == 1 else "")
+    return "exitCode" in status and (status.get("message") or "") in known
 
 
 class TerminalOutput(QuietOutput):
-    """A line whenever something changes that a person may want to know."""
+    """A line for every change that a person may want to see."""
 
-    wants_places = True
+    wants_queue_position = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,11 +95,11 @@ class TerminalOutput(QuietOutput):
         metadata = document["metadata"]
         self._say(f"{metadata['namespace']}/{metadata['name']} submitted")
 
-    def stands(self, name: str, status: Document) -> None:
-        """Why it waits is not known at first, and how it ended is said last."""
+    def update(self, name: str, status: Document) -> None:
+        """Print the status, except before the first reason is known and at the end, which `ended` prints."""
         phase = status.get("phase") or "Pending"
         if phase not in ENDED and (phase != "Pending" or status.get("message")):
-            self._say(f"{name} {standing(status)}", standing(status, when=str))
+            self._say(f"{name} {status_line(status)}", status_line(status, when=str))
 
     def ended(self, name: str, status: Document, code: int) -> None:
         if status.get("phase") != "Succeeded" and not status.get("message"):
@@ -107,24 +107,24 @@ class TerminalOutput(QuietOutput):
         super().ended(name, status, code)
 
     def _say(self, line: str, fact: str = "") -> None:
-        """Print a line unless it tells the same fact as the last one: how far away a time is changes by itself."""
+        """Print a line unless it repeats the last fact. A distance to a time changes by itself and is no new fact."""
         if (fact or line) != self._said:
             self._said = fact or line
             click.echo(f"bursar: {line}", err=True)
 
 
-def standing(status: Document, *, when: Callable[[object], str] | None = None) -> str:
-    """How it stands, in one line."""
+def status_line(status: Document, *, when: Callable[[object], str] | None = None) -> str:
+    """The status as one line."""
     phase = str(status.get("phase") or "Pending")
     where = ", ".join(str(one["name"]) for one in status.get("nodes") or [])
     if phase == "Pending":
         message, stopped = why_pending(status)
-        # Some reasons say by themselves that it waits.
-        parts = [message if message.startswith("waiting ") else f"waits: {message}"]
+        # Some messages already begin with "waiting".
+        parts = [message if message.startswith("waiting ") else f"pending: {message}"]
         if status.get("queuePosition"):
-            parts.append(f"number {status['queuePosition']} in line")
+            parts.append(f"queue position {status['queuePosition']}")
         if status.get("estimatedStartTime"):
-            parts.append(f"may start {(when or due)(status['estimatedStartTime'])}")
+            parts.append(f"starts {(when or due)(status['estimatedStartTime'])}")
         if stopped:
             parts.append(f"stopped earlier: {stopped}")
         return "; ".join(parts)
@@ -136,7 +136,7 @@ def standing(status: Document, *, when: Callable[[object], str] | None = None) -
 
 
 def _shortfall(status: Document) -> Iterator[str]:
-    """Why and when work ends whose lease could not be extended: `out of credit: ends in 115 s unless topped up`."""
+    """The warning of a lease that could not be extended: `out of credit: ends in 115 s unless topped up`."""
     noted = [
         short
         for one in status.get("nodes") or ()
@@ -148,7 +148,7 @@ def _shortfall(status: Document) -> Iterator[str]:
 
 
 def why_pending(status: Document) -> tuple[str, str]:
-    """Why a pending allocation waits now, and why it was stopped before, where it was."""
+    """The current reason of a pending allocation, and the reason of an earlier stop."""
     message = str(status.get("message") or "")
     conditions = status.get("conditions") or ()
     waiting = (one for one in conditions if one["type"] == "Scheduled" and one["status"] == "False")
@@ -160,9 +160,9 @@ def why_pending(status: Document) -> tuple[str, str]:
 
 
 class JsonOutput:
-    """One JSON object in a line for everything that happens."""
+    """One JSON object per line for each event."""
 
-    wants_places = True
+    wants_queue_position = True
 
     def __init__(self) -> None:
         self._said: Document = {}
@@ -173,7 +173,7 @@ class JsonOutput:
         metadata = document["metadata"]
         self._emit("submitted", {name: metadata.get(name) for name in ("namespace", "name", "uid")})
 
-    def stands(self, name: str, status: Document) -> None:
+    def update(self, name: str, status: Document) -> None:
         shown = ("phase", "reason", "message", "queuePosition", "estimatedStartTime", "epoch")
         what: dict[str, Any] = {"name": name, **{one: status[one] for one in shown if status.get(one)}}
         if nodes := [one["name"] for one in status.get("nodes") or []]:
@@ -201,8 +201,8 @@ class JsonOutput:
         self._emit("warning", {"message": message})
 
     def ended(self, name: str, status: Document, code: int) -> None:
-        told = {one: status[one] for one in ("phase", "reason", "message") if status.get(one)}
-        self._emit("ended", {"name": name, **told, "exitCode": code})
+        end = {one: status[one] for one in ("phase", "reason", "message") if status.get(one)}
+        self._emit("ended", {"name": name, **end, "exitCode": code})
 
     def _emit(self, event: str, what: Document) -> None:
         with self._lock:

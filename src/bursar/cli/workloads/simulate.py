@@ -9,6 +9,7 @@ import click
 
 from bursar.cli.shell import manifest
 from bursar.cli.shell.connection import Connection, connected, namespace_option
+from bursar.cli.shell.options import json_option
 from bursar.cli.shell.output import due, to_json
 from bursar.cli.shell.problem import Problem
 from bursar.cli.shell.resource_arg import find
@@ -22,12 +23,12 @@ Document = Mapping[str, Any]
 @manifest.files_option
 @manifest.recursive_option
 @namespace_option
-@click.option("--json", "as_json", is_flag=True, help="The whole answer, as the API gives it.")
+@json_option
 @connected
 def simulate(connection: Connection, files: Sequence[str], recursive: bool, as_json: bool) -> None:
-    """Show what would become of allocations, and create nothing.
+    """Show whether, where and when allocations would run.
 
-    All that are in the files are tried together; of a job, the allocations that it would begin with.
+    All allocations in the files are tried together. A job counts as its first allocations. Nothing is created.
 
     \b
     bursar simulate -f allocation.yaml
@@ -43,7 +44,9 @@ def simulate(connection: Connection, files: Sequence[str], recursive: bool, as_j
         own = str((one.document.get("metadata") or {}).get("namespace") or connection.effective_namespace)
         resources[own] = connection.resource(find("allocations", connection.client), own)
     if len(resources) > 1:
-        raise Problem("what is simulated together must be in one namespace", f"there are {', '.join(resources)}")
+        raise Problem(
+            "allocations that are simulated together must be in one namespace", f"found: {', '.join(resources)}"
+        )
     (resource,) = resources.values()
     answer = resource.simulate([one.document for one in wanted])
     click.echo(to_json(answer) if as_json else "\n".join(line for one in answer["allocations"] for line in lines(one)))
@@ -66,15 +69,15 @@ def lines(one: Document) -> Iterator[str]:
         first = f"{cost['firstWindow']} for the first {cost['windowSeconds']} s"
         yield f"  held     {first}, of {cost['available']} available"
         if lasts := _lasts(cost):
-            yield f"  lasts    {lasts} with what is available, if nothing else runs"
+            yield f"  lasts    {lasts} on the available credit, if nothing else runs"
     if one.get("queuePosition") and not one["wouldRun"]:
-        yield f"  line     {one['queuePosition']} in its queue; {one['ahead']['allocations']} ahead"
+        yield f"  queue    position {one['queuePosition']}; {one['ahead']['allocations']} ahead"
     if one.get("estimatedStartTime") and not one["wouldRun"]:
-        yield f"  start    {due(one['estimatedStartTime'])}, an estimate"
+        yield f"  start    {due(one['estimatedStartTime'])} (estimate)"
 
 
 def _lasts(cost: Document) -> str:
-    """How long what is available pays for it alone."""
+    """How long the available credit lasts for this allocation alone."""
     from decimal import Decimal
 
     rate, available = Decimal(cost["perSecond"]), Decimal(cost["available"])

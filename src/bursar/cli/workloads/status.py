@@ -1,4 +1,4 @@
-"""`bursar status`: how one's own work stands, and why it waits, in words."""
+"""`bursar status`: shows the user's active work, and why it is pending."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import click
 
 from bursar.cli.shell import completers
 from bursar.cli.shell.connection import Connection, connected, namespace_option
+from bursar.cli.shell.options import json_option
 from bursar.cli.shell.output import NONE, age, due, moments, print_rows, to_json
 from bursar.cli.shell.problem import NOT_FOUND, Problem
 from bursar.cli.shell.resource_arg import find
-from bursar.cli.workloads.run_output import ENDED, standing
+from bursar.cli.workloads.run_output import ENDED, status_line
 from bursar.core.credit.shortfall import OUT_OF_CREDIT
 from bursar.core.values.duration import format_age
 
@@ -22,20 +23,20 @@ if TYPE_CHECKING:
 
 Document = Mapping[str, Any]
 
-# What is work, and where it is listed.
+# Kinds of work, and their plurals.
 KINDS = {"Job": "jobs", "Allocation": "allocations"}
 JOB_LABEL = "bursar.io/job"  # on each allocation of a job
-WHAT_TO_NAME = "name an allocation or a job, as in `train-0` or `job/train`"
+EXPECTED = "give an allocation or a job, as in `train-0` or `job/train`"
 
 
 @click.command()
 @click.argument("name", required=False, metavar="[NAME | job/NAME]", shell_complete=completers.work)
 @namespace_option
-@click.option("--user", metavar="NAME", help="Somebody else's work, of the same tenant or as tenant/name.")
-@click.option("--everybody", is_flag=True, help="Everybody's work.")
+@click.option("--user", metavar="NAME", help="Another user's work: a name in your tenant, or TENANT/NAME.")
+@click.option("--everybody", is_flag=True, help="The work of all users.")
 @click.option("--ended", is_flag=True, help="Also finished work.")
-@click.option("--all", "unfolded", is_flag=True, help="Also each allocation of a job, on a line of its own.")
-@click.option("--json", "as_json", is_flag=True, help="The objects, as the API gives them.")
+@click.option("--all", "unfolded", is_flag=True, help="Also each allocation of a job.")
+@json_option
 @connected
 def status(
     connection: Connection,
@@ -46,40 +47,40 @@ def status(
     unfolded: bool,
     as_json: bool,
 ) -> None:
-    """Show how your work stands, and why it waits.
+    """Show your active work, and why it is pending.
 
-    Without -n it is looked for in all namespaces.
+    Without -n all namespaces are searched.
 
     \b
-    bursar status                     # all that is yours and has not ended
+    bursar status                     # your active work
     bursar status train-1 -n ml-team  # or job/train
     """
     if name is not None:
         if user or everybody or ended or unfolded:
-            raise click.UsageError("a name is enough: leave out --user, --everybody, --ended and --all")
+            raise click.UsageError("a name cannot be combined with --user, --everybody, --ended or --all")
         document = _find(connection, name)
-        click.echo(to_json(document) if as_json else "\n".join(told(document)))
+        click.echo(to_json(document) if as_json else "\n".join(details(document)))
         return
     if user and everybody:
-        raise click.UsageError("--user and --everybody do not go together")
-    whose = "" if everybody else _whose(connection, user)
-    works = sorted(_works(connection, whose, ended=ended, unfolded=unfolded), key=_place)
+        raise click.UsageError("--user and --everybody cannot be combined")
+    owner = "" if everybody else _owner(connection, user)
+    works = sorted(_works(connection, owner, ended=ended, unfolded=unfolded), key=_place)
     if as_json:
         click.echo(to_json({"apiVersion": "v1", "kind": "List", "items": works}))
     elif works:
         _print(works, with_users=everybody)
     else:
-        click.echo(_nothing(connection, whose, ended=ended), err=True)
-        if user and "/" not in whose:
-            # Who is of no tenant has named somebody who is.
-            click.echo(f"People of a tenant are named with it: --user TENANT/{user}", err=True)
+        click.echo(_nothing(connection, owner, ended=ended), err=True)
+        if user and "/" not in owner:
+            # A caller without a tenant has named a user of one.
+            click.echo(f"Users of a tenant need its name: --user TENANT/{user}", err=True)
 
 
 # One piece of work.
 
 
 def _find(connection: Connection, name: str) -> Document:
-    """Where it is said to be; else wherever it is the only one of its name."""
+    """The work of this name in the given or default namespace, else in the only namespace that has one."""
     from bursar.client import NotFound
 
     kinds, plain = _named(connection, name)
@@ -97,40 +98,40 @@ def _find(connection: Connection, name: str) -> Document:
     elsewhere = [(kind, space) for kind in kinds for space in connection.spaces_with(KINDS[kind], plain)]
     if len(elsewhere) == 1:
         ((kind, space),) = elsewhere
-        # Read by itself, what waits also tells its place in line.
+        # A read of one object includes its queue position.
         return {"kind": kind, **_all(connection, kind)(space).get(plain)}
-    hint = "name its namespace with -n" if elsewhere else "`bursar status --ended` lists all that is yours"
+    hint = "give its namespace with -n" if elsewhere else "`bursar status --ended` lists all your work"
     raise Problem(str(connection.located(error)), hint, NOT_FOUND) from error
 
 
 def _named(connection: Connection, name: str) -> tuple[Sequence[str], str]:
-    """The kinds that are meant, the likelier one first, and the name."""
+    """The possible kinds, the likelier one first, and the name."""
     word, slash, rest = name.partition("/")
     plain = rest if slash else name
     if not plain or plain in (".", "..") or not word:
-        raise click.UsageError(WHAT_TO_NAME)
+        raise click.UsageError(EXPECTED)
     if not slash:
         return ("Allocation", "Job"), plain
     noun = find(word, connection.client)
     if noun.kind not in KINDS:
-        raise click.UsageError(WHAT_TO_NAME)
+        raise click.UsageError(EXPECTED)
     return (noun.kind,), plain
 
 
-# Somebody's work.
+# The work of a user.
 
 
-def _whose(connection: Connection, user: str | None) -> str:
-    """As `status.user` has it: people of a tenant are named with it."""
+def _owner(connection: Connection, user: str | None) -> str:
+    """The user as in `status.user`: TENANT/NAME for users of a tenant."""
     me = connection.client.whoami()
     name = user or str(me.get("user") or "")
     tenant = str(me.get("tenant") or "")
     return f"{tenant}/{name}" if tenant and "/" not in name else name
 
 
-def _works(connection: Connection, whose: str, *, ended: bool, unfolded: bool) -> Iterator[Document]:
-    """Jobs and allocations. A job may have thousands of allocations: its own line counts them, unless unfolded."""
-    selector = _selector(whose, ended=ended)
+def _works(connection: Connection, owner: str, *, ended: bool, unfolded: bool) -> Iterator[Document]:
+    """Jobs and allocations. A job's line counts its allocations, which may be thousands, unless unfolded."""
+    selector = _selector(owner, ended=ended)
     folded = {"Allocation": f"!{JOB_LABEL}"}
     for kind in KINDS:
         everything = _all(connection, kind)
@@ -144,11 +145,11 @@ def _all(connection: Connection, kind: str) -> Resource:
     return connection.client.resource(KINDS[kind], namespaced=True)
 
 
-def _selector(whose: str, *, ended: bool) -> str:
-    """The server chooses: there may be very many that are others', or long over."""
+def _selector(owner: str, *, ended: bool) -> str:
+    """A field selector, so that the server filters out other users' and finished work."""
     from bursar.core.values.selector import Op, Selector, SelectorTerm, to_text
 
-    terms = [SelectorTerm("status.user", Op.IN, (whose,))] if whose else []
+    terms = [SelectorTerm("status.user", Op.IN, (owner,))] if owner else []
     if not ended:
         terms += [SelectorTerm("status.phase", Op.NOT_IN, (phase,)) for phase in sorted(ENDED)]
     return to_text(Selector(tuple(terms)))
@@ -160,7 +161,7 @@ def _place(document: Document) -> tuple[str, str, str]:
 
 
 def _print(works: Sequence[Document], *, with_users: bool) -> None:
-    header = ("Namespace", "Name", *(("User",) if with_users else ()), "Status", "Age", "How it stands")
+    header = ("Namespace", "Name", *(("User",) if with_users else ()), "Status", "Age", "Detail")
     print_rows(header, (_row(one, with_users=with_users) for one in works))
 
 
@@ -172,18 +173,19 @@ def _row(document: Document, *, with_users: bool) -> Sequence[str]:
     return [where, name, *user, _phase(document), age(metadata.get("creationTimestamp")), words(document)]
 
 
-def _nothing(connection: Connection, whose: str, *, ended: bool) -> str:
+def _nothing(connection: Connection, owner: str, *, ended: bool) -> str:
     where = f" in namespace {connection.namespace}" if connection.namespace else ""
+    whose = f" of {owner}" if owner else ""
     if ended:
-        return f"Nothing is known that {whose or 'anybody'} submitted{where}."
-    return f"Nothing of {whose or 'anybody'} waits or runs{where}; --ended shows what has ended."
+        return f"No work{whose}{where}."
+    return f"No active work{whose}{where}. Add --ended to see finished work."
 
 
 # In words.
 
 
 def words(document: Document) -> str:
-    """How it stands, in one line."""
+    """The status as one line."""
     now = document.get("status") or {}
     if _is_job(document):
         return "; ".join(_job_words(document, now))
@@ -192,8 +194,8 @@ def words(document: Document) -> str:
         code = f"exit code {now['exitCode']}" if now.get("exitCode") else ""
         parts = [message or str(now.get("reason") or "") or code or phase.lower(), *_ran(now)]
     else:
-        parts = [standing(now)]
-        # How long work without credit goes on is told by its standing, as of now.
+        parts = [status_line(now)]
+        # The status line already has the remaining time of work without credit.
         if phase in ("Scheduled", "Running") and message and now.get("reason") != OUT_OF_CREDIT:
             parts.append(message)
     parts += _restarts(now)
@@ -201,7 +203,7 @@ def words(document: Document) -> str:
 
 
 def _ran(now: Document) -> Iterator[str]:
-    """For how long, if it ever ran."""
+    """The run time, if it ran."""
     try:
         begun, over = (datetime.fromisoformat(str(now[field])) for field in ("startTime", "endTime"))
     except (KeyError, ValueError):
@@ -210,7 +212,7 @@ def _ran(now: Document) -> Iterator[str]:
 
 
 def _restarts(now: Document) -> Iterator[str]:
-    """How often it was stopped and began again, and why the last time."""
+    """The number of restarts, and the reason of the last one."""
     if not now.get("restarts"):
         return
     last = now.get("lastRestart") or {}
@@ -223,24 +225,24 @@ def _job_words(document: Document, now: Document) -> Iterator[str]:
     wanted = spec.get("completions") or spec.get("parallelism") or 1
     failed = f", {now['failed']} failed" if now.get("failed") else ""
     phase = _phase(document)
-    open_ = "" if phase in ENDED else f", {now.get('active') or 0} {'waiting' if phase == 'Queued' else 'under way'}"
+    open_ = "" if phase in ENDED else f", {now.get('active') or 0} {'pending' if phase == 'Queued' else 'active'}"
     yield f"{now.get('succeeded') or 0} of {wanted} done{open_}{failed}"
     if now.get("queuePosition"):
-        yield f"number {now['queuePosition']} in line"
+        yield f"queue position {now['queuePosition']}"
     if now.get("nextRetryTime"):
-        yield f"tries again {due(now['nextRetryTime'])}"
+        yield f"retries {due(now['nextRetryTime'])}"
     if blocked := _true(now.get("conditions") or (), "Blocked"):
         yield " ".join(str(blocked.get("message") or "").split())
     elif now.get("message"):
         yield " ".join(str(now["message"]).split())
 
 
-def told(document: Document) -> Iterator[str]:
-    """One piece of work, in a few lines."""
+def details(document: Document) -> Iterator[str]:
+    """One job or allocation in a few lines."""
     metadata, now = document["metadata"], document.get("status") or {}
     phase = _phase(document)
     yield f"{'job ' if _is_job(document) else ''}{metadata['namespace']}/{metadata['name']} is {phase}"
-    yield f"  how      {words(document)}"
+    yield f"  detail   {words(document)}"
     if now.get("reason"):
         yield f"  reason   {now['reason']}"
     if now.get("user"):

@@ -55,22 +55,22 @@ def test_how_something_ends(run: dict[str, Any], code: int) -> None:
 
 
 def test_what_is_wanted_runs_at_once_and_ends_when_its_time_has_come() -> None:
-    topology_count = RunTally()
-    hands = FakeExecutor(FakeBehaviour(), topology_count)
+    tally = RunTally()
+    hands = FakeExecutor(FakeBehaviour(), tally)
     hands.tell([wanted(annotations={SECONDS: "10"})], 100.0)
     assert said(hands.news()) == [("alloc-1", PlacementState.RUNNING, None)]
-    assert (topology_count.running, hands.next_at, hands.has_news) == (1, 110.0, False)
+    assert (tally.running, hands.next_at, hands.has_news) == (1, 110.0, False)
     hands.due(109.0)
     assert not hands.has_news
     hands.due(110.0)
     assert said(hands.news()) == [("alloc-1", PlacementState.SUCCEEDED, 0)]
-    assert (topology_count.running, topology_count.ended, hands.next_at) == (0, 1, math.inf)
+    assert (tally.running, tally.ended, hands.next_at) == (0, 1, math.inf)
     # It is told until that is acknowledged, and is not started again.
     assert said(hands.news()) == [("alloc-1", PlacementState.SUCCEEDED, 0)]
     hands.acknowledged([("alloc-1", 1)], 111.0)
     assert hands.inventory() == []
     hands.tell([wanted()], 112.0)
-    assert topology_count.running == 0
+    assert tally.running == 0
 
 
 def test_what_is_told_to_stop_takes_its_time_but_never_longer_than_its_grace() -> None:
@@ -140,12 +140,12 @@ def test_frozen_work_has_still_to_do_what_was_left() -> None:
 
 
 def test_an_allocation_on_several_nodes_is_counted_once() -> None:
-    topology_count = RunTally()
-    left, right = FakeExecutor(FakeBehaviour(1.0), topology_count), FakeExecutor(FakeBehaviour(2.0), topology_count)
+    tally = RunTally()
+    left, right = FakeExecutor(FakeBehaviour(1.0), tally), FakeExecutor(FakeBehaviour(2.0), tally)
     for hands in (left, right):
         hands.tell([wanted()], 0.0)
-    assert topology_count.running == 1
+    assert tally.running == 1
     left.due(1.0)
-    assert (topology_count.running, topology_count.ended) == (1, 0)
+    assert (tally.running, tally.ended) == (1, 0)
     right.due(2.0)
-    assert (topology_count.running, topology_count.ended) == (0, 1)
+    assert (tally.running, tally.ended) == (0, 1)
