@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import gc
 import signal
 from itertools import groupby
 from pathlib import Path
@@ -19,9 +20,34 @@ hypothesis.settings.load_profile("bursar")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WAITING = ("process", "bench")  # folders of tests that wait for other processes more than they compute
+STARTED = {"embedded_postgres", "server", "empty_server", "uid"}  # fixtures that start other processes
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    left_out = "leave out property tests, and tests that start a server or work on a node"
+    parser.addoption("--fast", action="store_true", help=left_out)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        left_out = [item for item in items if not _is_fast(item)]
+        items[:] = [item for item in items if _is_fast(item)]
+        config.hook.pytest_deselected(items=left_out)
+    _spread(items)
+
+
+def pytest_collection_finish() -> None:
+    """All collected tests stay until the end: the collector of circular garbage need not walk them again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def _is_fast(item: pytest.Item) -> bool:
+    assert isinstance(item, pytest.Function)
+    return not (STARTED & set(item.fixturenames) or hypothesis.is_hypothesis_test(item.obj))
+
+
+def _spread(items: list[pytest.Item]) -> None:
     """Spread the files that wait evenly among those that compute.
 
     Each worker takes a consecutive share of the list. A worker whose share only waits would be the last to end.

@@ -17,9 +17,14 @@ import bursar.api.serve
 import bursar.loops.housekeeping
 import bursar.rpc.serve
 from bursar.core.credit.billing_terms import CreditPolicy
-from bursar.core.nodes.liveness import Patience
+from bursar.core.nodes.eviction import EvictionReason, EvictionRule
+from bursar.core.nodes.liveness import Liveness, Patience
+from bursar.core.objects.allocation import Phase
+from bursar.core.objects.event_text import StepReason
+from bursar.core.objects.job import JobPhase
 from bursar.core.objects.pending_reason import ReasonCode
 from bursar.core.values.money import credits_of
+from bursar.core.values.refusal import Code
 from bursar.main import api, controller, serve
 from bursar.wire.kinds.registry import KINDS
 from bursar.wire.kinds.settings import RECORD_DAYS, CreditSettings, NodeSettings, SchedulingSettings, UsageSettings
@@ -72,7 +77,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "CHANGELOG.md"])
 def test_make_targets_exist(name: str) -> None:
-    targets = set(re.findall(r"^([a-z]+):", page("Makefile"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", page("Makefile"), re.MULTILINE))
     # Only what is set as code is a command.
     quoted = re.findall(r"```.*?```|`[^`\n]+`", page(name), re.DOTALL)
     named = {target for text in quoted for target in MAKE.findall(text)}
@@ -84,6 +89,26 @@ def test_generated_tables_equal_the_code() -> None:
         [sys.executable, str(ROOT / "scripts" / "doc_tables.py"), "--check"], capture_output=True, text=True, timeout=60
     )
     assert check.returncode == 0, check.stdout + check.stderr
+
+
+def test_the_glossary_has_every_kind_package_state_reason_code_and_type() -> None:
+    listed = set(re.findall(r"^\| `([^`]+)` \|", page("docs/glossary.md"), re.MULTILINE))
+    source = ROOT / "src" / "bursar"
+    packages = {str(path.parent.relative_to(source)) for path in source.glob("*/**/__init__.py")}
+    classes = {
+        name
+        for path in (source / "core").rglob("*.py")
+        for name in re.findall(r"^class ([A-Z]\w*)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    enums = (Phase, JobPhase, Liveness, ReasonCode, EvictionReason, EvictionRule, StepReason, Code)
+    values = {str(value) for enum in enums for value in enum}
+    assert not ({kind.name for kind in KINDS} | packages | classes | values) - listed
+
+
+def test_the_terms_of_the_glossary_are_in_order() -> None:
+    terms = re.findall(r"^\| \*\*(.+?)\*\* \|", page("docs/glossary.md"), re.MULTILINE)
+    assert terms == sorted(terms, key=str.lower)
+    assert len(terms) == len(set(terms))
 
 
 def test_every_metric_is_listed_and_no_other() -> None:

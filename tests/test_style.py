@@ -2,6 +2,8 @@
 
 import ast
 import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,7 +60,7 @@ def test_nothing_is_left_for_later() -> None:
 def test_objects_are_removed_in_one_place() -> None:
     # What has finalizers must not slip out by another way.
     found = [str(path.relative_to(SOURCE)) for path in MODULES if "batch.remove(" in path.read_text(encoding="utf-8")]
-    assert found == ["ops/objects/removal.py"]
+    assert found == ["commands/objects/removal.py"]
 
 
 # Names that two classes share because they are the same thing: on the wire and in the rules, or at both ends of a call.
@@ -81,3 +83,110 @@ def test_one_word_names_one_thing() -> None:
     shared = {name: found for name, found in places.items() if len(found) > 1}
     assert set(shared) <= SAME_THING, f"rename what means something else: {shared}"
     assert set(shared) == SAME_THING, f"no longer shared: {SAME_THING - set(shared)}"
+
+
+# The packages whose log events have a stable name and a sentence beside it.
+LOGS_NAMED = (
+    "*.py",
+    "agent/**/*.py",
+    "api/**/*.py",
+    "bridges/**/*.py",
+    "commands/**/*.py",
+    "core/**/*.py",
+    "loops/**/*.py",
+    "ops/**/*.py",
+    "rpc/**/*.py",
+    "sim/**/*.py",
+    "store/**/*.py",
+)
+EVENT_NAME = re.compile(r"[a-z]+(_[a-z]+)+")
+LEVELS = frozenset({"debug", "info", "warning", "error", "exception", "log"})
+
+
+def test_log_events_have_a_name_and_a_sentence() -> None:
+    found = []
+    for path in sorted({path for pattern in LOGS_NAMED for path in SOURCE.glob(pattern)}):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="log" | "_log") | ast.Attribute(attr="_log"), attr=level)
+                ) if level in LEVELS:
+                    match node.args:
+                        case [*_, ast.Constant(value=str(name))] if EVENT_NAME.fullmatch(name):
+                            if any(one.arg == "message" for one in node.keywords):
+                                continue
+                    found.append(f"{path.relative_to(SOURCE)}:{node.lineno}")
+    assert not found, 'write log.info("node_joined", message="the node has joined the cluster", node=name)'
+
+
+# Packages whose texts use the words of the field. A package joins the list when its texts are rewritten.
+PLAIN = (
+    "api", "bench", "bridges", "cli", "client", "commands", "core/batch", "core/scheduling", "loops", "ops", "store",
+    "wire",
+)  # fmt: skip
+# Words that only this project would use, with the field's word in their place where there is one.
+PRIVATE = (
+    "beat", "beats", "company", "door", "doors", "house", "kin", "leavings", "office", "room", "tell", "telling",
+    "tells", "tiding", "tidings", "told", "walk", "walks", "whoever", "whom",
+)  # fmt: skip
+
+
+# Names of tests are sentences: these words of theirs are plain English.
+NARRATIVE = frozenset({"tell", "tells", "told", "whoever", "whom"})
+NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def _is_plain(path: Path) -> bool:
+    return any(path.is_relative_to(SOURCE / package) for package in PLAIN)
+
+
+def _docstrings(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def test_docstrings_name_their_subject() -> None:
+    # A docstring such as "What is left of it" can be neither searched for nor read out of its context.
+    unnamed = re.compile(r"(What|Who|Whoever|Whom|Those|Whose)\b")
+    found = [
+        f"{path.relative_to(SOURCE)}: {text.splitlines()[0]}"
+        for path in MODULES
+        if _is_plain(path)
+        for text in _docstrings(ast.parse(path.read_text(encoding="utf-8")))
+        if unnamed.match(text)
+    ]
+    assert not found
+
+
+def test_texts_use_the_words_of_the_field() -> None:
+    private = re.compile(rf"(?<![-\w])({'|'.join(PRIVATE)})\b", re.IGNORECASE)
+    texts = {tokenize.COMMENT, tokenize.STRING}
+    found = []
+    for path in MODULES:
+        if _is_plain(path):
+            with path.open("rb") as source:
+                found += [
+                    f"{path.relative_to(SOURCE)}:{token.start[0]}: {word[0]}"
+                    for token in tokenize.tokenize(source.readline)
+                    if token.type in texts and not re.fullmatch(r'"\w+"', token.string)  # the name of a key or column
+                    for word in private.finditer(token.string)
+                ]
+    for path in sorted(SOURCE.rglob("*.sql")):
+        # Migrations that were released are never edited, and names of statements are code.
+        if _is_plain(path) and path.parent.name != "migrations":
+            comments = re.sub(r"^(?!\s*--)(.*)$|^-- name:.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            found += [f"{path.relative_to(SOURCE)}: {word[0]}" for word in private.finditer(comments)]
+    assert not found
+
+
+def test_tests_are_named_in_the_words_of_the_field() -> None:
+    private = {*PRIVATE, "beating", "clerk", "keeper", "offices", "rooms", "walls", "world"} - NARRATIVE
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        names = [
+            path.stem,
+            *(node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, NAMED)),
+        ]
+        found += [f"{path.relative_to(ROOT)}: {name}" for name in names if private & set(name.lower().split("_"))]
+    assert not found

@@ -1,4 +1,4 @@
-"""What `bursar serve` prints when it is ready: where it serves, who may come in, and what to do next."""
+"""The output of `bursar serve` when it is ready: its URL, the admin token, and the next commands to try."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bursar.config import ServerSettings
 
 
 def announce(settings: ServerSettings, listener: socket.socket, token: str | None, ca: Path | None) -> None:
-    """One line when it is ready; a new token before it, once."""
+    """Print the ready line; before it a new admin token, once."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if settings.tls_cert else "http"
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -30,7 +30,7 @@ def announce(settings: ServerSettings, listener: socket.socket, token: str | Non
 
 
 def _next_step(settings: ServerSettings, url: str, ca: Path | None) -> str:
-    """Commands for another terminal, spelled as this one was started."""
+    """Commands for another terminal, with the same program path as this process."""
     program = sys.argv[0] if "/" in sys.argv[0] and not sys.argv[0].startswith("/") else "bursar"
     assert settings.admin_token_file is not None
     if ca is not None:

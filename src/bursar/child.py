@@ -1,4 +1,4 @@
-"""A process of the server that is started again when it dies, as the user that it was handed over to."""
+"""A supervised child process of the server: restarted with backoff when it dies, run as the server's user."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ log = structlog.get_logger()
 
 STOP_SECONDS = 10.0
 BACKOFF_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
-READY = "ready"  # the line that a child prints when it serves
+READY = "ready"  # the line that a child prints when it is ready
 
 
 @dataclass(slots=True)
 class ChildProcess:
-    """Invariant: while it is not told to stop, at most one process of it lives, and a dead one is replaced."""
+    """Invariant: until `stop`, at most one process of it lives, and a dead one is replaced."""
 
     name: str
     arguments: list[str]
     environment: dict[str, str]
     descriptors: tuple[int, ...] = ()
-    over: HandOver | None = None  # None: it runs as the user we are
+    over: HandOver | None = None  # None: it runs as the user of this process
     process: asyncio.subprocess.Process | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: bool = False
@@ -43,8 +43,8 @@ class ChildProcess:
                 pass_fds=self.descriptors,
                 stdout=asyncio.subprocess.PIPE,
             )
-            if self._told_to_stop():
-                # While it was being started: whoever told us had nobody to tell.
+            if self._is_stopping():
+                # `stop` was called during the start, when there was no process to terminate.
                 await self.stop()
                 return
             assert self.process.stdout is not None
@@ -52,14 +52,17 @@ class ChildProcess:
                 if line.decode(errors="replace").strip() == READY:
                     self.ready.set()
             code = await self.process.wait()
-            if self._told_to_stop():
+            if self._is_stopping():
                 return
             failures = 0 if loop.time() - started > 10 else failures + 1
             pause = BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)]
-            log.warning("child died; starting it again", child=self.name, code=code, pause_seconds=pause)
+            log.warning(
+                "child_died", message="a child process died and is started again",
+                child=self.name, code=code, pause_seconds=pause,
+            )  # fmt: skip
             await asyncio.sleep(pause)
 
-    def _told_to_stop(self) -> bool:
+    def _is_stopping(self) -> bool:
         return self.stopping
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The leader's commit worker as a process: its parent is the leader, and it ends with it."""
+"""The process of the leader's commit worker. Its parent is the leader, and it ends with it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def main() -> None:
         try:
             runner.run(_work(socket.socket(fileno=int(sys.argv[1]))))
         except AWAY as error:
-            log.warning("the clerk cannot begin", error=repr(error))
-        # The leader is gone. What is under way is not waited for: the database undoes it when its connection ends.
+            log.warning("commit_worker_start_failed", message="the commit worker cannot start", error=repr(error))
+        # The leader is gone. Open transactions are not awaited: the database rolls them back with the connection.
         os._exit(0)
 
 

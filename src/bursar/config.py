@@ -1,4 +1,4 @@
-"""Settings, read once: flags first, then the environment, then the defaults."""
+"""The settings of a server process, read once: from flags, else the environment, else defaults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from bursar.api.http.oidc import OidcSettings
+from bursar.api.http.oidc_settings import OidcSettings
 from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT
 from bursar.core.values.address import is_loopback_host
 
@@ -18,7 +18,7 @@ CONNECTIONS_PER_ADDRESS_MAX = 512
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used; the message says which, and what would do."""
+    """A setting is invalid; the message names it and a valid value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def parse_address(text: str, what: str) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class WaldurSettings:
-    """Where what is left of budgets is read. A component is its type, and how many hours one unit of it is."""
+    """Where remaining budgets are read. A component is its type, and the hours of one unit."""
 
     url: str
     token_file: Path
@@ -56,7 +56,7 @@ class WaldurSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What a server process needs to know."""
+    """The settings of a server process."""
 
     http: Address
     grpc: Address | None = None
@@ -65,8 +65,8 @@ class ServerSettings:
     admin_token_file: Path | None = None
     show_token: bool = False
     workers: int = 1
-    user: str = ""  # that runs the server's parts, where root starts them; empty: `bursar`
-    restored: bool = False  # the database was put back to what a backup had
+    user: str = ""  # the user of the child processes if root starts the server; empty: `bursar`
+    restored: bool = False  # the database was restored from a backup
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -75,20 +75,20 @@ class ServerSettings:
     grpc_hosts: tuple[str, ...] = ()
     grpc_insecure: bool = False  # no certificates, on loopback only
     grpc_shared: bool = False  # other processes serve at the same address
-    metrics: Address | None = None  # where /metrics is served without a token
-    grpc_admin: Address | None = None  # where administrators and tenants are served over gRPC
+    metrics: Address | None = None  # serves /metrics without a token
+    grpc_admin: Address | None = None  # serves AdminService
     waldur: WaldurSettings | None = None
     connections: int = CONNECTIONS_MAX
     connections_per_address: int = CONNECTIONS_PER_ADDRESS_MAX
 
     @property
     def grpc_address(self) -> str:
-        """Where agents are told to call; empty where that is not known."""
+        """The address that agents are given; empty if unknown."""
         return str(self.grpc_advertise or self.grpc or "")
 
     @property
     def grpc_names(self) -> tuple[str, ...]:
-        """The hosts that agents may call gRPC by."""
+        """The host names of the gRPC server certificate."""
         named = (one.host for one in (self.grpc, self.grpc_advertise) if one is not None)
         return (*named, *self.grpc_hosts)
 
@@ -99,7 +99,7 @@ def oidc_from_environment() -> OidcSettings | None:
         return None
     audience = os.environ.get("BURSAR_OIDC_AUDIENCE", "")
     if not audience:
-        raise ConfigError("BURSAR_OIDC_ISSUER needs BURSAR_OIDC_AUDIENCE: tokens meant for others must not work here")
+        raise ConfigError("BURSAR_OIDC_ISSUER needs BURSAR_OIDC_AUDIENCE: tokens for other services must not work here")
     return OidcSettings(
         issuer=issuer,
         audience=audience,
@@ -113,7 +113,7 @@ def requests_per_minute_from_environment() -> int:
     if not text:
         return LIMIT_PER_MINUTE_DEFAULT
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ConfigError(f"BURSAR_REQUESTS_PER_MINUTE must be a number from 1 on, got {text!r}")
+        raise ConfigError(f"BURSAR_REQUESTS_PER_MINUTE must be a number of at least 1, got {text!r}")
     return int(text)
 
 
@@ -123,9 +123,9 @@ def waldur_from_environment() -> WaldurSettings | None:
         return None
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"BURSAR_WALDUR_URL must be a URL as in https://waldur.example.com, got {url!r}")
+        raise ConfigError(f"BURSAR_WALDUR_URL must be a URL such as https://waldur.example.com, got {url!r}")
     if parts.scheme == "http" and not is_loopback_host(parts.hostname):
-        raise ConfigError("BURSAR_WALDUR_URL must begin with https: its token could be read on the wire")
+        raise ConfigError("BURSAR_WALDUR_URL must use https: its token could be read on the wire")
     token_file, offerings = os.environ.get("BURSAR_WALDUR_TOKEN_FILE"), os.environ.get("BURSAR_WALDUR_OFFERINGS")
     if not token_file or not offerings:
         raise ConfigError("BURSAR_WALDUR_URL needs BURSAR_WALDUR_TOKEN_FILE and BURSAR_WALDUR_OFFERINGS (uuid,uuid…)")
@@ -149,7 +149,7 @@ def _offering(text: str) -> UUID:
 
 
 def _component(variable: str, default: str) -> tuple[str, float]:
-    """`gpu_hours`, or `gpu_khours:1000` where one unit of the component is a thousand hours."""
+    """`gpu_hours`, or `gpu_khours:1000` if one unit of the component is a thousand hours."""
     type_, colon, hours = (os.environ.get(variable) or default).partition(":")
     return type_, _positive(variable, hours) if colon else 1.0
 
@@ -160,12 +160,12 @@ def _positive(variable: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 < number < math.inf:
-        raise ConfigError(f"{variable} must have a number above 0, got {text!r}")
+        raise ConfigError(f"{variable} must be a number above 0, got {text!r}")
     return number
 
 
 def with_password_hidden(url: str) -> str:
-    """A database URL fit for logs."""
+    """A database URL without its password, for logs."""
     head, at, tail = url.rpartition("@")
     if not at:
         return url

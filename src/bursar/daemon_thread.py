@@ -1,7 +1,6 @@
-"""Work in a thread of its own, for what may wait for ever, or very long: for a process that hangs in a driver, or for
-somebody's name server.
+"""Runs blocking work that may never return in a daemon thread of its own, such as waiting for an unkillable process.
 
-In a pool it would take a place from everybody else, and the program could not end before it.
+In a thread pool it would occupy a worker, and the program could not exit before it.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ T = TypeVar("T")
 
 
 async def apart(work: Callable[[], T]) -> T:
-    """What it returns or raises. Whoever is cancelled waits no longer; the work itself goes on."""
+    """Await blocking work: its result or exception. Cancelling stops the wait, not the work."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def tell(result: T | None, error: BaseException | None) -> None:
+    def settle(result: T | None, error: BaseException | None) -> None:
         if done.cancelled():
             return
         if error is not None:
@@ -34,8 +33,8 @@ async def apart(work: Callable[[], T]) -> T:
             result = work()
         except Exception as failed:
             error = failed
-        with suppress(RuntimeError):  # nobody is there any more
-            loop.call_soon_threadsafe(tell, result, error)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, name="apart", daemon=True).start()
     return await done

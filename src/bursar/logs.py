@@ -1,4 +1,8 @@
-"""How every process of ours logs: JSON lines on standard error, for people when it is a terminal."""
+"""Structured logging on standard error: JSON lines, or a readable form if standard error is a terminal.
+
+Every log event has a stable snake_case name, and a sentence for people beside it:
+`log.info("node_joined", message="the node has joined the cluster", node=name)`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import structlog
 
 def set_up_logs() -> None:
     # Plain tracebacks: the values of variables may be secrets.
-    console = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    console = structlog.dev.ConsoleRenderer(event_key="message", exception_formatter=structlog.dev.plain_traceback)
     renderer: Any = console if sys.stderr.isatty() else structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[

@@ -1,10 +1,11 @@
-"""The entry point: the client's commands, and the server's, each loaded when it is called.
+"""The entry point of the command line: client and server commands, each imported when it is called.
 
-`serve` starts everything on one machine. For more machines its parts run apart, as `api`, `controller` and `waldur`.
+`serve` starts everything on one machine. On several machines `api`, `controller` and `waldur` run separately.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import click
 
 from bursar.cli.main import cli
 from bursar.cli.shell.connection import Connection, connected
+from bursar.cli.shell.finite_range import FiniteRange
 from bursar.core.values.wording import counted
 
 if TYPE_CHECKING:
@@ -23,30 +25,31 @@ if TYPE_CHECKING:
     from bursar.sim.stream import AgentNodes
 
 DATABASE = click.option(
-    "--database-url", envvar="BURSAR_DATABASE_URL", default="", help="PostgreSQL; without one it is embedded."
+    "--database-url",
+    envvar="BURSAR_DATABASE_URL",
+    default="",
+    help="URL of the PostgreSQL database; default: embedded.",
 )
 REDIS = click.option(
-    "--redis-url", envvar="BURSAR_REDIS_URL", default="", help="Rate limits shared by several API processes."
+    "--redis-url", envvar="BURSAR_REDIS_URL", default="", help="Redis for rate limits shared by several API processes."
 )
 HTTP = click.option(
     "--http", default="127.0.0.1:8080", show_default=True, help="HOST:PORT to serve HTTP on; port 0 picks one."
 )
 GRPC = click.option("--grpc", default="", help="HOST:PORT to serve gRPC on.")
 GRPC_ADVERTISE = click.option(
-    "--grpc-advertise", default="", help="HOST:PORT that agents are told to call, where it is not that of --grpc."
+    "--grpc-advertise", default="", help="HOST:PORT that agents connect to, if it differs from --grpc."
 )
 GRPC_HOST = click.option(
-    "--grpc-host", multiple=True, metavar="HOST", help="Another name or address that agents call gRPC by; repeatable."
+    "--grpc-host", multiple=True, metavar="HOST", help="Additional host of the gRPC server certificate; repeatable."
 )
 GRPC_INSECURE = click.option(
-    "--grpc-insecure", is_flag=True, help="Serve gRPC without certificates, on loopback only; nodes are believed."
+    "--grpc-insecure", is_flag=True, help="Serve gRPC without certificates, on loopback only; node names are trusted."
 )
 GRPC_ADMIN = click.option(
     "--grpc-admin", default="", help="HOST:PORT to serve AdminService on: gRPC for administrators, by token."
 )
-METRICS = click.option(
-    "--metrics", default="", help="HOST:PORT to serve /metrics on without a token, and nothing else."
-)
+METRICS = click.option("--metrics", default="", help="HOST:PORT to serve /metrics without a token, and nothing else.")
 CERT = click.option(
     "--tls-cert", type=click.Path(path_type=Path, exists=True), help="Serve HTTPS with this certificate."
 )
@@ -55,11 +58,11 @@ KEY = click.option("--tls-key", type=click.Path(path_type=Path, exists=True), he
 
 CONNECTIONS = click.option(
     "--connections", default=20_000, show_default=True, type=click.IntRange(16), metavar="N",
-    help="HTTP connections that an API process has open at once.",
+    help="Maximum number of open HTTP connections per API process.",
 )  # fmt: skip
 PER_ADDRESS = click.option(
     "--connections-per-address", default=512, show_default=True, type=click.IntRange(1), metavar="N",
-    help="How many of them one address may have that have shown no good token.",
+    help="Maximum number of these per address without a valid token.",
 )  # fmt: skip
 TOKEN_FILE = click.option(
     "--admin-token-file", type=click.Path(path_type=Path), help="Write an admin token here, mode 0600."
@@ -81,21 +84,23 @@ TOKEN_FILE = click.option(
 @click.option("--show-token", is_flag=True, help="Print the token in that file when ready.")
 @DATABASE
 @REDIS
-@click.option("--restored", is_flag=True, help="The database was put back to a backup; said once, at the first start.")
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="API processes.")
+@click.option(
+    "--restored", is_flag=True, help="The database was restored from a backup; give it once, at the first start."
+)
+@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Number of API processes.")
 @click.option(
     "--user",
     envvar="BURSAR_USER",
     default="",
-    help="Started by root, serve as this user; by default bursar.",
+    help="If root starts the server, run it as this user; default: bursar.",
 )
-@click.option("--tls", type=click.Choice(["auto"]), help="auto: HTTPS with a certificate of our own CA.")
+@click.option("--tls", type=click.Choice(["auto"]), help="auto: serve HTTPS with a certificate of Bursar's own CA.")
 @CERT
 @KEY
 @CONNECTIONS
 @PER_ADDRESS
 def serve(**options: Any) -> None:
-    """Start everything on this machine: PostgreSQL if none is named, the API, the controller."""
+    """Start everything on this machine: the API, the controller and, without --database-url, PostgreSQL."""
     import bursar.serve
 
     settings = _settings(options)
@@ -121,7 +126,7 @@ def serve(**options: Any) -> None:
 @click.option("--metrics-fd", type=int, default=None, hidden=True, help="A listening socket for /metrics, inherited.")
 @click.option("--grpc-shared", is_flag=True, hidden=True, help="Others serve gRPC at the same address.")
 def api(fd: int | None, metrics_fd: int | None, **options: Any) -> None:
-    """Serve the API, on a database that others share."""
+    """Serve the API on a shared database."""
     import bursar.serve
 
     raise SystemExit(bursar.serve.run_api(_settings(options), fd, metrics_fd))
@@ -130,7 +135,7 @@ def api(fd: int | None, metrics_fd: int | None, **options: Any) -> None:
 @click.command()
 @DATABASE
 def controller(**options: Any) -> None:
-    """Run the loops, on a database that others share."""
+    """Run the controller on a shared database: scheduling, jobs, node liveness, housekeeping."""
     import bursar.serve
 
     raise SystemExit(bursar.serve.run_controller(_settings({"http": "127.0.0.1:0", **options})))
@@ -139,10 +144,10 @@ def controller(**options: Any) -> None:
 @click.command()
 @DATABASE
 def waldur(**options: Any) -> None:
-    """Read what is left of tenants' budgets from Waldur, for a database that others share.
+    """Read the remaining budgets of tenants from Waldur into a shared database.
 
-    Set by the environment: BURSAR_WALDUR_URL, BURSAR_WALDUR_TOKEN_FILE, BURSAR_WALDUR_OFFERINGS. `bursar serve` starts
-    it by itself where they are set.
+    Configured by BURSAR_WALDUR_URL, BURSAR_WALDUR_TOKEN_FILE and BURSAR_WALDUR_OFFERINGS. `bursar serve` starts it if
+    they are set.
     """
     import bursar.serve
 
@@ -155,26 +160,25 @@ def sim() -> None:
 
 
 @sim.command()
-@click.option("--count", required=True, type=click.IntRange(1, 9999), help="How many nodes.")
-@click.option("--gpus", default=8, show_default=True, type=click.IntRange(0, 1024), help="GPUs on each.")
-@click.option("--cpu", default=96, show_default=True, type=click.IntRange(1), help="CPUs on each.")
-@click.option("--memory", default="768Gi", show_default=True, help="Memory on each.")
-@click.option("--prefix", default="sim", show_default=True, help="What their names begin with.")
-@click.option("--zones", default=2, show_default=True, type=click.IntRange(1), help="Zones they are spread over.")
-@click.option("--racks", default=8, show_default=True, type=click.IntRange(1), help="Racks they are spread over.")
-@click.option("--run-seconds", type=click.FloatRange(0), help="How long an allocation runs that does not say it.")
-@click.option("--stop-seconds", default=0.0, type=click.FloatRange(0), help="How long what is told to stop takes.")
-@click.option("--keep", is_flag=True, help="Leave the nodes registered at the end.")
-@click.option("--grpc", default="", help="HOST:PORT where agents are served, where it is not as the server says.")
-@click.option("--insecure", is_flag=True, help="Speak gRPC without certificates, on loopback.")
-@click.option("--rest", is_flag=True, help="Speak REST, as nodes without an agent do.")
+@click.option("--count", required=True, type=click.IntRange(1, 9999), help="Number of nodes.")
+@click.option("--gpus", default=8, show_default=True, type=click.IntRange(0, 1024), help="GPUs per node.")
+@click.option("--cpu", default=96, show_default=True, type=click.IntRange(1), help="CPUs per node.")
+@click.option("--memory", default="768Gi", show_default=True, help="Memory per node.")
+@click.option("--prefix", default="sim", show_default=True, help="Prefix of node names.")
+@click.option("--zones", default=2, show_default=True, type=click.IntRange(1), help="Number of zones.")
+@click.option("--racks", default=8, show_default=True, type=click.IntRange(1), help="Number of racks.")
+@click.option("--run-seconds", type=FiniteRange(0), help="Default run time of an allocation.")
+@click.option("--stop-seconds", default=0.0, type=FiniteRange(0), help="Time that a stopped allocation takes to end.")
+@click.option("--keep", is_flag=True, help="Keep the nodes registered at the end.")
+@click.option("--grpc", default="", help="gRPC address for agents, if it differs from the one the server announces.")
+@click.option("--insecure", is_flag=True, help="Use gRPC without certificates, on loopback.")
+@click.option("--rest", is_flag=True, help="Use REST, as nodes without an agent do.")
 @connected
 def nodes(connection: Connection, keep: bool, **options: Any) -> None:
-    """Register nodes that run what is bound to them, in pretence, until interrupted.
+    """Register simulated nodes, which pretend to run the work placed on them, until interrupted.
 
-    With an administrator's token. They speak as agents do, over gRPC, where the server offers it; else over REST.
-    An allocation's annotations say how it runs: bursar.io/sim-seconds, for how long; bursar.io/sim-exit, with which
-    exit code it ends.
+    Needs an administrator's token. The nodes use gRPC, as agents do, if the server offers it; else REST.
+    Annotations of an allocation set its run time (bursar.io/sim-seconds) and its exit code (bursar.io/sim-exit).
 
     \b
     bursar sim nodes --count 8 --gpus 8 --run-seconds 60
@@ -184,7 +188,7 @@ def nodes(connection: Connection, keep: bool, **options: Any) -> None:
     from bursar.sim.shape import NodeShape
 
     if options["rest"] and (options["grpc"] or options["insecure"]):
-        raise click.UsageError("--rest goes without --grpc and --insecure")
+        raise click.UsageError("--rest cannot be combined with --grpc or --insecure")
     if options["insecure"] and not options["grpc"]:
         raise click.UsageError("--insecure needs --grpc HOST:PORT")
     ways = {name: options.pop(name) for name in ("run_seconds", "stop_seconds", "grpc", "insecure", "rest")}
@@ -203,7 +207,7 @@ async def _simulate(connection: Connection, shape: NodeShape, keep: bool, ways: 
 
     def end() -> None:
         stop.set()
-        # Whoever asks again does not want to wait for the nodes' removal.
+        # A second signal ends the process without waiting for the removal of the nodes.
         for one in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(one)
 
@@ -213,7 +217,7 @@ async def _simulate(connection: Connection, shape: NodeShape, keep: bool, ways: 
             flush=True,
         )
 
-    def tell() -> None:
+    def progress() -> None:
         if _in_foreground():
             line = f"{counted(simulated.running, 'allocation')} running, {simulated.ended} ended"
             print(f"\r{line}\x1b[K", end="\n" if stop.is_set() else "", file=sys.stderr, flush=True)
@@ -222,14 +226,14 @@ async def _simulate(connection: Connection, shape: NodeShape, keep: bool, ways: 
         loop.add_signal_handler(one, end)
     async with AsyncClient(where.url, where.token, ca_file=where.ca_file) as client:
         simulated = await _simulated(client, shape, **ways)
-        left = await simulate(simulated, stop, ready=ready, tell=tell, keep=keep)
+        left = await simulate(simulated, stop, ready=ready, progress=progress, keep=keep)
     print(f"{counted(simulated.ended, 'allocation')} ended")
     if left:
-        print(f"{counted(left, 'node')} left: something still runs there", file=sys.stderr)
+        print(f"{counted(left, 'node')} kept: work is still placed there", file=sys.stderr)
 
 
 def _in_foreground() -> bool:
-    """Whether standard error is a terminal, and this process is the one that its user looks at: no job with `&`."""
+    """Whether standard error is a terminal and this process is in its foreground process group, not a `&` job."""
     import os
 
     try:
@@ -248,7 +252,7 @@ async def _simulated(
     insecure: bool,
     rest: bool,
 ) -> AgentNodes | RestNodes:
-    """Nodes that speak as agents do, where the server can hear them."""
+    """Simulated nodes over gRPC if the server serves it, else over REST."""
     from bursar.sim.fake_executor import FakeBehaviour
     from bursar.sim.rest import RestNodes
     from bursar.sim.stream import AgentNodes, find_address
@@ -303,13 +307,15 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
 
 
 def main() -> None:
+    # Start-up creates what stays: looking for garbage among it takes a tenth of the time and finds none.
+    gc.set_threshold(50_000, 20, 50)
     cli.add_lazy("serve", "bursar.main:serve", help="Start everything on this machine.")
-    cli.add_lazy("api", "bursar.main:api", help="Serve the API alone.")
-    cli.add_lazy("controller", "bursar.main:controller", help="Run the loops alone.")
-    cli.add_lazy("waldur", "bursar.main:waldur", help="Read budgets from Waldur alone.")
-    cli.add_lazy("agent", "bursar.agent.main:agent", help="Run a node's part.")
+    cli.add_lazy("api", "bursar.main:api", help="Serve only the API.")
+    cli.add_lazy("controller", "bursar.main:controller", help="Run only the controller.")
+    cli.add_lazy("waldur", "bursar.main:waldur", help="Read budgets from Waldur.")
+    cli.add_lazy("agent", "bursar.agent.main:agent", help="Run the node agent.")
     cli.add_lazy("sim", "bursar.main:sim", help="Simulate nodes.")
-    cli.add_lazy("bench", "bursar.bench.main:bench", help="Measure.")
+    cli.add_lazy("bench", "bursar.bench.main:bench", help="Run benchmarks.")
     cli()
 
 

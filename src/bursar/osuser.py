@@ -1,8 +1,8 @@
-"""The users of this machine that run what root starts: `bursar` serves, `bursar-db` runs the embedded PostgreSQL.
+"""Privilege drop: root starts the server as the system user `bursar`, and the embedded PostgreSQL as `bursar-db`.
 
-Root hands over by exec: a launcher in a fresh interpreter gives up root and becomes the command. Where Python or a file
-that the command needs is in a directory that is closed to the user (`/root`, usually), the launcher first makes a mount
-namespace of its own, in which that directory shows those paths and nothing else.
+A launcher in a fresh interpreter drops root and execs the command. If Python or a file that the command needs is in a
+directory that is closed to the user, usually `/root`, the launcher first creates a mount namespace in which that
+directory shows those paths and nothing else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 SERVER = "bursar"
 DATABASE = "bursar-db"
-CREATE_SECONDS_MAX = 30.0  # others may be writing /etc/passwd
+CREATE_SECONDS_MAX = 30.0  # another process may hold the lock of /etc/passwd
 SHELLS = ("/usr/sbin/nologin", "/sbin/nologin", "/bin/false")
 
 # argv: a JSON plan, then the command. The namespace comes first because it needs root; no_new_privs comes last.
@@ -54,12 +54,12 @@ libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 os.umask(0o077)
 os.execv(command[0], command)
 """
-# Prints those of its arguments that whoever runs it may not enter (directories) or read (files).
+# Prints those of its arguments that its user may not enter (directories) or read (files).
 REFUSED = """for p; do if test -d "$p"; then test -x "$p"; else test -r "$p"; fi || printf '%s\\n' "$p"; done"""
 
 
 class OsUserError(Exception):
-    """A user of this machine that cannot be had, or cannot do its work; the message says what to do."""
+    """A system user cannot be created, or cannot run the command; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def find_user(name: str) -> OsUser | None:
 
 
 def name_of(uid: int) -> str | None:
-    """None in containers that run under a uid which no passwd file knows."""
+    """The user's name; None for a uid without an entry in passwd, as in some containers."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -89,7 +89,7 @@ def name_of(uid: int) -> str | None:
 
 
 def system_user(name: str) -> OsUser:
-    """The system user of this name, made where the machine has none. It has no home, no password and no shell."""
+    """The system user of this name, created if missing, without home directory, password or shell."""
     found = find_user(name) or _create(name)
     if found.uid == 0:
         raise OsUserError(f"the user {name} is root under another name; choose a user without privileges")
@@ -106,12 +106,12 @@ def _create(name: str) -> OsUser:
             why = made.stderr.strip() or f"useradd ended with status {made.returncode}"
         except OSError as error:
             why = f"useradd: {error.strerror}"
-        # Another Bursar may have made it, or holds the lock of /etc/passwd for a moment.
+        # Another Bursar process may have created it, or may hold the lock of /etc/passwd.
         if (found := find_user(name)) is not None:
             return found
         if "lock" not in why or time.monotonic() > deadline:
             raise OsUserError(
-                f"this machine has no user {name}, and none could be made ({why})\n"
+                f"this machine has no user {name}, and it could not be created ({why})\n"
                 f"Create it (useradd --system --user-group {name}), or start Bursar as an ordinary user."
             )
         time.sleep(0.05)
@@ -119,7 +119,7 @@ def _create(name: str) -> OsUser:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """How root starts a command as another user, who sees `shown` although it is in directories that are `closed`."""
+    """How root starts a command as another user, who sees the paths `shown` inside directories `closed` to it."""
 
     user: OsUser
     closed: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ class HandOver:
         return [sys.executable, "-I", "-S", "-c", LAUNCHER, json.dumps(plan), *command]
 
     def refused(self, paths: Iterable[Path]) -> list[Path]:
-        """Those of the paths that the user, started in this way, may not enter or read."""
+        """The paths that the user, started in this way, may not enter or read."""
         asked = [str(path) for path in paths]
         try:
             done = subprocess.run(  # noqa: S603
@@ -158,7 +158,7 @@ class HandOver:
 
 
 def hand_over(user: OsUser, files: Sequence[Path]) -> HandOver:
-    """How root starts our own program as this user. Refused where the user could not read what it needs."""
+    """How root starts Bursar as this user. Raises OsUserError if the user cannot read a file it needs."""
     needed = list(dict.fromkeys((*_program(), *(path.absolute() for path in files))))
     plain = HandOver(user)
     blocked = plain.refused(dict.fromkeys(step for path in needed for step in (*reversed(path.parents), path)))
@@ -173,26 +173,26 @@ def hand_over(user: OsUser, files: Sequence[Path]) -> HandOver:
     except OsUserError as error:
         where = ", ".join(map(str, closed))
         raise OsUserError(
-            f"Bursar is to run as the user {user.name}, to whom {where} is closed; {error}\n"
-            f"Let that user pass (chmod o+x {where}), or install Python and Bursar elsewhere, or give --user root."
+            f"Bursar must run as the user {user.name}, who may not enter {where}; {error}\n"
+            f"Let that user enter it (chmod o+x {where}), or install Python and Bursar elsewhere, or give --user root."
         ) from error
     for path in refused:
         raise OsUserError(
-            f"Bursar is to run as the user {user.name}, who cannot read {path}\n"
+            f"Bursar must run as the user {user.name}, who cannot read {path}\n"
             f"Give it to that user (chown {user.name} {path}), or choose another user with --user NAME."
         )
     return opened
 
 
 def _program() -> list[Path]:
-    """Where the interpreter and all that it imports are."""
+    """The paths of the interpreter and of everything it imports."""
     places = [Path(sys.base_prefix), Path(sys.base_prefix).resolve(), Path(sys.prefix), Path(__file__).parents[1]]
     places += [*_links(Path(sys.executable)), *(Path(one) for one in sys.path if one)]
     return [place for place in places if place.exists()]
 
 
 def _links(path: Path) -> list[Path]:
-    """A path, and each that is read on the way to its file: a virtual environment's Python is a chain of links."""
+    """A path and all links up to its file: the Python of a virtual environment is a chain of links."""
     steps = [path]
     while steps[-1].is_symlink():
         steps.append(steps[-1].parent / steps[-1].readlink())

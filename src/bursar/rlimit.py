@@ -1,4 +1,4 @@
-"""How many files a process may have open: every stream, connection and placement is one or two of them."""
+"""The limit of open files (RLIMIT_NOFILE): each stream, connection and placement needs one or two descriptors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import resource
 
 
 def allow_open_files() -> None:
-    """As many as the machine lets us; the usual 1024 is soon used up."""
+    """Raise the soft limit, usually 1024, to the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def open_files_max() -> int:
-    """How many this process may have open now."""
+    """The soft limit of this process."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

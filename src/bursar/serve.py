@@ -1,8 +1,9 @@
-"""`bursar serve`: one parent that owns PostgreSQL and the listening socket, and keeps its children alive.
+"""`bursar serve`: a supervisor that owns PostgreSQL and the listening sockets and restarts its child processes.
 
-The children are the API workers, the controller, and what reads from Waldur where that is set. They are started by
-exec, die with the parent, and are started again when they die alone. Started by root, they run as a user without
-privileges (`--user`); the parent, which accepts no connection, stays root to start them again.
+The children are the API processes, the controller and, if configured, the Waldur reader. They are started by exec, die
+with the parent, and are restarted when they die alone. If root starts the server, they run as an unprivileged user
+(`--user`); the parent accepts no connections and stays root to restart them. Each process imports only
+its own part: start-up is mostly imports.
 """
 
 from __future__ import annotations
@@ -24,25 +25,9 @@ import structlog
 import uvloop
 
 from bursar.announce import announce
-from bursar.api.http.connection import Bounds
-from bursar.api.http.tls import ensure_server_certificate
-from bursar.api.serve import app_of, opened_context, serve_http
-from bursar.api.site.metrics_app import MetricsApp
-from bursar.bridges.webhook import run_webhooks
 from bursar.child import READY, ChildProcess
 from bursar.config import Address, ServerSettings, with_password_hidden
 from bursar.logs import set_up_logs
-from bursar.loops.claims import run_claims
-from bursar.loops.drain import run_drains
-from bursar.loops.election import run_lead
-from bursar.loops.housekeeping import run_upkeep
-from bursar.loops.jobs import run_jobs
-from bursar.loops.lease_expiry import run_leases
-from bursar.loops.ledger import run_ledger
-from bursar.loops.node_liveness import run_nodes
-from bursar.loops.reconcile import run_reconcile
-from bursar.loops.schedule import run_schedule
-from bursar.loops.usage_rollup import run_hours
 from bursar.ops.access.token import TokenFileError, ensure_admin_token
 from bursar.ops.lifecycle.bootstrap import prepare
 from bursar.ops.open_runtime import open_runtime
@@ -58,13 +43,13 @@ from bursar.store.nodes.heartbeat import load_agents
 
 log = structlog.get_logger()
 
-RESERVED_FILES = 256  # of an API process, for everything but HTTP connections
+RESERVED_FILES = 256  # descriptors of an API process that are not for HTTP connections
 READY_SECONDS_MAX = 60.0
 _PR_SET_PDEATHSIG = 1
 
 
 class ServerStartError(Exception):
-    """Why the server cannot start; the message says what to do."""
+    """The server cannot start; the message says what to do."""
 
 
 def _run(main: Coroutine[Any, Any, int]) -> int:
@@ -80,7 +65,7 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
             return 1
 
 
-# The parts, each a process.
+# The child processes.
 
 
 def run_api(settings: ServerSettings, fd: int | None, metrics_fd: int | None = None) -> int:
@@ -88,12 +73,16 @@ def run_api(settings: ServerSettings, fd: int | None, metrics_fd: int | None = N
 
 
 async def _api(settings: ServerSettings, fd: int | None, metrics_fd: int | None) -> int:
+    from bursar.api.http.connection import Bounds
+    from bursar.api.serve import app_of, opened_context, serve_http
+    from bursar.api.site.metrics_app import MetricsApp
+
     die_with_parent()
     allow_open_files()
     _check_grpc(settings)
     if not settings.database_url:
         raise ServerStartError(
-            "`bursar api` needs --database-url or BURSAR_DATABASE_URL; `bursar serve` brings its own database"
+            "`bursar api` needs --database-url or BURSAR_DATABASE_URL; `bursar serve` starts its own database"
         )
     if fd is None:
         _warn_of_root("bursar api")
@@ -110,7 +99,7 @@ async def _api(settings: ServerSettings, fd: int | None, metrics_fd: int | None)
                 redis_url=settings.redis_url,
                 requests_per_minute=settings.requests_per_minute,
                 oidc=settings.oidc,
-                # Who comes with a certificate has no use for a door where none is asked for.
+                # An insecure address is not announced: agents with certificates cannot use it.
                 grpc_address="" if settings.grpc_insecure else settings.grpc_address,
             )
         )
@@ -158,7 +147,10 @@ async def _api(settings: ServerSettings, fd: int | None, metrics_fd: int | None)
 
 def _warn_of_root(command: str) -> None:
     if os.geteuid() == 0:
-        log.warning(f"`{command}` runs as root: start it as an ordinary user; `bursar serve` hands over by itself")
+        log.warning(
+            "running_as_root", message="this process runs as root", command=command,
+            next="start it as an ordinary user; `bursar serve` changes to one by itself",
+        )  # fmt: skip
 
 
 def _check_grpc(settings: ServerSettings, *, tls_auto: bool = False) -> None:
@@ -184,6 +176,19 @@ def run_controller(settings: ServerSettings) -> int:
 
 
 async def _controller(settings: ServerSettings) -> int:
+    from bursar.bridges.webhook import run_webhooks
+    from bursar.loops.claims import run_claims
+    from bursar.loops.drain import run_drains
+    from bursar.loops.election import run_lead
+    from bursar.loops.housekeeping import run_upkeep
+    from bursar.loops.jobs import run_jobs
+    from bursar.loops.lease_expiry import run_leases
+    from bursar.loops.ledger import run_ledger
+    from bursar.loops.node_liveness import run_nodes
+    from bursar.loops.reconcile import run_reconcile
+    from bursar.loops.schedule import run_schedule
+    from bursar.loops.usage_rollup import run_hours
+
     die_with_parent()
     if not settings.database_url:
         raise ServerStartError("`bursar controller` needs --database-url or BURSAR_DATABASE_URL")
@@ -230,7 +235,7 @@ async def _waldur(settings: ServerSettings) -> int:
     if "BURSAR_PARENT" not in os.environ:
         await prepare(settings.database_url)
     database = await Database.open(settings.database_url)
-    # Nobody waits for what Waldur says: its client takes seconds to import.
+    # Ready before the import of Waldur's client, which takes seconds.
     print(READY, flush=True)
     from bursar.bridges.budget import ReadPace, run_budget_source
     from bursar.bridges.waldur import Component, Waldur
@@ -250,12 +255,12 @@ async def _waldur(settings: ServerSettings) -> int:
 def _check_waldur(settings: ServerSettings) -> None:
     if settings.waldur is not None and find_spec("waldur_api_client") is None:
         raise ServerStartError(
-            "BURSAR_WALDUR_URL is set, and Waldur's client is not installed: pip install 'bursar[waldur]'"
+            "BURSAR_WALDUR_URL is set, but Waldur's client is not installed: pip install 'bursar[waldur]'"
         )
 
 
 async def _until(stopping: asyncio.Event, loops: asyncio.Future[Any]) -> None:
-    """Wait for the signal to stop. A loop that ends by itself is a fault: the parent starts this process anew."""
+    """Wait for the signal to stop. If a loop ends by itself, raise: the parent restarts this process."""
     signalled = asyncio.create_task(stopping.wait())
     await asyncio.wait({signalled, loops}, return_when=asyncio.FIRST_COMPLETED)
     signalled.cancel()
@@ -272,7 +277,7 @@ def _on_signals() -> asyncio.Event:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent is gone, so that no child outlives a killed server."""
+    """Ask the kernel for SIGTERM when the parent dies (PR_SET_PDEATHSIG), so that no child outlives the server."""
     if sys.platform != "linux" or "BURSAR_PARENT" not in os.environ:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
@@ -300,8 +305,8 @@ def listen(address: Address, option: str) -> socket.socket:
 
 
 def _try_grpc_address(address: Address | None, option: str) -> None:
-    """The child that serves it would be started again and again: better said before there is one. Workers share the
-    address among themselves, which the kernel allows to processes that ask for it: a second server is told here."""
+    """Probe the gRPC address before any child starts, which would only be restarted in a loop. API processes share the
+    address by SO_REUSEPORT, so only this probe detects a second server."""
     if address is None:
         return
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -327,9 +332,12 @@ async def _serve(settings: ServerSettings, data: Path | None, tls_auto: bool) ->
     _try_grpc_address(settings.grpc, "--grpc")
     _try_grpc_address(settings.grpc_admin, "--grpc-admin")
     if bool(settings.tls_cert) != bool(settings.tls_key):
-        raise ServerStartError("--tls-cert and --tls-key go together")
+        raise ServerStartError("--tls-cert and --tls-key must be given together")
     if not settings.http.is_loopback and not (settings.tls_cert or tls_auto):
-        log.warning("plain HTTP beyond loopback: tokens can be read on the wire; use --tls, or a proxy that does")
+        log.warning(
+            "plain_http", message="plain HTTP beyond loopback: tokens can be read on the wire",
+            next="use --tls, or a proxy that does",
+        )  # fmt: skip
     data = (data or default_data_directory()).absolute()
     user = await asyncio.to_thread(_server_user, settings)
     embedded: Embedded | None = None
@@ -348,11 +356,11 @@ async def _serve(settings: ServerSettings, data: Path | None, tls_auto: bool) ->
 
 
 def _server_user(settings: ServerSettings) -> OsUser | None:
-    """Who runs the children; None where that is the user we are."""
+    """The user of the child processes; None for the user of this process."""
     own = name_of(os.geteuid())
     if os.geteuid() != 0:
         if settings.user not in ("", own):
-            raise ServerStartError(f"--user {settings.user}: only root can start it as another user")
+            raise ServerStartError(f"--user {settings.user}: only root can run the server as another user")
         return None
     if settings.user in ("root", own):
         return None
@@ -371,7 +379,7 @@ def _unprivileged_port() -> int:
 
 
 def _files(settings: ServerSettings) -> list[Path]:
-    """What the children read, as the user that they run as."""
+    """The files that the children must be able to read."""
     oidc, waldur = settings.oidc, settings.waldur
     files = [settings.tls_cert, settings.tls_key]
     if oidc is not None:
@@ -389,10 +397,12 @@ async def _serve_on(
     user: OsUser | None,
     stopping: asyncio.Event,
 ) -> int:
-    log.info("database", url=with_password_hidden(settings.database_url))
+    log.info("database_opened", message="using this database", url=with_password_hidden(settings.database_url))
     await prepare(settings.database_url, restored=settings.restored)
     ca: Path | None = None
     if tls_auto:
+        from bursar.api.http.tls import ensure_server_certificate
+
         hosts = sorted({"localhost", "127.0.0.1", "::1", settings.http.host} - {"0.0.0.0", "::"})  # noqa: S104
         cert, key, ca = ensure_server_certificate(data / "tls", hosts, user.gid if user else None)
         settings = replace(settings, tls_cert=cert, tls_key=key)
@@ -412,12 +422,12 @@ async def _serve_on(
 
 
 async def _all_ready(children: list[ChildProcess], stopping: asyncio.Event) -> bool:
-    """Whether all children came up before somebody said stop."""
+    """Whether all children became ready before the signal to stop."""
     stop = asyncio.create_task(stopping.wait())
     ready = asyncio.gather(*(child.ready.wait() for child in children))
     done, _ = await asyncio.wait((stop, ready), timeout=READY_SECONDS_MAX, return_when=asyncio.FIRST_COMPLETED)
     if not done:
-        raise ServerStartError(f"the server's parts did not come up within {READY_SECONDS_MAX:.0f} s; the log says why")
+        raise ServerStartError(f"the child processes were not ready within {READY_SECONDS_MAX:.0f} s; see the log")
     for one in (stop, ready):
         one.cancel()
     await asyncio.gather(stop, ready, return_exceptions=True)
@@ -433,7 +443,7 @@ async def _admin_token(settings: ServerSettings) -> str | None:
 
 
 async def _warn_of_agents(settings: ServerSettings) -> None:
-    """Without gRPC the nodes of an earlier start fall silent, and nothing else would say why."""
+    """Warn if nodes have agents but no gRPC is served: they would become NotReady without an explanation."""
     if settings.grpc is not None:
         return
     db = await connect(settings.database_url)
@@ -442,8 +452,10 @@ async def _warn_of_agents(settings: ServerSettings) -> None:
     finally:
         await db.close()
     if count:
-        nodes = "1 node has an agent" if count == 1 else f"{count} nodes have agents"
-        log.warning(f"{nodes}, and no --grpc is served: give the address that they were told, or they fall silent")
+        log.warning(
+            "grpc_not_served", message="nodes have agents, and no --grpc is served: they will become NotReady",
+            nodes=count, next="give --grpc with the address that the agents know",
+        )  # fmt: skip
 
 
 def _children(
@@ -483,7 +495,8 @@ def _children(
 
 
 def default_data_directory() -> Path:
-    """Root's home is closed to the database's user, so root's data is kept elsewhere, unless it is there already."""
+    """The default data directory. Root's home is closed to the database's user, so root uses /var/lib, unless data
+    exists there already."""
     base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
     at_home = Path(base) / "bursar"
     if os.geteuid() == 0 and "XDG_DATA_HOME" not in os.environ and not at_home.exists():

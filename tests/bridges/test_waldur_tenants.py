@@ -61,7 +61,7 @@ async def test_whoever_has_the_name_now_is_not_touched_for_another_resource(tena
             lambda: tenants.delete("physics", owner),
         ]
         for order in some:
-            with pytest.raises(NotTheirs, match="not that of Waldur's resource"):
+            with pytest.raises(NotTheirs, match="not of Waldur's resource"):
                 order()
 
     before = await asyncio.to_thread(tenants.find, "physics", OWNER)

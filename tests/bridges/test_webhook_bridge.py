@@ -14,10 +14,11 @@ import pytest
 import structlog
 import trustme
 
-from bursar.bridges.webhook import Courier, find_address, opened_client, run_webhooks
+from bursar.bridges.webhook import Courier, DeliveryRefused, find_address, opened_client, run_webhooks
+from bursar.commands.credit.credit import PutAccount
 from bursar.core.credit.account import Owner
 from bursar.core.values.money import nanocredits
-from bursar.ops.credit.credit import PutAccount, put_account, top_up
+from bursar.ops.credit.credit import put_account, top_up
 from bursar.ops.credit.ledger import Extend
 from bursar.ops.objects.webhook import add_webhook, list_webhooks, remove_webhook
 from bursar.ops.runtime.runtime import Runtime
@@ -284,14 +285,18 @@ async def test_local_addresses_are_not_called_unless_that_is_allowed(runtime: Ru
     async with receiving() as receiver, courier(runtime) as one:
         await hook(runtime, receiver, "by-number", allow_local=False)
         await hook(runtime, receiver.url.replace("127.0.0.1", "localhost"), "by-name", allow_local=False)
-        await hook(runtime, "http://169.254.169.254/latest/meta-data", "metadata", allow_local=False)
         await hook(runtime, receiver.url.replace("127.0.0.1", "[::ffff:127.0.0.1]"), "wrapped", allow_local=False)
         await notice(runtime)
         await work(one)
         assert receiver.got == []
         said = [row[2] for row in await waiting(runtime)]
-        assert len(said) == 4
+        assert len(said) == 3
         assert all("allowLocal" in words for words in said), said
+
+
+async def test_the_address_of_a_clouds_metadata_is_refused_before_anything_is_sent() -> None:
+    with pytest.raises(DeliveryRefused, match="allowLocal"):
+        await find_address("http://169.254.169.254/latest/meta-data", allow_local=False)
 
 
 async def test_an_address_that_is_allowed_is_the_one_that_was_looked_at() -> None:

@@ -36,7 +36,7 @@ from support.process.agents import (
     users_of,
     write_token,
 )
-from support.process.server import Server, data_directory, free_port, started
+from support.process.server import Server, free_port, migrated_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -44,7 +44,7 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.fixture(scope="module")
 def context() -> Iterator[Server]:
     """A server of its own: parts of it are killed here."""
-    with data_directory() as data, started(data) as running:
+    with migrated_directory() as data, started(data) as running:
         yield running
 
 
@@ -238,7 +238,7 @@ def test_another_nodes_directory_is_refused(agent: Agent) -> None:
 def test_one_directory_has_one_agent(agent: Agent) -> None:
     done = run_agent("--server", "http://127.0.0.1:1", "--name", agent.name, "--data", str(agent.data))
     assert done.returncode == 1
-    assert "another agent runs in" in done.stderr
+    assert "another agent uses" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -267,9 +267,9 @@ def test_a_server_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     with log.open("w") as stderr:
         waiting = subprocess.Popen([*AGENT, *options], env=ENVIRONMENT, stderr=stderr)
     try:
-        until(lambda: "the node cannot join yet" in log.read_text(), "the agent saying that it waits")
-        told = json.loads(next(line for line in log.read_text().splitlines() if "cannot join yet" in line))
-        assert told["why"] == f"could not reach {url}: the connection was refused"
+        until(lambda: '"join_failed"' in log.read_text(), "the agent saying that it waits")
+        told = json.loads(next(line for line in log.read_text().splitlines() if '"join_failed"' in line))
+        assert told["error"] == f"could not reach {url}: the connection was refused"
         assert "the agent tries again in 0." in told["next"]
         assert "--server" in told["next"]
         assert "login" not in told["next"]

@@ -16,7 +16,7 @@ from bursar.client import Client
 from bursar.client.errors import NotFound
 from support.process.agents import Agent, joined_agent, until
 from support.process.faults import Fleet, Ledger, Net, assert_nothing_left, opened_net, set_patience
-from support.process.server import Server, data_directory, free_port, started
+from support.process.server import Server, free_port, migrated_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -33,7 +33,7 @@ def port() -> int:
 
 @pytest.fixture(scope="module")
 def context(port: int) -> Iterator[Server]:
-    with data_directory() as data, started(data, grpc_port=port) as running:
+    with migrated_directory() as data, started(data, grpc_port=port) as running:
         yield running
 
 
@@ -157,7 +157,7 @@ def assert_paid_for(lab: Lab, credit: str) -> None:
     assert lab.seconds_run() <= spent <= lab.seconds_run() + SLACK
 
 
-def test_work_is_paid_for_beat_by_beat_and_settled_to_what_it_ran(lab: Lab) -> None:
+def test_work_is_paid_for_heartbeat_by_heartbeat_and_settled_to_what_it_ran(lab: Lab) -> None:
     lab.top_up("100")
     lab.begin(code=3)
     until(lambda: lab.balance()[0] < 97, "three seconds being posted")
@@ -185,11 +185,11 @@ def test_who_has_no_credit_does_not_start(lab: Lab) -> None:
 def test_when_credit_is_exhausted_it_is_warned_asked_and_ended(lab: Lab, stubborn: bool) -> None:
     lab.top_up(str(WINDOW + 2))
     lab.begin(stubborn=stubborn)
-    until(lambda: "no more time is paid for" in lab.output(), "the warning")
+    until(lambda: "out of credit: stopping in" in lab.output(), "the warning")
     assert lab.ledger.is_alive(1.0), "it has the rest of what is paid"
     status = lab.await_phase("Failed", "Succeeded", "Pending")
     assert (status["phase"], status["reason"]) == ("Failed", "CreditExhausted")
-    assert "insufficient_credit" in status["message"]
+    assert status["message"] == "stopped: its account ran out of credit"
     assert "asked" in {line[0] for line in lab.ledger.lines()}
     posted, held = lab.balance()
     assert held == 0
@@ -201,9 +201,9 @@ def test_when_credit_is_exhausted_it_is_warned_asked_and_ended(lab: Lab, stubbor
 def test_topped_up_in_the_last_window_it_goes_on(lab: Lab) -> None:
     lab.top_up(str(WINDOW + 2))
     lab.begin(code=4)
-    until(lambda: "no more time is paid for" in lab.output(), "the warning")
+    until(lambda: "out of credit: stopping in" in lab.output(), "the warning")
     lab.top_up("100")
-    until(lambda: "paid for again" in lab.output(), "the relief")
+    until(lambda: "paid again" in lab.output(), "the relief")
     until(lambda: lab.balance()[0] < 98, "it running for longer than there was credit")
     lab.ledger.finish()
     status = lab.await_phase("Succeeded", "Failed")
@@ -219,8 +219,8 @@ def test_what_spends_too_fast_is_frozen_and_thawed(lab: Lab) -> None:
     lab.top_up("1000")
     lab.limit(spend_rate="0.5", spend_burst=str(WINDOW))
     lab.begin(code=5)
-    until(lambda: "it is frozen in" in lab.output(), "the warning")
-    until(lambda: "frozen: its account" in lab.output(), "being frozen")
+    until(lambda: "over the spend rate limit: freezing in" in lab.output(), "the warning")
+    until(lambda: "frozen: over the spend rate limit" in lab.output(), "being frozen")
     until(lambda: not lab.ledger.is_alive(1.0), "standing still")
     lines = len(lab.ledger.lines())
     until(lambda: lab.status().get("reason") == "SpendRateExceeded", "saying so")

@@ -23,20 +23,20 @@ from bursar.client.errors import BursarError
 from bursar.core.values.money import nanocredits
 from bursar.ops.runtime.runtime import Runtime
 from support.credit.credit_audit import audit, verify
+from support.credit.flaky_payers import Teller, order_surely
 from support.credit.sealings import unguarded
-from support.credit.tellers import Teller, order_surely
 from support.process.agents import surely, until
 from support.process.faults import (
     Fleet,
     Ledger,
     assert_nothing_left,
     kill,
-    office_of,
     opened_fleet,
     opened_net,
+    runtime_of,
     set_patience,
 )
-from support.process.server import Server, data_directory, free_port, started
+from support.process.server import Server, free_port, migrated_directory, started
 from support.runtime.postgres_proxy import Proxy
 from support.runtime.runtime import opened
 
@@ -64,7 +64,7 @@ def seed() -> int:
 
 
 @dataclass(slots=True)
-class House:
+class PaidCluster:
     """Two nodes, three tenants that pay beforehand, and their work."""
 
     server: Server
@@ -136,7 +136,7 @@ class House:
 
 
 @contextmanager
-def opened_context(server: Server, port: int, home: Path, dice: random.Random) -> Iterator[House]:
+def opened_context(server: Server, port: int, home: Path, dice: random.Random) -> Iterator[PaidCluster]:
     with server.client() as client, opened_net(port) as net:
         set_patience(client, killGraceSeconds=GRACE, clockSkewSeconds=CLOCK)
         credits_ = {"reserveSeconds": 2 * WINDOW, "reconcileSeconds": 1, "sealSeconds": 1}
@@ -149,10 +149,10 @@ def opened_context(server: Server, port: int, home: Path, dice: random.Random) -
             client.namespaces.create({"metadata": {"name": tenant, "labels": {"bursar.io/tenant": tenant}}})
             order_surely(teller, tenant, credit, f"first-{tenant}")
         with opened_fleet(server, client, net, home, 2) as fleet:
-            yield House(server, client, fleet, teller, home, dice)
+            yield PaidCluster(server, client, fleet, teller, home, dice)
 
 
-async def _audit(context: House, runtime: Callable[[], AbstractAsyncContextManager[Runtime]]) -> None:
+async def _audit(context: PaidCluster, runtime: Callable[[], AbstractAsyncContextManager[Runtime]]) -> None:
     async with runtime() as one:
         await audit(one, context.fleet.agents.values(), context.teller, RATE, GRACE + CLOCK)
 
@@ -165,7 +165,7 @@ def test_whoever_is_killed_everything_costs_what_it_ran_and_every_request_counts
 ) -> None:
     dice, port = random.Random(seed), free_port()
     with (
-        data_directory() as data,
+        migrated_directory() as data,
         started(data, grpc_port=port) as server,
         opened_context(server, port, tmp_path, dice) as context,
     ):
@@ -179,14 +179,14 @@ def test_whoever_is_killed_everything_costs_what_it_ran_and_every_request_counts
             for _ in range(LOST):
                 be_lost(context)
         context.heal()
-        asyncio.run(_audit(context, lambda: office_of(server)))
+        asyncio.run(_audit(context, lambda: runtime_of(server)))
         context.assert_ended_well()
         assert context.teller.cuts > 0
         assert verify(server)[0] == 0, verify(server)
         asyncio.run(assert_tampering_is_found(server, dice))
 
 
-def be_lost(context: House) -> None:
+def be_lost(context: PaidCluster) -> None:
     """A node is away until all that it left is settled without it; then it comes back, and knows better."""
     name = context.dice.choice(sorted(context.fleet.agents))
     agent = context.fleet.agents[name]
@@ -196,14 +196,14 @@ def be_lost(context: House) -> None:
     agent.start()
 
 
-def is_lost(context: House, name: str) -> bool:
+def is_lost(context: PaidCluster, name: str) -> bool:
     try:
         return context.fleet.phase(name) == "Lost"
     except BursarError:
         return False
 
 
-async def await_given_up(context: House, name: str) -> None:
+async def await_given_up(context: PaidCluster, name: str) -> None:
     """The leases of what ran there have ended, and those of what may run elsewhere by now are reconciled."""
     left = """
         SELECT (SELECT count(*) FROM lease WHERE node = $1 AND started_at > 0)
@@ -212,7 +212,7 @@ async def await_given_up(context: House, name: str) -> None:
                  WHERE node = $1 AND reconciled_at IS NULL
                    AND NOT EXISTS (SELECT FROM placement WHERE (uid, epoch) = (ended.uid, ended.epoch)))
     """
-    async with office_of(context.server) as runtime:
+    async with runtime_of(context.server) as runtime:
         deadline = time.monotonic() + SECONDS_MAX
         while time.monotonic() < deadline:
             async with runtime.database.reader() as db:
@@ -226,7 +226,7 @@ async def await_given_up(context: House, name: str) -> None:
 
 
 async def assert_tampering_is_found(server: Server, dice: random.Random) -> None:
-    async with office_of(server) as runtime:
+    async with runtime_of(server) as runtime:
         async with runtime.database.reader() as db:
             number = dice.randrange(1, await db.fetchval("SELECT last FROM ledger") + 1)
         async with unguarded(runtime) as db:
@@ -255,7 +255,7 @@ async def test_whatever_connections_are_cut_at_commit_everything_costs_what_it_r
 def cut_at_commit(proxy: Proxy, seed: int, home: Path) -> None:
     dice, port = random.Random(seed), free_port()
     with (
-        data_directory() as data,
+        migrated_directory() as data,
         started(data, grpc_port=port, database_url=proxy.url) as server,
         opened_context(server, port, home, dice) as context,
     ):

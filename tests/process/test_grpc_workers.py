@@ -14,7 +14,7 @@ from bursar.client import Client
 from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
 from support.nodes.agent_streams import RUN, Agent
 from support.process.agents import until
-from support.process.server import BURSAR, Server, data_directory, free_port, started
+from support.process.server import BURSAR, Server, data_directory, free_port, migrated_directory, started
 
 STREAMS_MAX = 64
 
@@ -27,7 +27,7 @@ def grpc_port() -> int:
 @pytest.fixture(scope="module")
 def crowd(grpc_port: int) -> Iterator[Server]:
     with (
-        data_directory() as data,
+        migrated_directory() as data,
         started(data, grpc_port=grpc_port, options=("--workers", "2", "--grpc-insecure")) as server,
     ):
         yield server

@@ -16,7 +16,7 @@ from bursar.client import Client
 from bursar.client.errors import Unavailable
 from bursar.main import sim
 from support.process.agents import until
-from support.process.server import BURSAR, Server, data_directory, started
+from support.process.server import BURSAR, Server, migrated_directory, started
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "howto").glob("*-*.md"))
 DEAD = "gpu-0007"  # on these pages a node that is gone, and that no test has
@@ -64,7 +64,7 @@ def parse(words: list[str]) -> None:
 def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of an administrator of a server with two simulated nodes."""
     home = tmp_path_factory.mktemp("home")
-    with data_directory() as data, started(data) as server:
+    with migrated_directory() as data, started(data) as server:
         environment = {**server.environment, "BURSAR_CONFIG": str(home / "config.yaml"), "PATH": path()}
         words = [str(BURSAR), "sim", "nodes", "--count", "2", "--prefix", "gpu", "--run-seconds", "1"]
         with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as nodes:

@@ -23,7 +23,7 @@ import pytest
 from bursar.ops.open_runtime import open_runtime
 from bursar.store.db.database import Database
 from support.api.site import allocation
-from support.process.server import BURSAR, Server, data_directory, free_port, started
+from support.process.server import BURSAR, Server, data_directory, free_port, migrated_directory, started
 from support.runtime.runtime import assert_counters_equal_charges
 
 pytestmark = pytest.mark.timeout(120)
@@ -177,7 +177,7 @@ def database_url(server: Server) -> str:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A server of this module's own: its parts get killed."""
-    with data_directory() as data, started(data) as running:
+    with migrated_directory() as data, started(data) as running:
         yield running
 
 
@@ -310,7 +310,7 @@ def test_a_killed_server_leaves_no_process_behind_and_starts_again_on_the_same_d
 
 
 def test_sigterm_ends_everything_in_order_with_exit_status_zero() -> None:
-    with data_directory() as data, started(data) as server:
+    with migrated_directory() as data, started(data) as server:
         with httpx2.stream(
             "GET",
             f"{server.url}/api/v1/nodes?watch=true",
@@ -326,14 +326,14 @@ def test_sigterm_ends_everything_in_order_with_exit_status_zero() -> None:
 
 
 def test_ctrl_c_ends_it_too() -> None:
-    with data_directory() as data, started(data) as server:
+    with migrated_directory() as data, started(data) as server:
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(20) == 0
         assert not users_of(data)
 
 
 def test_what_was_begun_is_answered_before_the_end() -> None:
-    with data_directory() as data, started(data) as server, Load(server).running() as load:
+    with migrated_directory() as data, started(data) as server, Load(server).running() as load:
         load.more()
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0

@@ -287,19 +287,19 @@ async def test_status_shows_waiting_for_quota_headroom(led: Site) -> None:
     await eventually(is_told, 60)
     mine = (await bursar(led, "status", token=ann)).stdout
     lines = [line.split(maxsplit=4) for line in mine.splitlines()]
-    assert lines[0] == ["NAMESPACE", "NAME", "STATUS", "AGE", "HOW IT STANDS"]
+    assert lines[0] == ["NAMESPACE", "NAME", "STATUS", "AGE", "DETAIL"]
     assert [line[:3] for line in lines[1:]] == [["physics", "a", "Running"], ["physics", "b", "Pending"]]
     assert lines[1][4] == "runs on n1"
     assert lines[2][4] == words
     one = (await bursar(led, "status", "b", "-n", "physics", token=ann)).stdout
-    assert one.startswith(f"physics/b is Pending\n  how      {words}")
+    assert one.startswith(f"physics/b is Pending\n  detail   {words}")
     assert "  user     physics/ann\n" in one
     assert f"  why      {words}" in (await bursar(led, "explain", "b", "-n", "physics", token=ann)).stdout
     assert words in (await bursar(led, "get", "allocation", "b", "-n", "physics", "-o", "wide", token=ann)).stdout
     assert words in (await bursar(led, "get", "allocation", "b", "-n", "physics", "-o", "yaml", token=ann)).stdout
     bob = await led.token("user", tenant="physics", user="bob")
     assert (await bursar(led, "status", token=bob)).stderr == (
-        "Nothing of physics/bob waits or runs; --ended shows what has ended.\n"
+        "No active work of physics/bob. Add --ended to see finished work.\n"
     )
     assert "physics" in (await bursar(led, "status", "--user", "ann", token=bob)).stdout
     assert json.loads((await bursar(led, "status", "--json", token=ann)).stdout)["items"][1]["kind"] == "Allocation"
@@ -323,8 +323,8 @@ async def test_the_tenants_admin_is_notified_by_an_api_event_when_the_budget_is_
     (event,) = (await site.get("events", token=admin, fieldSelector=selector)).body["items"]
     assert (event["type"], event["involvedObject"]["name"]) == ("Warning", "physics")
     assert event["message"] == (
-        "the budget is used up: 130.0 of 100 GPU-hours in the last 90 days. New work runs when nobody else wants the "
-        "room; what runs goes on"
+        "the budget is used up: 130.0 of 100 GPU-hours in the last 90 days. Running work continues; new work "
+        "runs on capacity nobody else wants"
     )
     assert (await site.get("events", token=other, fieldSelector=selector)).body["items"] == []
     (shown,) = (await site.get("tenants", token=admin, fieldSelector="status.budget=Exhausted")).body["items"]
@@ -382,10 +382,10 @@ async def test_what_runs_beyond_the_share_is_marked_as_burst(led: Site) -> None:
     assert told["share"] | {"deficit": 0.0} == told["share"]
     assert (told["share"]["actual"], told["share"]["target"]) == (1.0, 0.5)
     assert told["message"].endswith(
-        "; it is beyond its tenant's fair share, and the first to go when others need theirs"
+        "; it is beyond its tenant's fair share, and is evicted first when other tenants need theirs"
     )
     assert "burst" not in await explained(led, "old")
-    assert "the first to go" in (await bursar(led, "explain", "new", "-n", "physics")).stdout
+    assert "evicted first" in (await bursar(led, "explain", "new", "-n", "physics")).stdout
 
 
 async def test_whoever_leads_looks_after_budgets(led: Site) -> None:

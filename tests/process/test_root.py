@@ -92,7 +92,7 @@ def test_only_root_chooses_a_user() -> None:
     command = over.command([os.path.realpath("/bin/sh"), "-c", 'exec "$0" -P -m bursar.main "$@"', *serve("root")])
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd="/")
     assert done.returncode == 1
-    assert "--user root: only root can start it as another user" in done.stderr
+    assert "--user root: only root can run the server as another user" in done.stderr
 
 
 def test_a_user_that_is_root_by_another_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_user_that_is_root_by_another_name_is_refused(monkeypatch: pytest.Monk
 
 def test_a_user_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(OsUserError, match="no user bursar-unknown, and none could be made"):
+    with pytest.raises(OsUserError, match="no user bursar-unknown, and it could not be created"):
         system_user("bursar-unknown")
 
 

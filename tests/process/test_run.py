@@ -18,7 +18,7 @@ from bursar.client import Client, Invalid
 from bursar.config import Address, ServerSettings
 from bursar.serve import _warn_of_agents
 from support.process.agents import Agent, await_phase, joined_agent, living, part, status_of, until
-from support.process.server import BURSAR, Server, data_directory, started
+from support.process.server import BURSAR, Server, migrated_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -34,7 +34,7 @@ APART = {
 @pytest.fixture(scope="module")
 def context() -> Iterator[Server]:
     """A server of its own, with two nodes and nothing else: parts of it are killed here."""
-    with data_directory() as data, started(data) as running:
+    with migrated_directory() as data, started(data) as running:
         yield running
 
 
@@ -120,7 +120,7 @@ class TestOne:
         read = bursar(context, "logs", name)
         missing = bytes_written - len(read.stdout)
         assert missing > 0
-        assert read.stderr == f"bursar: {node} no longer keeps {missing} bytes of the log\n"
+        assert read.stderr == f"bursar: {node} no longer has {missing} bytes of the log\n"
         assert bursar(context, "logs", "--tail", "1", name).stderr == ""
 
     def test_programs_are_told_as_events(self, context: Server, name: str) -> None:
@@ -157,7 +157,7 @@ class TestOne:
             process.send_signal(signal.SIGINT)
             _, complained = process.communicate(timeout=SECONDS_MAX)
         assert process.returncode == 130
-        assert "goes on ending by itself" in complained
+        assert "is still stopping" in complained
         assert status_of(client, name)["phase"] == "Terminating"
         client.allocations("default").delete(name, grace_period_seconds=0)
         until(lambda: not status_of(client, name), "it being gone")
@@ -356,4 +356,4 @@ async def test_a_server_without_grpc_says_whom_it_leaves_alone(context: Server, 
         )
     assert len(agents) == 2
     [warning] = said
-    assert "nodes have agents, and no --grpc is served" in warning["event"]
+    assert (warning["event"], warning["nodes"]) == ("grpc_not_served", 2)

@@ -13,12 +13,11 @@ import pytest
 
 from bursar.loops.schedule import COMMIT_WORKER_NODES
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.leader import load_leader
 from bursar.store.db.database import AWAY
-from bursar.store.scheduling.leader import Leader
-from support.process.server import BURSAR, Server, data_directory, started
+from support.process.server import BURSAR, Server, migrated_directory, started
 from support.runtime.runtime import node, opened
 from support.scheduling.evictions import assert_books_balance
+from support.scheduling.leaders import Leader, load_leader
 from support.scheduling.schedulers import acting, is_in, submit, times_bound, until
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.timeout(1800 if SOAK else 240)
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """A server of this module's own: its parts get killed."""
-    with data_directory() as data, started(data) as running:
+    with migrated_directory() as data, started(data) as running:
         yield running
 
 
@@ -221,7 +220,7 @@ def controller(url: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
+async def test_a_leader_of_many_nodes_has_a_commit_worker_which_does_not_outlive_it(
     database_url: str, tmp_path: Path, end: signal.Signals
 ) -> None:
     """However the leader ends: by a signal of its own, or by the Ctrl-C of a terminal, which is sent to its group."""
@@ -234,10 +233,10 @@ async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
         ):
             try:
 
-                async def has_clerk() -> bool:
+                async def has_commit_worker() -> bool:
                     return child(leading.pid, "bursar.commit_worker") > 0
 
-                await eventually(has_clerk, "the leader has a clerk")
+                await eventually(has_commit_worker, "the leader has a commit worker")
                 worker = child(leading.pid, "bursar.commit_worker")
                 if end == signal.SIGINT:
                     os.killpg(leading.pid, end)
@@ -248,7 +247,7 @@ async def test_a_leader_of_many_nodes_has_a_clerk_which_does_not_outlive_it(
                 async def is_gone() -> bool:
                     return not command_of(worker)
 
-                await eventually(is_gone, "the clerk is gone")
+                await eventually(is_gone, "the commit worker is gone")
             finally:
                 leading.kill()
     assert "Traceback" not in (tmp_path / "log").read_text()
@@ -287,7 +286,7 @@ async def test_a_leader_that_was_paused_past_its_term_commits_nothing_more(datab
             log = logs[0] if paused == one.pid else logs[1]
 
             async def knows() -> bool:
-                return "leading no more" in log.read_text()
+                return "leadership_ended" in log.read_text()
 
             await eventually(knows, "who was paused knows that it leads no more")
             await assert_all_bound_once(runtime, "pause", names)

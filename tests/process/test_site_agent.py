@@ -166,7 +166,7 @@ async def test_the_tenant_of_another_resource_is_neither_changed_ended_nor_repor
     ):
         order = await desk.order(other, type_, **settings)
         assert order.state is OrderState.ERRED
-        assert "but that of another resource" in str(order.error_message)
+        assert "it belongs to another resource" in str(order.error_message)
     assert await desk.tenant() == before
     assert not other.backend_metadata
 

@@ -14,7 +14,7 @@ import pytest
 
 from bursar.client import Client
 from bursar.config import ConfigError, WaldurSettings, waldur_from_environment
-from support.process.server import data_directory, started
+from support.process.server import migrated_directory, started
 from support.process.waldurs import TOKEN, WaldurServer, serving
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
@@ -45,7 +45,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 def test_waldurs_figure_reaches_the_scheduler_while_it_answers_and_ours_when_it_does_not(waldur: WaldurServer) -> None:
     resource = waldur.resource("physics", limits={"gpu_hours": 1000}, limit_usage={"gpu_hours": 1000})
-    with data_directory() as data, started(data) as server, server.client() as client:
+    with migrated_directory() as data, started(data) as server, server.client() as client:
         client.tenants.create({"metadata": {"name": "physics"}, "spec": {"gpuHoursBudget": 1000}})
         client.namespaces.create({"metadata": {"name": "physics", "labels": {"bursar.io/tenant": "physics"}}})
         client.allocations("physics").create(
@@ -121,11 +121,11 @@ def test_without_waldurs_client_everything_else_starts(tmp_path: Path) -> None:
     ("settings", "said"),
     [
         ({"URL": "waldur.example.com"}, "must be a URL"),
-        ({"URL": "http://waldur.example.com"}, "must begin with https"),
+        ({"URL": "http://waldur.example.com"}, "must use https"),
         ({"TOKEN_FILE": ""}, "needs BURSAR_WALDUR_TOKEN_FILE"),
         ({"OFFERINGS": "mine"}, "must be the offerings' UUIDs"),
-        ({"GPU_HOURS": "gpu:many"}, "BURSAR_WALDUR_GPU_HOURS must have a number above 0"),
-        ({"POLL_SECONDS": "0"}, "BURSAR_WALDUR_POLL_SECONDS must have a number above 0"),
+        ({"GPU_HOURS": "gpu:many"}, "BURSAR_WALDUR_GPU_HOURS must be a number above 0"),
+        ({"POLL_SECONDS": "0"}, "BURSAR_WALDUR_POLL_SECONDS must be a number above 0"),
     ],
 )
 def test_settings_that_cannot_be_used_are_said_at_the_start(

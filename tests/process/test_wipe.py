@@ -12,7 +12,7 @@ import pytest
 
 from bursar.client import Client
 from support.process.agents import Agent, await_phase, joined_agent, part, submit, until
-from support.process.server import Server, data_directory, started
+from support.process.server import Server, migrated_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(240)
 @pytest.fixture(scope="module")
 def context() -> Iterator[Server]:
     """A server of its own: parts of it are killed here."""
-    with data_directory() as data, started(data) as running:
+    with migrated_directory() as data, started(data) as running:
         with running.client() as client:
             client.settings.patch("system", {"spec": {"limits": {"sensitive_pool_size": "100"}}})
         yield running

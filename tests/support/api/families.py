@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bursar.commands.command import Written
 from bursar.core.values.redaction import LAST_APPLIED
-from bursar.ops.runtime.command import Written
 from support.api.site import Document, Reply, Site
 from support.runtime.runtime import bind
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bursar.client import Client
-from support.process.server import Server, data_directory, started
+from support.process.server import Server, migrated_directory, started
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Kubectl:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Server]:
-    with data_directory() as data, started(data, tls=True) as running:
+    with migrated_directory() as data, started(data, tls=True) as running:
         _register_large_node(running)
         yield running
 

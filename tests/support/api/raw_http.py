@@ -58,8 +58,8 @@ class Wire:
                     writer.write_eof()
                 answer, keep = await _read(reader, head_only=raw.startswith(b"HEAD "))
                 return answer
-        except (ConnectionError, asyncio.IncompleteReadError):
-            return RawAnswer(0)
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
+            return RawAnswer(0, body=repr(error).encode())
         finally:
             if end or not keep:
                 await self.close()

@@ -14,8 +14,8 @@ from bursar.agent.shim.clock import boot_seconds
 from bursar.core.values.money import MICROS, cost
 from bursar.ops.credit.seal import seal
 from bursar.ops.runtime.runtime import Runtime
+from support.credit.flaky_payers import Teller, paid_in
 from support.credit.ledgers import assert_books_balance
-from support.credit.tellers import Teller, paid_in
 from support.process.agents import Agent
 from support.process.server import BURSAR, Server
 

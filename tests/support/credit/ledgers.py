@@ -2,12 +2,12 @@
 
 from msgspec.structs import replace
 
+from bursar.commands.credit.credit import OpenLease, PutPrice
+from bursar.commands.credit.ledger import Receipt
 from bursar.core.credit.account import FIRST_ACCOUNT, Account, Owner
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit
-from bursar.ops.credit.credit import OpenLease, PutPrice
-from bursar.ops.credit.ledger import Receipt
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as store
 from support.runtime.runtime import one_moment

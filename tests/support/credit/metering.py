@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from bursar.commands.credit.credit import CloseLeaseCommand, OpenLease, PutPrice
+from bursar.commands.credit.ledger import Receipt
 from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Lease
 from bursar.core.credit.ledger import Ledger
@@ -11,8 +13,7 @@ from bursar.core.credit.usage_events import UsageEvent
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.core.values.refusal import Refusal
 from bursar.loops.reconcile import reconcile_due, reconciler
-from bursar.ops.credit.credit import CloseLeaseCommand, OpenLease, PutPrice, close_lease, open_lease, put_price, top_up
-from bursar.ops.credit.ledger import Receipt
+from bursar.ops.credit.credit import close_lease, open_lease, put_price, top_up
 from bursar.ops.credit.reconcile import Reconciled
 from bursar.ops.credit.usage_events import Measure, Noted, note_usage
 from bursar.ops.runtime.runtime import Runtime

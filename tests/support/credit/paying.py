@@ -4,14 +4,15 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.command import Reply
+from bursar.commands.workloads.report import Report
 from bursar.core.credit.billing_terms import Billing
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin
-from bursar.ops.lifecycle.dispatch import create_command
+from bursar.ops.lifecycle.create import create_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.workloads.report import Report, report
+from bursar.ops.workloads.report import report
 from bursar.wire.kinds.registry import BY_NAME
 from support.credit.ledgers import priced
 from support.runtime.runtime import TEST, change, code, create, get

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import asyncpg
 
+from bursar.commands.credit.credit import CloseLeaseCommand, PutAccount
 from bursar.core.credit.account import QUARTER, Owner
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.ops.credit import credit, ledger
-from bursar.ops.credit.credit import CloseLeaseCommand, PutAccount
 from bursar.ops.credit.ledger import Extend
 from bursar.ops.credit.ledger_verify import verify
 from bursar.ops.credit.seal import seal

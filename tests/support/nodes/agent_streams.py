@@ -33,7 +33,7 @@ SECONDS_MAX = 20
 
 
 @dataclass(slots=True)
-class Door:
+class Served:
     """An API process that serves agents."""
 
     runtime: Runtime
@@ -56,11 +56,11 @@ class Door:
 
 
 @asynccontextmanager
-async def opened_app(database_url: str, *, insecure: bool = True, life: timedelta = OUR_LIFE) -> AsyncIterator[Door]:
+async def opened_app(database_url: str, *, insecure: bool = True, life: timedelta = OUR_LIFE) -> AsyncIterator[Served]:
     async with opened_context(database_url) as context:
         await bootstrap(context.runtime)
         async with opened_grpc(context.runtime, context.feed, "127.0.0.1:0", insecure=insecure, life=life) as port:
-            app = Door(context.runtime, context.feed, port)
+            app = Served(context.runtime, context.feed, port)
             try:
                 yield app
             finally:
@@ -145,7 +145,7 @@ async def shown(runtime: Runtime, name: str, space: str = "default") -> Any:
     return None if isinstance(stored, Refusal) else decode(stored.doc, stored.status, stored.revision)
 
 
-async def joined(app: Door, name: str = "n1") -> Agent:
+async def joined(app: Served, name: str = "n1") -> Agent:
     """A node's agent whose stream is open."""
     if isinstance(await object_ops.get(app.runtime, Key("Node", "", name)), Refusal):
         await node(app.runtime, name, cpu=64)

@@ -4,19 +4,20 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.command import Reply
+from bursar.commands.nodes.claim import NOBODYS, ReleaseNode
 from bursar.core.nodes.node_claim import NodeClaim
 from bursar.core.objects.object import Origin
 from bursar.core.values.access import Reach
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Refusal
-from bursar.ops.lifecycle.dispatch import create_command
+from bursar.ops.lifecycle.create import create_command
 from bursar.ops.nodes import claim as ops
 from bursar.ops.nodes.capacity import report_capacity, report_isolation
-from bursar.ops.nodes.claim import ReleaseNode, node_key
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.nodes import node as node_store
+from bursar.wire.kinds.node import node_key
 from bursar.wire.kinds.registry import BY_NAME
 from support.runtime.runtime import change
 
@@ -41,7 +42,7 @@ async def claim(runtime: Runtime, node: str, who: str, **more: Any) -> Reply:
     )
 
 
-async def release(runtime: Runtime, node: str, who: str, over: Reach = ops.NOBODYS, **more: Any) -> Reply:
+async def release(runtime: Runtime, node: str, who: str, over: Reach = NOBODYS, **more: Any) -> Reply:
     tenant = who.partition("/")[0]
     command = ReleaseNode(key=node_key(node), origin=origin(who, "release"), user=who, over=over)
     return await ops.release_node(runtime, command, over if over.everything else Reach(tenant=tenant), **more)

@@ -7,9 +7,9 @@ from typing import Any
 
 import grpc
 
-from bursar.agent.control.codec import directive_message, read_statuses
 from bursar.agent.machine.types import ENDED, Directive, Place, PlacementState
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
+from support.nodes.directive_messages import directive_message, read_statuses
 
 
 class Plane:

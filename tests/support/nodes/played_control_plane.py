@@ -12,7 +12,6 @@ import grpc
 
 from bursar.agent.control import identity as credentials
 from bursar.agent.control.certificates import NoCredentials
-from bursar.agent.control.codec import directive_message, read_statuses
 from bursar.agent.control.identity import AgentIdentity
 from bursar.agent.control.stream import ControlStream
 from bursar.agent.daemon import Daemon
@@ -24,6 +23,7 @@ from bursar.ops.nodes import x509
 from bursar.ops.nodes.x509 import Authority, new_authority, read_request, sign_node
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1.node_agent_pb2_grpc import NodeAgentServicer, add_NodeAgentServicer_to_server
+from support.nodes.directive_messages import directive_message, read_statuses
 
 NODE = "node-1"
 

@@ -232,7 +232,7 @@ def found(server: Server, victim: str) -> int:
 
 
 @asynccontextmanager
-async def office_of(server: Server) -> AsyncIterator[Runtime]:
+async def runtime_of(server: Server) -> AsyncIterator[Runtime]:
     """An office of our own on the server's database."""
     elsewhere = server.data / "socket-dir"
     socket = Path(elsewhere.read_text().strip()) if elsewhere.exists() else server.data / "run"

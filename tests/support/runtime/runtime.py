@@ -7,25 +7,27 @@ from typing import Any
 import msgspec
 import pytest
 
+from bursar.commands.command import Reply, Written
+from bursar.commands.lifecycle.dispatch import change_command, delete_command
+from bursar.commands.objects.object import DeletePreconditions
+from bursar.commands.scheduling.bind import Bind, BindMember
+from bursar.commands.workloads import allocation as allocation_ops
+from bursar.commands.workloads.report import Report
 from bursar.core.nodes.bind_check import Target
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.charge import Charge
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.quota.quota import Counter, Move, deltas
 from bursar.core.quota.tenant_tree import Row
+from bursar.core.values.idempotency import IdempotencyKey, RequestKey
 from bursar.core.values.refusal import Refusal
 from bursar.ops.lifecycle.bootstrap import bootstrap
-from bursar.ops.lifecycle.dispatch import change_command, create_command, delete_command
+from bursar.ops.lifecycle.create import create_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.object import DeletePreconditions
 from bursar.ops.open_runtime import open_runtime
-from bursar.ops.runtime.command import Reply, Written
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling import bind as bind_ops
-from bursar.ops.workloads import allocation as allocation_ops
 from bursar.ops.workloads import report as report_ops
 from bursar.store.db.database import Connection, Database
-from bursar.store.db.idempotency import IdempotencyKey, RequestKey
 from bursar.store.objects import object as object_store
 from bursar.store.quota import quota as quota_store
 from bursar.store.quota import tenant_tree as tree_store
@@ -147,17 +149,17 @@ async def bind_unit(
     for one in unit:
         if isinstance(one, Refusal):
             return one
-    command = bind_ops.Bind.unit([one for one in unit if not isinstance(one, Refusal)], BINDING, fence)
+    command = Bind.unit([one for one in unit if not isinstance(one, Refusal)], BINDING, fence)
     return await runtime.binding.submit(command, namespace)
 
 
-async def member(runtime: Runtime, namespace: str, name: str, *nodes: str) -> bind_ops.BindMember | Refusal:
+async def member(runtime: Runtime, namespace: str, name: str, *nodes: str) -> BindMember | Refusal:
     key = Key("Allocation", namespace, name)
     stored = await object_ops.get(runtime, key)
     if isinstance(stored, Refusal):
         return stored
     targets = tuple(Target(one) for one in nodes)
-    return bind_ops.BindMember(key, targets, allocation_ops.request_in(stored.doc), stored.gang, stored.uid)
+    return BindMember(key, targets, allocation_ops.request_in(stored.doc), stored.gang, stored.uid)
 
 
 async def get(runtime: Runtime, kind: str, namespace: str, name: str) -> Stored:
@@ -171,7 +173,7 @@ async def end(runtime: Runtime, namespace: str, name: str, phase: Phase = Phase.
     stored = await object_ops.get(runtime, key)
     if isinstance(stored, Refusal):
         return stored
-    return await report_ops.report(runtime, report_ops.Report(key=key, origin=TEST, phase=phase, gang=stored.gang))
+    return await report_ops.report(runtime, Report(key=key, origin=TEST, phase=phase, gang=stored.gang))
 
 
 def document(reply: Reply) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from support.runtime.runtime import opened
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
 
 
-class OfficeMachine(RuleBasedStateMachine):
+class RuntimeMachine(RuleBasedStateMachine):
     """Each run has a database of its own; `runtime` is there from the first rule on."""
 
     embedded: Embedded
@@ -36,7 +36,7 @@ class OfficeMachine(RuleBasedStateMachine):
         return self.runner.run(verb)
 
 
-def follow(machine: type[OfficeMachine], embedded: Embedded, template: str, *, examples: int, steps: int) -> None:
+def follow(machine: type[RuntimeMachine], embedded: Embedded, template: str, *, examples: int, steps: int) -> None:
     """Run a machine so many times, with so many steps each."""
     machine.embedded, machine.template = embedded, template
     run_state_machine_as_test(

@@ -285,7 +285,7 @@ def why(cluster: ClusterState, plan: Plan, uid: str) -> PendingReason:
     if group.key.gang is not None:
         keys.append(group.key.gang)
     found = [plan.reasons[key] for key in keys if key in plan.reasons]
-    found += [cluster.blocked[key].reason for key in keys if key in cluster.blocked]
+    found += [cluster.memory.blocked[key].reason for key in keys if key in cluster.memory.blocked]
     assert found, f"nobody says why {uid} waits"
     return found[0]
 
@@ -326,7 +326,7 @@ def limit(
 # The same room, counted by the rules that commits are decided by.
 
 
-def rooms_of(machines: Iterable[Machine]) -> dict[str, NodeCapacity]:
+def capacities_of(machines: Iterable[Machine]) -> dict[str, NodeCapacity]:
     return {
         one.name: NodeCapacity(
             one.name, 1, one.ready and not one.cordoned, one.offers, {}, device_list(one.offers, {})
@@ -349,7 +349,7 @@ def settle(capacities: dict[str, NodeCapacity], cluster: ClusterState, one: Ask,
 
 def recount(cluster: ClusterState, machines: Iterable[Machine]) -> dict[str, NodeCapacity]:
     """All nodes with everything that is placed given its room again, one by one."""
-    capacities = rooms_of(machines)
+    capacities = capacities_of(machines)
     everything = sorted(cluster.placed.values(), key=lambda one: (one.ask.shape.exclusive, one.ask.uid))
     for one in everything:
         settle(capacities, cluster, one.ask, one.spots)

@@ -4,14 +4,15 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.command import Reply
+from bursar.commands.workloads.report import Report
 from bursar.core.nodes.eviction import EvictionReason, EvictionRule, Notice
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.charge import Amounts
 from bursar.core.objects.object import Key, Stored
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.evict import evict
-from bursar.ops.workloads.report import Report, report
+from bursar.ops.workloads.report import report
 from bursar.store.nodes import node as node_store
 from support.runtime.runtime import TEST, allocation, assert_counters_equal_charges, bind, code, get, one_moment
 from support.usage.hourly import assert_hours_agree

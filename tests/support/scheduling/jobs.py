@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.command import Reply
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Origin, Stored
-from bursar.ops.runtime.command import Reply
+from bursar.core.values.idempotency import IdempotencyKey
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads import job as job_ops
-from bursar.store.db.idempotency import IdempotencyKey
 from bursar.store.objects.listing import Query, load_page
 from support.runtime.runtime import (
     GPU,

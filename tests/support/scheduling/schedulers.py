@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.command import Reply
+from bursar.commands.lifecycle.dispatch import change_command
 from bursar.core.objects.object import Key, Stored
 from bursar.core.scheduling.cycle.plan import SchedulingPolicy
 from bursar.core.scheduling.state.cluster_state import ClusterState
@@ -17,18 +19,16 @@ from bursar.core.scheduling.state.placed_columns import Placed
 from bursar.core.values.quantity import UNLIMITED
 from bursar.loops.informer import Informer
 from bursar.loops.schedule import Scheduler
-from bursar.ops.lifecycle.dispatch import change_command
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime.command import Reply
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.leader import stand
-from bursar.sim.local import LocalNodes
 from bursar.sim.work import SECONDS
-from bursar.store.db.database import Connection
+from bursar.store.db.database import Connection, Unavailable
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store
 from bursar.store.objects.change import Change
 from bursar.wire.kinds.registry import BY_NAME
+from support.nodes.local_nodes import LocalNodes
 from support.runtime.runtime import TEST, code, counters, create, get
 from support.scheduling.evictions import assert_books_balance
 
@@ -212,7 +212,17 @@ async def submit(
     if seconds is not None:
         metadata["annotations"] = {SECONDS: str(seconds)}
     document = {"metadata": metadata, "spec": {"resources": {"requests": resources}, **(spec or {})}}
-    assert code(await create(runtime, "Allocation", document)) == "ok"
+    async with asyncio.timeout(60):
+        assert code(await _created(runtime, document)) == "ok"
+
+
+async def _created(runtime: Runtime, document: dict[str, Any]) -> Reply:
+    """Submitted as clients do, again after a 503: a process starved in the middle of a transaction is disconnected."""
+    while True:
+        try:
+            return await create(runtime, "Allocation", document)
+        except Unavailable:
+            await asyncio.sleep(0.05)
 
 
 def gang(group: str, members: int, timeout: str = "") -> dict[str, Any]:

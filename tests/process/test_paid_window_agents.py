@@ -20,7 +20,7 @@ from bursar.client import Client
 from bursar.core.values.money import nanocredits
 from support.process.agents import Agent, await_phase, joined_agent, living, submit, until
 from support.process.faults import set_patience
-from support.process.server import Server, data_directory, started
+from support.process.server import Server, migrated_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -32,7 +32,7 @@ PER_SECOND = "0.01"  # of a whole core: a tenth of one costs a nanocredit for ea
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[Server]:
-    with data_directory() as data, started(data) as running:
+    with migrated_directory() as data, started(data) as running:
         yield running
 
 
@@ -78,7 +78,7 @@ class Work:
         copy.write_bytes((self.agent.data / "work" / "journal").read_bytes())
         journal = Journal(copy)
         journal.close()
-        return journal.known.escrows[self.uid, 1]
+        return journal.known.paid_windows[self.uid, 1]
 
     @property
     def ran_micros(self) -> int:
@@ -137,7 +137,7 @@ def test_keys_change_while_paid_work_runs_and_nothing_is_disturbed(client: Clien
     published = client.request("GET", "/.well-known/jwks.json")["keys"]
     assert [one["kid"] for one in published] == [made]
     assert work.lives()
-    assert "is not believed" not in agent.said
+    assert "lease_token_rejected" not in agent.said
     client.allocations("default").delete(work.name)
     work.await_true_cost()
 

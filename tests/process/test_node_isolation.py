@@ -16,7 +16,7 @@ import pytest
 from bursar.agent.host.sandbox import find_sandbox
 from bursar.client import Client
 from support.process.agents import Agent, joined_agent, until
-from support.process.server import Server, data_directory, started
+from support.process.server import Server, migrated_directory, started
 
 FOUND = find_sandbox()
 pytestmark = [
@@ -29,7 +29,7 @@ GIGANTIC = 300  # seconds that nothing here takes
 
 @pytest.fixture(scope="module")
 def context() -> Iterator[Server]:
-    with data_directory() as data, started(data) as running:
+    with migrated_directory() as data, started(data) as running:
         with running.client() as client:
             for tenant in ("acme", "rival"):
                 client.tenants.create({"metadata": {"name": tenant}})
@@ -163,7 +163,7 @@ def test_work_of_a_tenant_that_demands_isolation_stays_off_a_node_without(
         start(admin, name, "careful", name, "true")
         found = until(lambda: reason_of(admin, name, "careful"), "a reason being told")
         assert found["code"] == "no_matching_nodes"
-        assert {"constraint": "not isolating tenants from each other", "nodes": 1} in found["excluded"]
+        assert {"constraint": "not isolating tenants", "nodes": 1} in found["excluded"]
     with isolating(context, admin, name, tmp_path):
         in_phase(admin, name, "careful", "Succeeded")
 

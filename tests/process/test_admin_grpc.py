@@ -7,13 +7,13 @@ import pytest
 
 from bursar.wire.scheduler.v1 import admin_pb2 as pb
 from bursar.wire.scheduler.v1 import admin_pb2_grpc as pb_grpc
-from support.process.server import BURSAR, data_directory, free_port, started
+from support.process.server import BURSAR, data_directory, free_port, migrated_directory, started
 
 
 @pytest.mark.timeout(120)
 def test_a_served_cluster_is_administered_over_grpc_with_the_certificate_of_https() -> None:
     address = f"127.0.0.1:{free_port()}"
-    with data_directory() as data, started(data, tls=True, options=["--grpc-admin", address]) as server:
+    with migrated_directory() as data, started(data, tls=True, options=["--grpc-admin", address]) as server:
         trusting = grpc.ssl_channel_credentials((data / "tls" / "ca.crt").read_bytes())
         with grpc.secure_channel(address, trusting) as channel:
             stub = pb_grpc.AdminServiceStub(channel)
