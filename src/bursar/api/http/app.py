@@ -18,6 +18,7 @@ import structlog
 
 from bursar.api.http import metrics
 from bursar.api.http.body import INLINE_SLOW_BYTES_MAX, weigh
+from bursar.api.http.connection import HttpConnection
 from bursar.api.http.context import BODY_BYTES_MAX, ApiContext
 from bursar.api.http.problem import answer_of
 from bursar.api.http.ratelimit import MemoryRateLimit, RateVerdict, message
@@ -93,9 +94,15 @@ def _segments_of(scope: AsgiScope) -> list[str]:
     return [unquote(segment) for segment in _segments(raw.decode("ascii", "replace"))]
 
 
+def _connection(scope: AsgiScope) -> HttpConnection | None:
+    """The connection that a request came on. A caller that drives the application by itself has none."""
+    connection: HttpConnection | None = scope["state"].get("connection") if "state" in scope else None
+    return connection
+
+
 def _know(scope: AsgiScope) -> None:
-    """A token was good: its connection does not count as a stranger's any more. Not every call has a connection."""
-    connection = scope["state"].get("connection") if "state" in scope else None
+    """A token was good: its connection does not count as a stranger's any more."""
+    connection = _connection(scope)
     if connection is not None and not connection.is_known:
         connection.know()
 
@@ -138,7 +145,7 @@ class App:
             await self._stream(outcome, told, receive, send, request_id)
         else:
             status = outcome.status
-            await _send_answer(outcome, told, send, head=scope["method"] == "HEAD")
+            await _send_answer(outcome, told, scope, send)
         _account(scope, route, status, time.perf_counter() - started, request_id)
 
     def _call(self, scope: AsgiScope, headers: dict[str, str], request_id: str) -> Call | Refusal:
@@ -420,15 +427,19 @@ def _told(scope: AsgiScope, request_id: str, rate: RateVerdict | None) -> list[t
     return told
 
 
-async def _send_answer(answer: Answer, told: list[tuple[bytes, bytes]], send: AsgiSend, *, head: bool) -> None:
+async def _send_answer(answer: Answer, told: list[tuple[bytes, bytes]], scope: AsgiScope, send: AsgiSend) -> None:
     headers = [
         (b"content-type", answer.media_type.encode()),
         (b"content-length", b"%d" % len(answer.body)),
         *told,
     ]
     headers += [(name.lower().encode(), value.encode("utf-8", "replace")) for name, value in answer.headers.items()]
+    body = b"" if scope["method"] == "HEAD" else answer.body
+    connection = _connection(scope)
+    if connection is not None and connection.answer(scope, answer.status, headers, body):
+        return
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"" if head else answer.body})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def _send_pieces(stream: Stream, send: AsgiSend) -> None:
