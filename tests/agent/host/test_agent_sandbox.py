@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bursar.agent.executor.executor import ExecutorSettings
+from bursar.agent.host.disk_quota import Mount, find_mount
 from bursar.agent.host.environment import user
 from bursar.agent.host.sandbox import NO_SANDBOX, Sandbox, Users, find_sandbox
-from bursar.agent.host.scratch import filesystem
 from bursar.agent.machine.types import PlacementState, Run
 from bursar.agent.shim.namespaces import seccomp_filter
 from bursar.core.values.replace import replace
@@ -235,9 +235,12 @@ def test_the_filter_of_calls_is_well_formed() -> None:
         assert place + 1 + max(true, false) < len(lines) + (lines[place][0] == 0x06)
 
 
-def test_the_kind_of_a_filesystem(tmp_path: Path) -> None:
+def test_the_mount_of_a_path(tmp_path: Path) -> None:
     mounts = tmp_path / "mounts"
-    mounts.write_text(f"none / ext4 rw 0 0\nnone {tmp_path}/a\\040b btrfs rw 0 0\nnone {tmp_path}/a xfs rw 0 0\n")
+    mounts.write_text(
+        f"none / ext4 rw 0 0\nnone {tmp_path}/a\\040b btrfs rw 0 0\nnone {tmp_path}/a xfs rw,prjquota 0 0\n"
+    )
     (tmp_path / "a b").mkdir()
-    assert filesystem(tmp_path / "a b", mounts) == "btrfs"
-    assert filesystem(tmp_path, mounts) == "ext4"
+    assert find_mount(tmp_path / "a b", mounts) == Mount(f"{tmp_path}/a b", "btrfs", frozenset({"rw"}))
+    assert find_mount(tmp_path, mounts).kind == "ext4"
+    assert find_mount(tmp_path / "a" / "b", mounts).options == {"rw", "prjquota"}

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bursar.agent.host.scratch import Scratches, disk_use
+from bursar.agent.host.disk_quota import disk_use
+from bursar.agent.host.scratch import Scratches
 from bursar.agent.machine.types import Place
 
 LIMIT_EXCEEDED = "DiskLimitExceeded"

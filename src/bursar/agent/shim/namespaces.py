@@ -107,20 +107,22 @@ _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
 _NUMBER, _ARCHITECTURE, _REQUEST = 0, 4, 24  # offsets in struct seccomp_data; _REQUEST: second argument of ioctl
 _X32 = 0x40000000
 
-# By architecture: add_key, request_key and keyctl, and ioctl.
+# By architecture: add_key, request_key and keyctl, and ioctl. file_setattr has one number on all of them.
+_FILE_SETATTR = 469
 _CALLS = {
-    0xC000003E: ((248, 249, 250), 16),  # x86_64
-    0x40000003: ((286, 287, 288), 54),  # i386
-    0xC00000B7: ((217, 218, 219), 29),  # aarch64
-    0x40000028: ((309, 310, 311), 54),  # arm
+    0xC000003E: ((248, 249, 250, _FILE_SETATTR), 16),  # x86_64
+    0x40000003: ((286, 287, 288, _FILE_SETATTR), 54),  # i386
+    0xC00000B7: ((217, 218, 219, _FILE_SETATTR), 29),  # aarch64
+    0x40000028: ((309, 310, 311, _FILE_SETATTR), 54),  # arm
 }
-# btrfs ioctls that create subvolumes and snapshots, which would escape the qgroup limit of the scratch space.
-_REQUESTS = (0x5000940E, 0x50009418, 0x50009401, 0x50009417)
+# ioctls by which a file would escape the limit of the scratch space: btrfs subvolumes and snapshots are outside its
+# qgroup, and FS_IOC_SETFLAGS (of 64 and 32 bits) and FS_IOC_FSSETXATTR take files out of their XFS project.
+_REQUESTS = (0x5000940E, 0x50009418, 0x50009401, 0x50009417, 0x40086602, 0x40046602, 0x401C5820)
 
 
 def seccomp_filter() -> bytes:
-    """Refuses keyring calls, because keyrings belong to a uid and outlive a placement, and btrfs subvolume ioctls. On
-    an unknown architecture it refuses every call."""
+    """Refuses keyring calls, because keyrings belong to a uid and outlive a placement, and calls that escape disk
+    quotas. On an unknown architecture it refuses every call."""
     program = [(_LOAD, 0, 0, _ARCHITECTURE)]
     for architecture, (keys, ioctl) in _CALLS.items():
         block = [(_LOAD, 0, 0, _NUMBER), (_MASK, 0, 0, ~_X32 & 0xFFFFFFFF)]
