@@ -56,3 +56,24 @@ async def test_a_snapshot_outlives_a_pause_between_its_statements(
     async with database.reader() as db:
         assert await db.fetchval("SHOW idle_in_transaction_session_timeout") == "50ms", "it was for the snapshot alone"
     await database.close()
+
+
+async def test_a_reader_that_is_cancelled_at_any_moment_leaves_no_transaction(database_url: str) -> None:
+    """The dangerous moment is the one between preparing a statement and executing it."""
+    database = await Database.open(database_url, readers=1)
+
+    async def read(number: int) -> None:
+        async with database.reader() as db:
+            await db.fetch(f"SELECT {number}, count(*) FROM object WHERE name = $1", "x")
+
+    loop = asyncio.get_running_loop()
+    for number in range(400):
+        reading = asyncio.create_task(read(number))
+        until = loop.time() + 0.00001 * (number % 100)
+        while loop.time() < until:
+            await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        async with snapshot(database) as db:
+            assert await db.fetchval("SELECT 1") == 1
+    await database.close()

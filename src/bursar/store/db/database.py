@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from operator import itemgetter
 from traceback import walk_tb
 from typing import Any, TypeAlias
@@ -145,6 +145,16 @@ async def _leave(_: Connection) -> None:
     """Between readers there is nothing to reset, and asking the server to would cost more than most reads."""
 
 
+async def _end_transaction(db: Connection) -> None:
+    """End the implicit transaction that a cancelled reader may leave: asyncpg sends no Sync between preparing a
+    statement and executing it, and a `BEGIN` with an isolation level would fail."""
+    try:
+        await db.execute("ROLLBACK")
+    except BaseException:
+        db.terminate()
+        raise
+
+
 class Database:
     """A pool for reads, and separate connections for lanes and the feed."""
 
@@ -181,8 +191,13 @@ class Database:
         await self._take_turn()
         try:
             async with self._pool.acquire(timeout=CONNECT_TIMEOUT_SECONDS) as db:
-                with _telling_what_is_slow():
-                    yield db
+                try:
+                    with _telling_what_is_slow():
+                        yield db
+                except (asyncio.CancelledError, TooSlow):
+                    with suppress(*LOSSES):
+                        await _end_transaction(db)
+                    raise
         except LOSSES as error:
             raise Unavailable(f"the database is away: {error}") from error
         finally:
