@@ -1,11 +1,17 @@
 """An administrator's word that nothing of a node runs any more, and what it ends, on a real database."""
 
+from typing import Any
+
+import pytest
+
 from bursar.commands.nodes.drain import Drain
 from bursar.commands.nodes.fence import FenceCommand
 from bursar.core.objects.allocation import Phase
 from bursar.loops.drain import continue_drains
+from bursar.ops.nodes import fence as fence_ops
 from bursar.ops.nodes.drain import drain
 from bursar.ops.nodes.fence import Fenced, fence, unfence
+from bursar.ops.nodes.liveness import settle
 from bursar.ops.runtime.runtime import Runtime
 from bursar.wire.kinds.node import node_key
 from support.nodes.liveness import FAIL, REQUEUE, hear, look, node_status, schedulable, silence
@@ -115,6 +121,22 @@ async def test_what_a_crash_left_on_a_fenced_node_is_ended_by_the_next_look(runt
     assert (await status(runtime, "a"))["phase"] == "Running"
     await look(runtime)
     assert (await status(runtime, "a"))["phase"] == "Pending"
+
+
+async def test_the_answer_counts_all_work_also_if_the_controller_ends_it_first(
+    runtime: Runtime, rival: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node(runtime, "n1", gpu=4)
+    await running(runtime, "a", "n1")
+    await running(runtime, "b", "n1", spec=FAIL)
+
+    async def settle_second(*args: Any, **options: Any) -> Any:
+        await look(rival)
+        assert (await status(runtime, "a"))["phase"] == "Pending"
+        return await settle(*args, **options)
+
+    monkeypatch.setattr(fence_ops, "settle", settle_second)
+    assert await fenced(runtime, "n1") == Fenced(requeued=1, failed=1)
 
 
 async def test_fencing_ends_a_drain_that_waited_for_the_node(runtime: Runtime) -> None:

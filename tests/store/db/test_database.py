@@ -70,7 +70,7 @@ async def test_a_reader_that_is_cancelled_at_any_moment_leaves_no_transaction(da
     for number in range(400):
         reading = asyncio.create_task(read(number))
         until = loop.time() + 0.00001 * (number % 100)
-        while loop.time() < until:
+        while loop.time() < until:  # noqa: ASYNC110 - a turn of the loop at a time
             await asyncio.sleep(0)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)

@@ -51,18 +51,21 @@ async def fence(
     command = FenceCommand(
         key=node_key(name), origin=origin, claim=claim, reason=reason, silent_seconds=patience.not_ready_seconds
     )
+    before = await placed_there(runtime, name)
     reply = await (runtime.trying if dry_run else runtime.changing).submit(command, "")
     if isinstance(reply, Refusal):
         return reply
     if dry_run:
-        return _foreseen(await placed_there(runtime, name))
+        return _foreseen(before)
     node = await get(runtime, node_key(name))
     if isinstance(node, Refusal):
         return node
     if standing_of(node) is not Liveness.FENCED:
         return Fenced(left=len(await placed_there(runtime, name)))  # It has sent a heartbeat meanwhile.
     settled = await settle(runtime, [sighting_of(node, None)], patience, origin=origin)
-    return await _outcome(runtime, name, [one.key for one in settled.ended])
+    # The controller also ends work of fenced nodes, and may be first.
+    keys = [*(one.key for one in before), *(one.key for one in settled.ended)]
+    return await _outcome(runtime, name, keys)
 
 
 async def unfence(runtime: Runtime, name: str, origin: Origin, *, dry_run: bool = False) -> Reply:
@@ -81,13 +84,15 @@ def _foreseen(there: Iterable[Stored]) -> Fenced:
     return Fenced(requeued=sum(wait_again), failed=len(wait_again) - sum(wait_again))
 
 
-async def _outcome(runtime: Runtime, name: str, ended: Iterable[Key]) -> Fenced:
+async def _outcome(runtime: Runtime, name: str, keys: Iterable[Key]) -> Fenced:
+    """What became of the work that was placed on the node."""
+    left = {one.key for one in await placed_there(runtime, name)}
     phases: list[str] = []
-    for key in dict.fromkeys(ended):
+    for key in dict.fromkeys(key for key in keys if key not in left):
         found = await get(runtime, key)
         # Work that was being deleted does not exist any more.
         phases.append(Phase.CANCELLED if isinstance(found, Refusal) else found.fields["status.phase"])
-    left = len(await placed_there(runtime, name))
     stopping = phases.count(Phase.TERMINATING)
     failed = sum(one in (Phase.FAILED, Phase.CANCELLED) for one in phases)
-    return Fenced(len(phases) - stopping - failed, failed, stopping, left)
+    requeued = len(phases) - stopping - failed - phases.count(Phase.SUCCEEDED)
+    return Fenced(requeued, failed, stopping, len(left))
