@@ -34,7 +34,7 @@ serve: venv  ## Start Bursar and stay up; prints the URL, an admin token and wha
 test: venv  ## Run all tests
 	@sh scripts/test-tools.sh
 	@$(BIN)/python -m compileall -q src
-	@$(BIN)/pytest -n 3 --dist worksteal --durations 50 tests
+	@$(BIN)/pytest -n 5 --dist worksteal --share --durations 50 tests
 
 test-fast: venv  ## Run the tests of rules, types and documents that need no server, without property tests
 	@$(BIN)/pytest -n 2 --dist worksteal --fast $(FAST)

@@ -8,13 +8,17 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["support.runtime.postgres", "support.runtime.runtime"]
+from support.process.light_waldur import import_models_when_named
+
+pytest_plugins = ["support.runtime.shared", "support.runtime.postgres", "support.runtime.runtime"]
 
 # A shared machine may pause any test: deadlines would only tell how busy it is.
 hypothesis.settings.register_profile(
     "bursar", deadline=None, print_blob=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("bursar")
+
+import_models_when_named()
 
 # A shell that starts tests in the background has interrupts ignored, and so would everything that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,6 +30,18 @@ STARTED = {"embedded_postgres", "server", "empty_server", "uid"}  # fixtures tha
 def pytest_addoption(parser: pytest.Parser) -> None:
     left_out = "leave out property tests, and tests that start a server or work on a node"
     parser.addoption("--fast", action="store_true", help=left_out)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Imported here: pytest registers the plugins above before anything may import them.
+    from support.runtime.shared import Sharing, shares
+
+    if shares(config):
+        from support.process.server import shared_server
+        from support.runtime.postgres import shared_postgres
+
+        services = {"postgres": shared_postgres, "server": shared_server, "empty-server": shared_server}
+        config.pluginmanager.register(Sharing(services))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

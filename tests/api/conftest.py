@@ -4,14 +4,13 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from bursar.store.embedded import Embedded
 from support.api.site import Site, opened_site
 from support.api.two_tenants import TwoTenants, assembled
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[Site]:
+async def site(embedded_postgres: PostgresServer, database_template: str) -> AsyncIterator[Site]:
     name = await clone_database(embedded_postgres, database_template)
     async with opened_site(_url(embedded_postgres, name)) as one:
         yield one

@@ -17,9 +17,8 @@ from click.testing import CliRunner, Result
 from bursar.cli.credit.usage import number
 from bursar.cli.main import cli
 from bursar.client import AsyncClient, Client, NotFound
-from bursar.store.embedded import Embedded
 from support.api.site import Site, opened_site
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 from support.usage.spent_usage import GPU, aged, ago, priced, spent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -45,7 +44,7 @@ class Shell:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shell(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[Shell]:
+async def shell(embedded_postgres: PostgresServer, database_template: str) -> AsyncIterator[Shell]:
     name = await clone_database(embedded_postgres, database_template)
     async with opened_site(_url(embedded_postgres, name)) as site:
         tenant = await site.namespace()

@@ -36,20 +36,20 @@ from support.process.agents import (
     users_of,
     write_token,
 )
-from support.process.server import Server, free_port, migrated_directory, started
+from support.process.server import OwnServer, free_port, migrated_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def context() -> Iterator[Server]:
+def context() -> Iterator[OwnServer]:
     """A server of its own: parts of it are killed here."""
     with migrated_directory() as data, started(data) as running:
         yield running
 
 
 @pytest.fixture
-def client(context: Server) -> Iterator[Client]:
+def client(context: OwnServer) -> Iterator[Client]:
     with context.client() as one:
         yield one
 
@@ -60,7 +60,7 @@ def name() -> str:
 
 
 @pytest.fixture
-def agent(context: Server, client: Client, name: str, tmp_path: Path) -> Iterator[Agent]:
+def agent(context: OwnServer, client: Client, name: str, tmp_path: Path) -> Iterator[Agent]:
     with joined_agent(context, client, name, tmp_path, "--fake-gpus", "2") as one:
         yield one
 
@@ -168,7 +168,7 @@ def test_what_was_deleted_while_its_agent_was_dead_is_stopped_by_the_next_one(cl
 
 
 def test_an_agent_that_is_told_so_stops_its_work_with_itself(
-    context: Server, client: Client, name: str, tmp_path: Path
+    context: OwnServer, client: Client, name: str, tmp_path: Path
 ) -> None:
     seconds = mark()
     with joined_agent(context, client, name, tmp_path, "--drain-on-stop") as agent:
@@ -184,7 +184,7 @@ def test_an_agent_that_is_told_so_stops_its_work_with_itself(
 
 @pytest.mark.parametrize("victim", ["api", "controller", "postgres"])
 def test_work_goes_on_and_its_end_arrives_whatever_part_of_the_server_is_killed(
-    context: Server, client: Client, agent: Agent, tmp_path: Path, victim: str
+    context: OwnServer, client: Client, agent: Agent, tmp_path: Path, victim: str
 ) -> None:
     go_on = tmp_path / "go-on"
     script = f"while [ ! -e {go_on} ]; do sleep 0.05; done; exit 6"
@@ -218,7 +218,7 @@ def test_a_node_that_never_joined_needs_a_token(tmp_path: Path) -> None:
     assert "bursar node token --name n" in done.stderr
 
 
-def test_a_token_that_was_used_is_refused(client: Client, context: Server, agent: Agent, tmp_path: Path) -> None:
+def test_a_token_that_was_used_is_refused(client: Client, context: OwnServer, agent: Agent, tmp_path: Path) -> None:
     token = tmp_path / f"{agent.name}.token"
     options = ["--server", context.url, "--name", agent.name, "--token-file", str(token), "--data", str(tmp_path / "x")]
     done = run_agent(*options)
@@ -307,7 +307,7 @@ async def test_an_insecure_agent_speaks_to_its_own_machine(tmp_path: Path) -> No
 # Papers, with a real server.
 
 
-def papers_of(context: Server, name: str, home: Path, **options: Any) -> NodeCertificates:
+def papers_of(context: OwnServer, name: str, home: Path, **options: Any) -> NodeCertificates:
     (home / name).mkdir(exist_ok=True)
     return NodeCertificates(
         home / name,
@@ -320,7 +320,7 @@ def papers_of(context: Server, name: str, home: Path, **options: Any) -> NodeCer
 
 
 async def test_whose_certificate_has_expired_joins_again_with_a_new_token(
-    context: Server, client: Client, name: str, tmp_path: Path
+    context: OwnServer, client: Client, name: str, tmp_path: Path
 ) -> None:
     used = write_token(client, name, tmp_path / f"{name}.token").read_text()
     first = papers_of(context, name, tmp_path)
@@ -355,7 +355,7 @@ class Quiet:
 
 
 async def test_a_certificate_is_renewed_on_the_stream(
-    context: Server, client: Client, name: str, tmp_path: Path
+    context: OwnServer, client: Client, name: str, tmp_path: Path
 ) -> None:
     write_token(client, name, tmp_path / f"{name}.token")
     credentials = papers_of(context, name, tmp_path, now=lambda: datetime.now(UTC) + timedelta(hours=17))

@@ -16,7 +16,7 @@ from bursar.client import Client
 from bursar.client.errors import NotFound
 from support.process.agents import Agent, joined_agent, until
 from support.process.faults import Fleet, Ledger, Net, assert_nothing_left, opened_net, set_patience
-from support.process.server import Server, free_port, migrated_directory, started
+from support.process.server import OwnServer, free_port, migrated_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -32,13 +32,13 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def context(port: int) -> Iterator[Server]:
+def context(port: int) -> Iterator[OwnServer]:
     with migrated_directory() as data, started(data, grpc_port=port) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(context: Server) -> Iterator[Client]:
+def client(context: OwnServer) -> Iterator[Client]:
     """A second of a GPU costs one credit."""
     with context.client() as one:
         set_patience(one, killGraceSeconds=GRACE)
@@ -55,7 +55,7 @@ def net(port: int) -> Iterator[Net]:
 
 
 @pytest.fixture(scope="module")
-def fleet(context: Server, client: Client, net: Net, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def fleet(context: OwnServer, client: Client, net: Net, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     options = ("--grpc", net.link("gpu-1"), "--label", "gpu-type=h100", "--fake-gpus", "4")
     with joined_agent(context, client, "gpu-1", tmp_path_factory.mktemp("agents"), *options) as agent:
         one = Fleet(client, net, {"gpu-1": agent}, "")

@@ -25,7 +25,7 @@ from support.process.faults import (
     opened_net,
     set_patience,
 )
-from support.process.server import BURSAR, Server, free_port, migrated_directory, started
+from support.process.server import BURSAR, OwnServer, free_port, migrated_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -38,13 +38,13 @@ def port() -> int:
 
 
 @pytest.fixture(scope="module")
-def context(port: int) -> Iterator[Server]:
+def context(port: int) -> Iterator[OwnServer]:
     with migrated_directory() as data, started(data, grpc_port=port) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(context: Server) -> Iterator[Client]:
+def client(context: OwnServer) -> Iterator[Client]:
     with context.client() as one:
         set_patience(one)
         yield one
@@ -57,7 +57,7 @@ def net(port: int) -> Iterator[Net]:
 
 
 @pytest.fixture(scope="module")
-def three(context: Server, client: Client, net: Net, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+def three(context: OwnServer, client: Client, net: Net, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     with opened_fleet(context, client, net, tmp_path_factory.mktemp("agents")) as fleet:
         yield fleet
 
@@ -188,7 +188,7 @@ def test_a_short_outage_is_nobodys_end(fleet: Fleet, ledger: Ledger, name: str) 
 
 
 def test_when_many_are_silent_at_once_it_is_said_and_nothing_is_given_up(
-    context: Server, fleet: Fleet, ledger: Ledger, name: str
+    context: OwnServer, fleet: Fleet, ledger: Ledger, name: str
 ) -> None:
     old = begin(fleet, ledger, name, **REQUEUE)
     other = next(one for one in fleet.agents if one != old)
@@ -262,7 +262,7 @@ def test_a_node_that_stood_still_as_a_whole_does_not_go_on_where_it_was(
 
 
 def test_work_of_a_fenced_node_moves_at_once_and_what_returns_is_stopped(
-    context: Server, fleet: Fleet, ledger: Ledger, name: str, tmp_path: Path
+    context: OwnServer, fleet: Fleet, ledger: Ledger, name: str, tmp_path: Path
 ) -> None:
     """The administrator was wrong, and it still runs: that is stopped when the node returns, and its end is nothing."""
     lines = tmp_path / "lines"
@@ -306,7 +306,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def bursar(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
+def bursar(server: OwnServer, *words: str) -> subprocess.CompletedProcess[str]:
     command = [str(BURSAR), *words]
     return subprocess.run(command, env=server.environment, capture_output=True, text=True, timeout=60)
 

@@ -32,7 +32,7 @@ from support.process.faults import (
     runtime_of,
     set_patience,
 )
-from support.process.server import Server, free_port, migrated_directory, started
+from support.process.server import OwnServer, free_port, migrated_directory, started
 from support.scheduling.evictions import assert_books_balance
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
@@ -50,14 +50,14 @@ pytestmark = pytest.mark.timeout(1800 if SOAK else 240)
 
 
 @pytest.fixture
-def context() -> Iterator[tuple[Server, int]]:
+def context() -> Iterator[tuple[OwnServer, int]]:
     port = free_port()
     with migrated_directory() as data, started(data, grpc_port=port) as running:
         yield running, port
 
 
 def test_whoever_is_killed_under_load_everything_ends_once_and_as_it_should(
-    context: tuple[Server, int], tmp_path: Path
+    context: tuple[OwnServer, int], tmp_path: Path
 ) -> None:
     server, port = context
     seed = random.randrange(10**6)
@@ -98,7 +98,7 @@ def ends(client: Client) -> dict[str, int | None]:
     return {one["metadata"]["name"]: one["status"].get("exitCode") for one in client.allocations("default").list()}
 
 
-async def assert_nothing_placed(server: Server) -> None:
+async def assert_nothing_placed(server: OwnServer) -> None:
     async with runtime_of(server) as runtime:
         await assert_books_balance(runtime)
         async with runtime.database.reader() as db:
@@ -131,7 +131,7 @@ async def test_nothing_is_given_up_when_the_control_plane_was_away_for_long(tmp_
 
 
 @asynccontextmanager
-async def crowd(server: Server, address: str) -> AsyncIterator[AgentNodes]:
+async def crowd(server: OwnServer, address: str) -> AsyncIterator[AgentNodes]:
     """Simulated nodes with certificates, in an event loop that nothing of the test holds up."""
     async with AsyncClient(server.url, server.token) as client:
         shape = NodeShape(CROWD, prefix=f"crowd-{uuid.uuid4().hex[:4]}", labels={"kind": "crowd"})
@@ -176,7 +176,7 @@ def be_away(ledgers: dict[str, Ledger], nodes: AgentNodes) -> None:
     assert [name for name, ledger in ledgers.items() if ledger.is_alive(5.0)] == ["w-2", "w-3", "w-4", "w-5"]
 
 
-def come_back(server: Server, ledgers: dict[str, Ledger], nodes: AgentNodes) -> None:
+def come_back(server: OwnServer, ledgers: dict[str, Ledger], nodes: AgentNodes) -> None:
     with server.client() as client:
         until(lambda: {"w-0", "w-1"}.isdisjoint(running(client)), "what ended being told", SECONDS_MAX)
         until(lambda: set(phases(client).values()) == {"Ready"}, "all nodes being ready", SECONDS_MAX)
@@ -200,7 +200,7 @@ def phases(client: Client) -> dict[str, str]:
     return {one["metadata"]["name"]: one["status"].get("phase", "") for one in client.nodes.list()}
 
 
-async def assert_nobody_was_lost(server: Server) -> None:
+async def assert_nobody_was_lost(server: OwnServer) -> None:
     async with runtime_of(server) as runtime:
         await assert_books_balance(runtime)
         async with runtime.database.reader() as db:

@@ -36,7 +36,7 @@ from support.process.faults import (
     runtime_of,
     set_patience,
 )
-from support.process.server import Server, free_port, migrated_directory, started
+from support.process.server import OwnServer, free_port, migrated_directory, started
 from support.runtime.postgres_proxy import Proxy
 from support.runtime.runtime import opened
 
@@ -67,7 +67,7 @@ def seed() -> int:
 class PaidCluster:
     """Two nodes, three tenants that pay beforehand, and their work."""
 
-    server: Server
+    server: OwnServer
     client: Client
     fleet: Fleet
     teller: Teller
@@ -136,7 +136,7 @@ class PaidCluster:
 
 
 @contextmanager
-def opened_context(server: Server, port: int, home: Path, dice: random.Random) -> Iterator[PaidCluster]:
+def opened_context(server: OwnServer, port: int, home: Path, dice: random.Random) -> Iterator[PaidCluster]:
     with server.client() as client, opened_net(port) as net:
         set_patience(client, killGraceSeconds=GRACE, clockSkewSeconds=CLOCK)
         credits_ = {"reserveSeconds": 2 * WINDOW, "reconcileSeconds": 1, "sealSeconds": 1}
@@ -225,7 +225,7 @@ async def await_given_up(context: PaidCluster, name: str) -> None:
 # Somebody who owns the database.
 
 
-async def assert_tampering_is_found(server: Server, dice: random.Random) -> None:
+async def assert_tampering_is_found(server: OwnServer, dice: random.Random) -> None:
     async with runtime_of(server) as runtime:
         async with runtime.database.reader() as db:
             number = dice.randrange(1, await db.fetchval("SELECT last FROM ledger") + 1)

@@ -14,7 +14,7 @@ from bursar.client import Client
 from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
 from support.nodes.agent_streams import RUN, Agent
 from support.process.agents import until
-from support.process.server import BURSAR, Server, data_directory, free_port, migrated_directory, started
+from support.process.server import BURSAR, OwnServer, data_directory, free_port, migrated_directory, started
 
 STREAMS_MAX = 64
 
@@ -25,7 +25,7 @@ def grpc_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def crowd(grpc_port: int) -> Iterator[Server]:
+def crowd(grpc_port: int) -> Iterator[OwnServer]:
     with (
         migrated_directory() as data,
         started(data, grpc_port=grpc_port, options=("--workers", "2", "--grpc-insecure")) as server,
@@ -33,7 +33,7 @@ def crowd(grpc_port: int) -> Iterator[Server]:
         yield server
 
 
-def workers(server: Server) -> list[psutil.Process]:
+def workers(server: OwnServer) -> list[psutil.Process]:
     found = []
     for one in psutil.Process(server.process.pid).children():
         with suppress(psutil.Error):
@@ -50,7 +50,7 @@ def connections(worker: psutil.Process, port: int, status: str) -> int:
 
 
 @asynccontextmanager
-async def streaming(server: Server, client: Client, port: int) -> AsyncIterator[dict[str, Agent]]:
+async def streaming(server: OwnServer, client: Client, port: int) -> AsyncIterator[dict[str, Agent]]:
     """Nodes that are connected: so many that both workers have some."""
     agents: dict[str, Agent] = {}
     channels: list[grpc.aio.Channel] = []
@@ -84,7 +84,7 @@ def work(name: str, on: str) -> dict[str, object]:
     return {"kind": "Allocation", "metadata": {"name": name}, "spec": spec}
 
 
-async def test_the_streams_of_both_workers_get_their_directives(crowd: Server, grpc_port: int) -> None:
+async def test_the_streams_of_both_workers_get_their_directives(crowd: OwnServer, grpc_port: int) -> None:
     with crowd.client() as client:
         async with streaming(crowd, client, grpc_port) as agents:
             assert len(workers(crowd)) == 2
@@ -94,7 +94,7 @@ async def test_the_streams_of_both_workers_get_their_directives(crowd: Server, g
     assert {name: (one.type, one.name) for name, one in told.items()} == {name: (RUN, f"on-{name}") for name in agents}
 
 
-def test_a_worker_that_dies_comes_back_to_the_address_it_shares(crowd: Server, grpc_port: int) -> None:
+def test_a_worker_that_dies_comes_back_to_the_address_it_shares(crowd: OwnServer, grpc_port: int) -> None:
     first = workers(crowd)[0]
     first.kill()
 
@@ -105,7 +105,7 @@ def test_a_worker_that_dies_comes_back_to_the_address_it_shares(crowd: Server, g
     until(serving, "two workers that serve agents")
 
 
-def test_a_second_server_is_told_that_the_address_is_taken(crowd: Server, grpc_port: int) -> None:
+def test_a_second_server_is_told_that_the_address_is_taken(crowd: OwnServer, grpc_port: int) -> None:
     with data_directory() as data:
         command = [str(BURSAR), "serve", "--data", str(data), "--http", f"127.0.0.1:{free_port()}", "--workers", "2"]
         done = subprocess.run(

@@ -16,7 +16,7 @@ import pytest
 from bursar.agent.host.sandbox import find_sandbox
 from bursar.client import Client
 from support.process.agents import Agent, joined_agent, until
-from support.process.server import Server, migrated_directory, started
+from support.process.server import OwnServer, migrated_directory, started
 
 FOUND = find_sandbox()
 pytestmark = [
@@ -28,7 +28,7 @@ GIGANTIC = 300  # seconds that nothing here takes
 
 
 @pytest.fixture(scope="module")
-def context() -> Iterator[Server]:
+def context() -> Iterator[OwnServer]:
     with migrated_directory() as data, started(data) as running:
         with running.client() as client:
             for tenant in ("acme", "rival"):
@@ -40,7 +40,7 @@ def context() -> Iterator[Server]:
 
 
 @pytest.fixture
-def admin(context: Server) -> Iterator[Client]:
+def admin(context: OwnServer) -> Iterator[Client]:
     with context.client() as one:
         yield one
 
@@ -51,7 +51,7 @@ def name() -> str:
 
 
 @contextmanager
-def isolating(context: Server, admin: Client, name: str, home: Path, *options: str) -> Iterator[Agent]:
+def isolating(context: OwnServer, admin: Client, name: str, home: Path, *options: str) -> Iterator[Agent]:
     """An agent that is root, and was not told whom commands run as."""
     with joined_agent(context, admin, name, home, "--run-as", "nobody", *options) as agent:
         yield agent
@@ -97,7 +97,7 @@ def said(client: Client, agent: Agent, tenant: str, name: str, text: str, **spec
     return output(agent, client.allocations(tenant).get(name)["metadata"]["uid"])
 
 
-def test_the_attack_of_one_tenant_on_the_next(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
+def test_the_attack_of_one_tenant_on_the_next(context: OwnServer, admin: Client, name: str, tmp_path: Path) -> None:
     """Code left in HOME, secrets in a neighbour's environment, and a neighbour killed: none of it works."""
     trap = "import os; print('PWNED', os.environ['BURSAR_TENANT'], os.environ.get('API_KEY'))"
     site = "$(python3 -c 'import site; print(site.getusersitepackages())')"
@@ -124,7 +124,7 @@ def test_the_attack_of_one_tenant_on_the_next(context: Server, admin: Client, na
 
 
 @pytest.fixture
-def ruth(context: Server, admin: Client) -> Iterator[Client]:
+def ruth(context: OwnServer, admin: Client) -> Iterator[Client]:
     """A user of tenant rival."""
     wanted = {"role": "user", "tenant": "rival", "user": "ruth", "ttl": "1h"}
     with Client(context.url, token=admin.request("POST", "/api/v1/tokens", body=wanted)["status"]["token"]) as one:
@@ -133,7 +133,7 @@ def ruth(context: Server, admin: Client) -> Iterator[Client]:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["in a sandbox", "where a directory is shared"])
 def test_code_that_one_tenant_leaves_never_runs_in_sensitive_work_of_another(
-    context: Server, admin: Client, ruth: Client, name: str, tmp_path: Path, shared: bool
+    context: OwnServer, admin: Client, ruth: Client, name: str, tmp_path: Path, shared: bool
 ) -> None:
     """A sandbox leaves nothing behind. In a directory that tenants share things stay, so a claim begins with a wipe."""
     common = tmp_path / "common"
@@ -155,7 +155,7 @@ def test_code_that_one_tenant_leaves_never_runs_in_sensitive_work_of_another(
 
 
 def test_work_of_a_tenant_that_demands_isolation_stays_off_a_node_without(
-    context: Server, admin: Client, name: str, tmp_path: Path
+    context: OwnServer, admin: Client, name: str, tmp_path: Path
 ) -> None:
     admin.tenants.create({"metadata": {"name": name}, "spec": {"isolation": "required"}})
     admin.namespaces.create({"metadata": {"name": name, "labels": {"bursar.io/tenant": name}}})
@@ -174,7 +174,7 @@ def reason_of(client: Client, tenant: str, name: str) -> dict[str, Any] | None:
     return told if told.get("excluded") else None
 
 
-def test_a_fork_bomb_harms_nobody_else(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
+def test_a_fork_bomb_harms_nobody_else(context: OwnServer, admin: Client, name: str, tmp_path: Path) -> None:
     bomb = (
         "import os, time\nn = 0\n"
         "while n < 200:\n"
@@ -196,7 +196,7 @@ def test_a_fork_bomb_harms_nobody_else(context: Server, admin: Client, name: str
         admin.allocations("rival").delete(f"{name}-calm")
 
 
-def test_a_memory_bomb_ends_at_what_was_requested(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
+def test_a_memory_bomb_ends_at_what_was_requested(context: OwnServer, admin: Client, name: str, tmp_path: Path) -> None:
     """Also where nobody said a limit, and in shared memory."""
     with isolating(context, admin, name, tmp_path):
         start(admin, "rival", f"{name}-calm", name, f"sleep {GIGANTIC}")
@@ -235,7 +235,9 @@ def loop_mounted(folder: Path, kind: str, size_bytes: int) -> Iterator[Path]:
 FILL = "i=0; while [ $i -lt {count} ]; do dd if=/dev/zero of=$HOME/x$i bs=1M count=4 2>&1 || exit; i=$((i+1)); done"
 
 
-def test_a_disk_bomb_ends_and_its_neighbours_go_on(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
+def test_a_disk_bomb_ends_and_its_neighbours_go_on(
+    context: OwnServer, admin: Client, name: str, tmp_path: Path
+) -> None:
     """The one that grows, not the one that has much."""
     with (
         loop_mounted(tmp_path, "ext4", 512 << 20) as disk,
@@ -256,7 +258,7 @@ def test_a_disk_bomb_ends_and_its_neighbours_go_on(context: Server, admin: Clien
         until(lambda: not list(guarded.iterdir()), "all homes being removed")
 
 
-def test_who_keeps_more_than_its_limit_is_ended(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
+def test_who_keeps_more_than_its_limit_is_ended(context: OwnServer, admin: Client, name: str, tmp_path: Path) -> None:
     with isolating(context, admin, name, tmp_path):
         resources = {"requests": {"cpu": "100m", "ephemeral-storage": "16Mi"}}
         text = f"dd if=/dev/zero of=/tmp/x bs=1M count=40 2>/dev/null; sleep {GIGANTIC}"
@@ -266,7 +268,7 @@ def test_who_keeps_more_than_its_limit_is_ended(context: Server, admin: Client, 
 
 
 def test_btrfs_itself_keeps_a_placement_within_its_limit(
-    context: Server, admin: Client, name: str, tmp_path: Path
+    context: OwnServer, admin: Client, name: str, tmp_path: Path
 ) -> None:
     with loop_mounted(tmp_path, "btrfs", 512 << 20) as disk:
         subprocess.run(["btrfs", "quota", "enable", str(disk)], check=True, capture_output=True)
@@ -279,7 +281,7 @@ def test_btrfs_itself_keeps_a_placement_within_its_limit(
             assert not list((agent.data / "work" / "homes").iterdir())
 
 
-def test_a_node_says_whether_it_isolates(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
+def test_a_node_says_whether_it_isolates(context: OwnServer, admin: Client, name: str, tmp_path: Path) -> None:
     def shown() -> tuple[str, str, str]:
         found = admin.nodes.get(name)["status"]
         told: dict[str, str] = next((one for one in found["conditions"] if one["type"] == "Isolated"), {})
@@ -291,7 +293,9 @@ def test_a_node_says_whether_it_isolates(context: Server, admin: Client, name: s
         until(lambda: shown() == ("none", "False", "commands run as root"), "the node saying that it does not")
 
 
-def test_devices_are_those_that_every_command_needs(context: Server, admin: Client, name: str, tmp_path: Path) -> None:
+def test_devices_are_those_that_every_command_needs(
+    context: OwnServer, admin: Client, name: str, tmp_path: Path
+) -> None:
     with isolating(context, admin, name, tmp_path) as agent:
         seen = said(admin, agent, "acme", f"{name}-look", "ls /dev; test -e /dev/kmsg || echo none")
         wanted = {"core", "fd", "full", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty"}

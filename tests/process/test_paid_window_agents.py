@@ -20,7 +20,7 @@ from bursar.client import Client
 from bursar.core.values.money import nanocredits
 from support.process.agents import Agent, await_phase, joined_agent, living, submit, until
 from support.process.faults import set_patience
-from support.process.server import Server, migrated_directory, started
+from support.process.server import OwnServer, migrated_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -31,13 +31,13 @@ PER_SECOND = "0.01"  # of a whole core: a tenth of one costs a nanocredit for ea
 
 
 @pytest.fixture(scope="module")
-def context() -> Iterator[Server]:
+def context() -> Iterator[OwnServer]:
     with migrated_directory() as data, started(data) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(context: Server) -> Iterator[Client]:
+def client(context: OwnServer) -> Iterator[Client]:
     with context.client() as one:
         set_patience(one, killGraceSeconds=GRACE_SECONDS)
         one.request("POST", "/api/v1/prices", body={"resource": "cpu", "per_second": PER_SECOND, "request_id": "p"})
@@ -50,7 +50,7 @@ def client(context: Server) -> Iterator[Client]:
 
 
 @pytest.fixture
-def agent(context: Server, client: Client, tmp_path: Path) -> Iterator[Agent]:
+def agent(context: OwnServer, client: Client, tmp_path: Path) -> Iterator[Agent]:
     name = f"n-{uuid.uuid4().hex[:8]}"
     with joined_agent(context, client, name, tmp_path) as one:
         yield one

@@ -23,7 +23,7 @@ import pytest
 from bursar.ops.open_runtime import open_runtime
 from bursar.store.db.database import Database
 from support.api.site import allocation
-from support.process.server import BURSAR, Server, data_directory, free_port, migrated_directory, started
+from support.process.server import BURSAR, OwnServer, data_directory, free_port, migrated_directory, started
 from support.runtime.runtime import assert_counters_equal_charges
 
 pytestmark = pytest.mark.timeout(120)
@@ -58,7 +58,7 @@ def children_of(pid: int) -> dict[int, str]:
     return found
 
 
-def part(server: Server, word: str) -> int:
+def part(server: OwnServer, word: str) -> int:
     """The pid of the child whose command line has this word."""
     return next(pid for pid, command in sorted(children_of(server.process.pid).items()) if word in command)
 
@@ -88,7 +88,7 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     raise AssertionError(f"{what}: not within {seconds} s")
 
 
-def ready(server: Server) -> int:
+def ready(server: OwnServer) -> int:
     """The status of /readyz, 0 where nobody answers."""
     try:
         return httpx2.get(f"{server.url}/readyz", timeout=5, trust_env=False).status_code
@@ -103,7 +103,7 @@ def ready(server: Server) -> int:
 class Load:
     """Several connections that create allocations as fast as they are answered, and remember what they were told."""
 
-    server: Server
+    server: OwnServer
     name: str = field(default_factory=lambda: f"job-{uuid.uuid4().hex[:8]}")
     acknowledged: list[str] = field(default_factory=list)
     answers: list[tuple[int, str]] = field(default_factory=list)  # what was not a 201: status and Retry-After
@@ -146,19 +146,19 @@ class Load:
         until(lambda: len(self.acknowledged) >= goal, seconds, f"{count} more acknowledged creations")
 
 
-def stored(server: Server) -> set[str]:
+def stored(server: OwnServer) -> set[str]:
     headers = {"authorization": f"Bearer {server.token}"}
     answer = httpx2.get(f"{server.url}/api/v1/allocations", headers=headers, timeout=30, trust_env=False)
     return {one["metadata"]["name"] for one in answer.raise_for_status().json()["items"]}
 
 
-def assert_nothing_lost(server: Server, load: Load) -> None:
+def assert_nothing_lost(server: OwnServer, load: Load) -> None:
     assert len(load.acknowledged) == len(set(load.acknowledged))
     assert set(load.acknowledged) - stored(server) == set()
     asyncio.run(_assert_counters(server))
 
 
-async def _assert_counters(server: Server) -> None:
+async def _assert_counters(server: OwnServer) -> None:
     database = await Database.open(database_url(server))
     runtime = await open_runtime(database)
     try:
@@ -168,14 +168,14 @@ async def _assert_counters(server: Server) -> None:
         await database.close()
 
 
-def database_url(server: Server) -> str:
+def database_url(server: OwnServer) -> str:
     environment = Path(f"/proc/{part(server, 'bursar.main api')}/environ").read_bytes().split(b"\0")
     (url,) = [one.partition(b"=")[2].decode() for one in environment if one.startswith(b"BURSAR_DATABASE_URL=")]
     return url
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[OwnServer]:
     """A server of this module's own: its parts get killed."""
     with migrated_directory() as data, started(data) as running:
         yield running
@@ -184,7 +184,7 @@ def server() -> Iterator[Server]:
 # The database.
 
 
-def test_a_killed_database_comes_back_and_nothing_acknowledged_is_lost(server: Server) -> None:
+def test_a_killed_database_comes_back_and_nothing_acknowledged_is_lost(server: OwnServer) -> None:
     with Load(server).running() as load:
         load.more()
         os.kill(part(server, "/postgres -D"), signal.SIGKILL)
@@ -196,7 +196,7 @@ def test_a_killed_database_comes_back_and_nothing_acknowledged_is_lost(server: S
     assert_nothing_lost(server, load)
 
 
-def test_a_paused_database_turns_readiness_red_and_then_green(server: Server) -> None:
+def test_a_paused_database_turns_readiness_red_and_then_green(server: OwnServer) -> None:
     postgres = part(server, "/postgres -D")
     with Load(server).running() as load:
         load.more()
@@ -225,7 +225,7 @@ def test_a_paused_database_turns_readiness_red_and_then_green(server: Server) ->
 # The API worker.
 
 
-def test_a_killed_api_worker_is_replaced_and_nothing_acknowledged_is_lost(server: Server) -> None:
+def test_a_killed_api_worker_is_replaced_and_nothing_acknowledged_is_lost(server: OwnServer) -> None:
     with Load(server).running() as load:
         for _ in range(3):
             load.more()
@@ -237,19 +237,19 @@ def test_a_killed_api_worker_is_replaced_and_nothing_acknowledged_is_lost(server
     assert_nothing_lost(server, load)
 
 
-def _replaced(server: Server, word: str, old: int) -> bool:
+def _replaced(server: OwnServer, word: str, old: int) -> bool:
     pids = [pid for pid, command in children_of(server.process.pid).items() if word in command]
     return bool(pids) and old not in pids
 
 
-def test_a_killed_controller_is_replaced(server: Server) -> None:
+def test_a_killed_controller_is_replaced(server: OwnServer) -> None:
     before = part(server, "bursar.main controller")
     os.kill(before, signal.SIGKILL)
     until(lambda: _replaced(server, "bursar.main controller", before), 20, "another controller")
     assert ready(server) == 200
 
 
-def test_a_paused_api_process_does_not_stop_another_on_the_same_database(server: Server) -> None:
+def test_a_paused_api_process_does_not_stop_another_on_the_same_database(server: OwnServer) -> None:
     """It is paused under load, so very likely in the middle of a transaction that holds the counters' locks."""
     with other_api(server) as other:
         paused = part(server, "bursar.main api")
@@ -270,7 +270,7 @@ def test_a_paused_api_process_does_not_stop_another_on_the_same_database(server:
 
 
 @contextmanager
-def other_api(server: Server) -> Iterator[Server]:
+def other_api(server: OwnServer) -> Iterator[OwnServer]:
     port = free_port()
     command = [str(BURSAR), "api", "--http", f"127.0.0.1:{port}", "--database-url", database_url(server)]
     log = server.data.with_name("other.log")
@@ -280,7 +280,7 @@ def other_api(server: Server) -> Iterator[Server]:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, text=True
         ) as process,
     ):
-        other = Server(f"http://127.0.0.1:{port}", server.token, server.data, process)
+        other = OwnServer(f"http://127.0.0.1:{port}", server.token, server.data, process)
         try:
             until(lambda: ready(other) == 200 or process.poll() is not None, 30, "the other API process")
             assert process.poll() is None, log.read_text()[-2000:]
@@ -341,7 +341,7 @@ def test_what_was_begun_is_answered_before_the_end() -> None:
         assert {status for status, _ in load.answers} <= {503}
 
 
-def test_a_second_server_on_the_same_data_is_refused_and_the_first_goes_on(server: Server) -> None:
+def test_a_second_server_on_the_same_data_is_refused_and_the_first_goes_on(server: OwnServer) -> None:
     done = serve("--data", str(server.data), "--http", f"127.0.0.1:{free_port()}")
     assert done.returncode == 1
     assert str(server.data) in done.stderr

@@ -10,18 +10,18 @@ import httpx2
 import pytest
 
 from bursar.osuser import OsUserError, find_user, hand_over, system_user
-from support.process.server import BURSAR, Server, data_directory, free_port, started
+from support.process.server import BURSAR, OwnServer, data_directory, free_port, started
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[OwnServer]:
     with data_directory() as data, started(data, user="") as running:
         yield running
 
 
-def test_only_the_parent_stays_root(server: Server) -> None:
+def test_only_the_parent_stays_root(server: OwnServer) -> None:
     owners = {one: status(one) for one in descendants(server.process.pid)}
     serving = [
         pid for pid, (command, *_) in owners.items() if "bursar.main" in command or "bursar.commit_worker" in command

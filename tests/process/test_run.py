@@ -18,7 +18,7 @@ from bursar.client import Client, Invalid
 from bursar.config import Address, ServerSettings
 from bursar.serve import _warn_of_agents
 from support.process.agents import Agent, await_phase, joined_agent, living, part, status_of, until
-from support.process.server import BURSAR, Server, migrated_directory, started
+from support.process.server import BURSAR, OwnServer, migrated_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -32,20 +32,20 @@ APART = {
 
 
 @pytest.fixture(scope="module")
-def context() -> Iterator[Server]:
+def context() -> Iterator[OwnServer]:
     """A server of its own, with two nodes and nothing else: parts of it are killed here."""
     with migrated_directory() as data, started(data) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def client(context: Server) -> Iterator[Client]:
+def client(context: OwnServer) -> Iterator[Client]:
     with context.client() as one:
         yield one
 
 
 @pytest.fixture(scope="module")
-def agents(context: Server, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Agent]]:
+def agents(context: OwnServer, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Agent]]:
     home = tmp_path_factory.mktemp("agents")
     with (
         joined_agent(context, client, "n1", home, "--fake-gpus", "2") as first,
@@ -61,13 +61,13 @@ def name() -> str:
     return f"r-{uuid.uuid4().hex[:8]}"
 
 
-def bursar(server: Server, *words: str) -> subprocess.CompletedProcess[str]:
+def bursar(server: OwnServer, *words: str) -> subprocess.CompletedProcess[str]:
     command = [str(BURSAR), *words]
     return subprocess.run(command, env=server.environment, capture_output=True, text=True, timeout=SECONDS_MAX)
 
 
 @contextmanager
-def running(server: Server, *words: str) -> Iterator[subprocess.Popen[str]]:
+def running(server: OwnServer, *words: str) -> Iterator[subprocess.Popen[str]]:
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([str(BURSAR), *words], env=server.environment, text=True, **pipes) as process:  # type: ignore[call-overload]
         try:
@@ -85,7 +85,7 @@ def said(process: subprocess.Popen[str]) -> str:
 class TestOne:
     """Nodes that stay."""
 
-    def test_it_is_as_if_it_ran_here(self, context: Server, tmp_path: Path) -> None:
+    def test_it_is_as_if_it_ran_here(self, context: OwnServer, tmp_path: Path) -> None:
         script = "echo out; echo err >&2; echo $GREETING $PWD $CUDA_VISIBLE_DEVICES; printf 'no end'; exit 3"
         words = ["--gpus", "1", "--env", "GREETING=hello there", "--workdir", str(tmp_path)]
         done = bursar(context, "run", *words, "--", "sh", "-c", script)
@@ -96,22 +96,22 @@ class TestOne:
         assert third.split()[3] in ("0", "1")
         assert last == "no end"
 
-    def test_death_by_a_signal_is_told_as_a_shell_tells_it(self, context: Server) -> None:
+    def test_death_by_a_signal_is_told_as_a_shell_tells_it(self, context: OwnServer) -> None:
         done = bursar(context, "run", "--", "sh", "-c", "kill -KILL $$")
         assert done.returncode == 137
 
-    def test_what_never_ran_says_why(self, context: Server) -> None:
+    def test_what_never_ran_says_why(self, context: OwnServer) -> None:
         done = bursar(context, "run", "--", "/nowhere/train")
         assert done.returncode == 127
         assert "was not found" in done.stderr
 
-    def test_much_output_arrives_whole(self, context: Server) -> None:
+    def test_much_output_arrives_whole(self, context: OwnServer) -> None:
         done = bursar(context, "run", "--", "seq", "200000")
         assert done.returncode == 0
         assert done.stdout == "".join(f"{number}\n" for number in range(1, 200_001))
 
     def test_what_the_node_had_dropped_before_it_was_read_is_said(
-        self, context: Server, client: Client, name: str
+        self, context: OwnServer, client: Client, name: str
     ) -> None:
         bytes_written = 50_000_000
         write = ["sh", "-c", f"head -c {bytes_written} /dev/zero"]
@@ -123,7 +123,7 @@ class TestOne:
         assert read.stderr == f"bursar: {node} no longer has {missing} bytes of the log\n"
         assert bursar(context, "logs", "--tail", "1", name).stderr == ""
 
-    def test_programs_are_told_as_events(self, context: Server, name: str) -> None:
+    def test_programs_are_told_as_events(self, context: OwnServer, name: str) -> None:
         done = bursar(context, "run", "--json", "--name", name, "--", "sh", "-c", "echo one; exit 4")
         told: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines()]
         assert done.returncode == 4
@@ -136,7 +136,7 @@ class TestOne:
         }  # fmt: skip
         assert told[-1]["message"].startswith("exit code 4 on ")
 
-    def test_ctrl_c_stops_it_and_shows_its_last_words(self, context: Server, client: Client, name: str) -> None:
+    def test_ctrl_c_stops_it_and_shows_its_last_words(self, context: OwnServer, client: Client, name: str) -> None:
         script = "trap 'echo bye; exit 0' TERM; echo ready; sleep 600 & wait"
         with running(context, "run", "--name", name, "--", "sh", "-c", script) as process:
             assert said(process) == "ready\n"
@@ -147,7 +147,7 @@ class TestOne:
         assert f"releasing {name}" in complained
         assert not status_of(client, name)
 
-    def test_a_second_ctrl_c_leaves_at_once(self, context: Server, client: Client, name: str) -> None:
+    def test_a_second_ctrl_c_leaves_at_once(self, context: OwnServer, client: Client, name: str) -> None:
         with running(
             context, "run", "--name", name, "--", "sh", "-c", "trap '' TERM; echo ready; sleep 600"
         ) as process:
@@ -163,7 +163,7 @@ class TestOne:
         until(lambda: not status_of(client, name), "it being gone")
 
     def test_what_has_to_wait_again_is_seen_through(
-        self, context: Server, client: Client, name: str, tmp_path: Path
+        self, context: OwnServer, client: Client, name: str, tmp_path: Path
     ) -> None:
         script = f"echo epoch $BURSAR_EPOCH; [ -e {tmp_path}/again ] && exit 5; sleep 600"
         with running(context, "run", "--name", name, "--gpus", "1", "--", "sh", "-c", script) as process:
@@ -175,7 +175,7 @@ class TestOne:
         assert bursar(context, "logs", name).stdout == "epoch 2\n"
         assert bursar(context, "logs", "--node", "n1", "--epoch", "1", name).stdout == "epoch 1\n"
 
-    def test_what_runs_on_two_nodes_says_which(self, context: Server, name: str) -> None:
+    def test_what_runs_on_two_nodes_says_which(self, context: OwnServer, name: str) -> None:
         script = "echo rank $BURSAR_NODE_RANK of $BURSAR_NODE_COUNT"
         done = bursar(context, "run", "--nodes", "2", "--name", name, "--", "sh", "-c", script)
         assert done.returncode == 0
@@ -185,7 +185,7 @@ class TestOne:
         assert sorted(bursar(context, "logs", name).stdout.splitlines()) == lines
         assert bursar(context, "logs", "--node", "n2", name).stdout.startswith("rank ")
 
-    def test_logs_of_what_was_left_alone(self, context: Server, client: Client, name: str, tmp_path: Path) -> None:
+    def test_logs_of_what_was_left_alone(self, context: OwnServer, client: Client, name: str, tmp_path: Path) -> None:
         script = f"echo one; echo two; while [ ! -e {tmp_path}/on ]; do sleep 0.1; done; echo three"
         assert bursar(context, "run", "--detach", "--name", name, "--", "sh", "-c", script).returncode == 0
         await_phase(client, name, "Running")
@@ -200,7 +200,7 @@ class TestOne:
 
 
 def test_whoever_is_killed_every_line_comes_once(
-    context: Server, client: Client, agents: list[Agent], name: str, tmp_path: Path
+    context: OwnServer, client: Client, agents: list[Agent], name: str, tmp_path: Path
 ) -> None:
     """First the agent that keeps the log, then the API through which it is read."""
     wait = f"while [ ! -e {tmp_path}/$1 ]; do sleep 0.1; done"
@@ -221,7 +221,7 @@ def test_whoever_is_killed_every_line_comes_once(
 
 
 def test_work_that_is_interrupted_leaves_nothing_behind(
-    context: Server, client: Client, agents: list[Agent], name: str
+    context: OwnServer, client: Client, agents: list[Agent], name: str
 ) -> None:
     assert agents
     seconds = f"{4000 + uuid.uuid4().int % 10**6}.5"
@@ -233,7 +233,7 @@ def test_work_that_is_interrupted_leaves_nothing_behind(
     assert not status_of(client, name)
 
 
-def test_no_log_holds_the_value_of_a_variable(context: Server, client: Client, agents: list[Agent]) -> None:
+def test_no_log_holds_the_value_of_a_variable(context: OwnServer, client: Client, agents: list[Agent]) -> None:
     """Whether the command runs, is not found, is killed, or is refused because a variable is faulty."""
     secret = f"hunter-{uuid.uuid4().hex}"
     words = ["run", "--cpus", "100m", "--env", f"PASSWORD={secret}", "--"]
@@ -257,7 +257,7 @@ def test_no_log_holds_the_value_of_a_variable(context: Server, client: Client, a
 # What it reads.
 
 
-def test_what_is_piped_in_reaches_the_command(context: Server, agents: list[Agent]) -> None:
+def test_what_is_piped_in_reaches_the_command(context: OwnServer, agents: list[Agent]) -> None:
     command = [str(BURSAR), "run", "--cpus", "100m", "--", "python3", "-"]
     told = subprocess.run(
         command, input="print(6*7)", env=context.environment, capture_output=True, text=True, timeout=SECONDS_MAX
@@ -268,7 +268,7 @@ def test_what_is_piped_in_reaches_the_command(context: Server, agents: list[Agen
 # Together.
 
 
-def test_members_of_a_gang_find_each_other_and_train(context: Server, client: Client, agents: list[Agent]) -> None:
+def test_members_of_a_gang_find_each_other_and_train(context: OwnServer, client: Client, agents: list[Agent]) -> None:
     [document] = yaml.safe_load_all((ROOT / "examples" / "distributed.yaml").read_text())
     spec = document["spec"]["template"]["spec"]
     spec["scheduling"] = {"affinity": {"podAntiAffinity": APART}}
@@ -292,7 +292,7 @@ def test_members_of_a_gang_find_each_other_and_train(context: Server, client: Cl
 
 
 def test_members_learn_their_index_and_everybody_learns_which_of_them_failed(
-    context: Server, client: Client, agents: list[Agent], name: str
+    context: OwnServer, client: Client, agents: list[Agent], name: str
 ) -> None:
     script = (
         "echo $BURSAR_JOB $BURSAR_JOB_INDEX $JOB_COMPLETION_INDEX; test $BURSAR_JOB_INDEX = 0 && exec sleep 600; exit 5"
@@ -318,7 +318,9 @@ def test_members_learn_their_index_and_everybody_learns_which_of_them_failed(
     assert sorted(said) == [f"[{name}-{index}] {name} {index} {index}" for index in range(2)]
 
 
-def test_the_exit_code_is_that_of_the_first_node_that_failed(context: Server, agents: list[Agent], name: str) -> None:
+def test_the_exit_code_is_that_of_the_first_node_that_failed(
+    context: OwnServer, agents: list[Agent], name: str
+) -> None:
     script = "if [ $BURSAR_RANK = 0 ]; then exec sleep 600; fi; exit 5"
     ran = bursar(context, "run", "--name", name, "--nodes", "2", "--cpus", "100m", "--", "sh", "-c", script)
     assert ran.returncode == 5, ran.stderr
@@ -326,7 +328,7 @@ def test_the_exit_code_is_that_of_the_first_node_that_failed(context: Server, ag
 
 
 def test_on_a_simulated_node_nothing_looks_as_if_it_had_run(
-    context: Server, client: Client, agents: list[Agent]
+    context: OwnServer, client: Client, agents: list[Agent]
 ) -> None:
     assert agents
     command = [str(BURSAR), "sim", "nodes", "--count", "1", "--prefix", "acting", "--run-seconds", "0"]
@@ -347,7 +349,7 @@ def test_on_a_simulated_node_nothing_looks_as_if_it_had_run(
             bursar(context, "delete", "allocation", "real")
 
 
-async def test_a_server_without_grpc_says_whom_it_leaves_alone(context: Server, agents: list[Agent]) -> None:
+async def test_a_server_without_grpc_says_whom_it_leaves_alone(context: OwnServer, agents: list[Agent]) -> None:
     url = f"postgresql://bursar@/bursar?host={context.data / 'run'}&port=5432"
     with capture_logs() as said:
         await _warn_of_agents(ServerSettings(http=Address("127.0.0.1", 0), database_url=url))

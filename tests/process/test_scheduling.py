@@ -14,7 +14,7 @@ import pytest
 from bursar.loops.schedule import COMMIT_WORKER_NODES
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import AWAY
-from support.process.server import BURSAR, Server, migrated_directory, started
+from support.process.server import BURSAR, OwnServer, migrated_directory, started
 from support.runtime.runtime import node, opened
 from support.scheduling.evictions import assert_books_balance
 from support.scheduling.leaders import Leader, load_leader
@@ -30,14 +30,14 @@ pytestmark = pytest.mark.timeout(1800 if SOAK else 240)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server() -> Iterator[OwnServer]:
     """A server of this module's own: its parts get killed."""
     with migrated_directory() as data, started(data) as running:
         yield running
 
 
 @pytest.fixture
-async def runtime(server: Server) -> AsyncIterator[Runtime]:
+async def runtime(server: OwnServer) -> AsyncIterator[Runtime]:
     """An office of our own on the server's database."""
     elsewhere = server.data / "socket-dir"
     socket = Path(elsewhere.read_text().strip()) if elsewhere.exists() else server.data / "run"
@@ -141,11 +141,11 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def part(server: Server, word: str) -> int:
+def part(server: OwnServer, word: str) -> int:
     return child(server.process.pid, word)
 
 
-async def kill(server: Server, word: str) -> None:
+async def kill(server: OwnServer, word: str) -> None:
     """Kill a part of the server, and wait until it has been replaced."""
     old = part(server, word)
     assert old > 0
@@ -172,20 +172,20 @@ def pid_of(one: Leader) -> int:
 # One server.
 
 
-async def test_what_is_submitted_is_bound_and_runs(server: Server, runtime: Runtime) -> None:
+async def test_what_is_submitted_is_bound_and_runs(server: OwnServer, runtime: Runtime) -> None:
     async with acting(runtime):
         await asyncio.to_thread(_submit, server, "quick")
         await until(runtime, "quick", is_in("Succeeded"))
 
 
-def _submit(server: Server, name: str) -> None:
+def _submit(server: OwnServer, name: str) -> None:
     metadata = {"name": name, "annotations": {"bursar.io/sim-seconds": "0.05"}}
     with server.client() as client:
         client.allocations("default").create({"metadata": metadata, "spec": {"resources": {"requests": {"cpu": "1"}}}})
 
 
 async def test_a_controller_that_is_killed_again_and_again_binds_everything_once(
-    server: Server, runtime: Runtime
+    server: OwnServer, runtime: Runtime
 ) -> None:
     submitting = asyncio.create_task(submit_all(runtime, "kill"))
     for turn in range(KILLS):
@@ -195,7 +195,7 @@ async def test_a_controller_that_is_killed_again_and_again_binds_everything_once
 
 
 async def test_a_database_that_is_killed_in_the_middle_loses_and_repeats_nothing(
-    server: Server, runtime: Runtime
+    server: OwnServer, runtime: Runtime
 ) -> None:
     submitting = asyncio.create_task(submit_all(runtime, "crash"))
     for turn in range(KILLS):

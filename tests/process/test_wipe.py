@@ -12,13 +12,13 @@ import pytest
 
 from bursar.client import Client
 from support.process.agents import Agent, await_phase, joined_agent, part, submit, until
-from support.process.server import Server, migrated_directory, started
+from support.process.server import OwnServer, migrated_directory, started
 
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def context() -> Iterator[Server]:
+def context() -> Iterator[OwnServer]:
     """A server of its own: parts of it are killed here."""
     with migrated_directory() as data, started(data) as running:
         with running.client() as client:
@@ -27,13 +27,13 @@ def context() -> Iterator[Server]:
 
 
 @pytest.fixture
-def admin(context: Server) -> Iterator[Client]:
+def admin(context: OwnServer) -> Iterator[Client]:
     with context.client() as one:
         yield one
 
 
 @pytest.fixture
-def ann(context: Server, admin: Client) -> Iterator[Client]:
+def ann(context: OwnServer, admin: Client) -> Iterator[Client]:
     wanted = {"role": "user", "tenant": "default", "user": "ann", "ttl": "1h"}
     token = admin.request("POST", "/api/v1/tokens", body=wanted)["status"]["token"]
     with Client(context.url, token=token) as one:
@@ -65,7 +65,7 @@ def claim_and_release(ann: Client, node: str) -> str:
 
 
 def test_a_node_is_wiped_by_its_hook_and_then_open_to_everybody(
-    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: OwnServer, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     kept = tmp_path / name / "work" / "placements"
     hook = f"echo $BURSAR_NODE $BURSAR_CLAIM >> {tmp_path}/wiped; ls {kept} > {tmp_path}/left"
@@ -92,7 +92,7 @@ def test_a_node_is_wiped_by_its_hook_and_then_open_to_everybody(
 
 
 def test_a_hook_that_fails_keeps_the_node_out_of_use_until_it_succeeds(
-    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: OwnServer, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     hook = f"echo once >> {tmp_path}/tries; test -e {tmp_path}/repaired || exit 3"
     with joined_agent(context, admin, name, tmp_path, "--wipe-hook", hook):
@@ -112,7 +112,7 @@ def test_a_hook_that_fails_keeps_the_node_out_of_use_until_it_succeeds(
 
 
 def test_without_a_hook_an_administrator_says_that_it_is_wiped(
-    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: OwnServer, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     with joined_agent(context, admin, name, tmp_path):
         claim_and_release(ann, name)
@@ -124,7 +124,7 @@ def test_without_a_hook_an_administrator_says_that_it_is_wiped(
 
 
 def test_a_hook_that_takes_too_long_has_failed(
-    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: OwnServer, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     with joined_agent(context, admin, name, tmp_path, "--wipe-hook", "sleep 1000", "--wipe-seconds", "1"):
         claim_and_release(ann, name)
@@ -134,7 +134,7 @@ def test_a_hook_that_takes_too_long_has_failed(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may run commands as another")
 def test_the_hook_runs_as_the_agent_itself_whoever_tenants_commands_run_as(
-    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: OwnServer, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     hook = f"id -u > {tmp_path}/who"
     with joined_agent(context, admin, name, tmp_path, "--run-as", "nobody", "--wipe-hook", hook):
@@ -156,7 +156,7 @@ def begun(folder: Path) -> bool:
 
 
 def test_an_agent_that_is_killed_while_it_wipes_wipes_once(
-    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: OwnServer, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     with joined_agent(context, admin, name, tmp_path, "--wipe-hook", waiting_hook(tmp_path)) as agent:
         claim_and_release(ann, name)
@@ -171,7 +171,7 @@ def test_an_agent_that_is_killed_while_it_wipes_wipes_once(
 
 
 def test_an_agent_that_was_away_when_its_node_was_released_wipes_when_it_comes(
-    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: OwnServer, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     with joined_agent(context, admin, name, tmp_path, "--wipe-hook", f"echo done >> {tmp_path}/hook") as agent:
         until(lambda: ann.nodes.get(name)["status"].get("phase") == "Ready", "the node being ready")
@@ -185,7 +185,7 @@ def test_an_agent_that_was_away_when_its_node_was_released_wipes_when_it_comes(
 
 
 def test_output_of_work_whose_end_nobody_knows_of_is_gone_before_the_hook_runs(
-    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: OwnServer, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     """The agent is killed while it runs, it is given up, and ends by itself between release and wipe. The agent that
     comes back is killed as well, while its hook runs, and tells what it found."""
@@ -217,7 +217,7 @@ def test_output_of_work_whose_end_nobody_knows_of_is_gone_before_the_hook_runs(
 
 
 def test_a_hook_whose_shim_is_killed_has_failed_and_is_not_taken_for_done(
-    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: OwnServer, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     with joined_agent(context, admin, name, tmp_path, "--wipe-hook", waiting_hook(tmp_path)) as agent:
         claim_and_release(ann, name)
@@ -237,7 +237,7 @@ def shims_of(agent: Agent) -> list[int]:
 
 
 def test_a_server_that_is_killed_at_every_step_forgets_nothing(
-    context: Server, admin: Client, ann: Client, name: str, tmp_path: Path
+    context: OwnServer, admin: Client, ann: Client, name: str, tmp_path: Path
 ) -> None:
     with joined_agent(context, admin, name, tmp_path, "--wipe-hook", waiting_hook(tmp_path)):
         until(lambda: ann.nodes.get(name)["status"].get("phase") == "Ready", "the node being ready")
@@ -255,7 +255,7 @@ def test_a_server_that_is_killed_at_every_step_forgets_nothing(
         await_phase(admin, f"{name}-other", "Succeeded")
 
 
-def kill_server(context: Server, admin: Client) -> None:
+def kill_server(context: OwnServer, admin: Client) -> None:
     """The API and the controller; they are started again by their parent."""
     killed = [part(context, word) for word in ("api", "controller")]
     for pid in killed:

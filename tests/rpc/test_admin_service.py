@@ -20,11 +20,10 @@ from bursar.core.values.refusal import Code
 from bursar.rpc.admin import flat_of, message_of
 from bursar.rpc.problem import DETAILS, STATUS, details_of, refusal_of, sentence_of, status_of
 from bursar.rpc.serve import opened_admin
-from bursar.store.embedded import Embedded
 from bursar.wire.scheduler.v1 import admin_pb2 as pb
 from bursar.wire.scheduler.v1 import admin_pb2_grpc as pb_grpc
 from support.api.site import Site, opened_site
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 from support.usage.spent_usage import GPU, aged, ago, priced, spent
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -69,7 +68,7 @@ async def opened(site: Site) -> AsyncIterator[AdminServer]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def admin(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[AdminServer]:
+async def admin(embedded_postgres: PostgresServer, database_template: str) -> AsyncIterator[AdminServer]:
     name = await clone_database(embedded_postgres, database_template)
     async with opened_site(_url(embedded_postgres, name)) as site, opened(site) as one:
         yield one

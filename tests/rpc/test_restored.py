@@ -6,17 +6,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bursar.store.db.database import connect
-from bursar.store.embedded import Embedded
 from bursar.store.quota.tenant_tree import begin_era, era_of, load_position
 from support.nodes.agent_streams import RUN, STOP, evict, opened_app, orders, running, shown, stopped
-from support.runtime.postgres import clone_database, drop_database
+from support.runtime.postgres import PostgresServer, clone_database, drop_database
 from support.runtime.runtime import allocation, bind, document, node, opened, tenant
 
 SPACE, NAME = "default", "train"
 
 
 @pytest.fixture
-async def backup_url(database_url: str, embedded_postgres: Embedded) -> AsyncIterator[str]:
+async def backup_url(database_url: str, embedded_postgres: PostgresServer) -> AsyncIterator[str]:
     """What the database was before anything was placed; `database_url` goes on."""
     async with opened(database_url) as runtime:
         await node(runtime, "n1", cpu=8)

@@ -20,14 +20,13 @@ import pytest
 import pytest_asyncio
 
 from bursar.core.values.access import Role
-from bursar.store.embedded import Embedded
 from support.api.callers import LETTERS, RELATIONS, SEES, Caller, answering, assembled
 from support.api.families import MARK, Mark, Marks, founded, prepare
 from support.api.operations import Filled, Filler, Operation, Unfilled, operations
 from support.api.raw_http import RawAnswer, Wire, ask_all, request
 from support.api.site import Site, eventually, opened_site
 from support.api.table_dumps import COUNTERS, WITH_VARIABLES, Dump, changes, dump, none
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -377,7 +376,7 @@ async def seen_to_the_end(matrix: Matrix, watchers: Sequence[Watcher]) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def matrix(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[Matrix]:
+async def matrix(embedded_postgres: PostgresServer, database_template: str) -> AsyncIterator[Matrix]:
     name = await clone_database(embedded_postgres, database_template)
     options: Any = {"requests_per_minute": 10**9, "grpc_address": "127.0.0.1:1"}
     async with opened_site(_url(embedded_postgres, name), **options) as site:

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bursar.store.embedded import Embedded
 from support.api.callers import Caller, answering, assembled
 from support.api.families import Marks, founded, prepare
 from support.api.mutations import Mutant, mutate
@@ -25,7 +24,7 @@ from support.api.operations import Filled, Filler, operations
 from support.api.raw_http import RawAnswer, Wire, ask_all
 from support.api.site import Site, opened_site
 from support.api.table_dumps import COUNTERS, Dump, changes, dump, none
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -113,7 +112,7 @@ class Fuzz:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def fuzz(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[Fuzz]:
+async def fuzz(embedded_postgres: PostgresServer, database_template: str) -> AsyncIterator[Fuzz]:
     name = await clone_database(embedded_postgres, database_template)
     options: Any = {"requests_per_minute": 10**9, "grpc_address": "127.0.0.1:1"}
     async with opened_site(_url(embedded_postgres, name), **options) as site:

@@ -14,12 +14,11 @@ import pytest_asyncio
 
 from bursar.api.http.tls import ensure_server_certificate
 from bursar.client import Client
-from bursar.store.embedded import Embedded
 from bursar.wire.kinds import registry
 from support.api.site import TABLE, Document, Site, opened_site, served
 from support.api.watches import newest, take, told, watching
 from support.kinds.widget import WIDGET, registered
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,7 +26,7 @@ KUBECTL = shutil.which("kubectl", path=f"{Path(sys.executable).parent}:{os.envir
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[Site]:
+async def site(embedded_postgres: PostgresServer, database_template: str) -> AsyncIterator[Site]:
     name = await clone_database(embedded_postgres, database_template)
     with registered():
         async with opened_site(_url(embedded_postgres, name)) as one:

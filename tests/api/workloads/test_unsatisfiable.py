@@ -9,10 +9,9 @@ import pytest_asyncio
 from bursar.api.serve import opened_context
 from bursar.core.values.refusal import Refusal
 from bursar.ops.quota.cluster_ceiling import unsatisfiable
-from bursar.store.embedded import Embedded
 from bursar.wire.kinds.allocation import AllocationSpec, Resources
 from support.api.site import APPLY, Document, Reply, Site, allocation, opened_site
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 
 GPU = "nvidia.com/gpu"
 EXPRESSION = {"key": "gpu-memory", "operator": "Gte", "values": ["80"]}
@@ -32,7 +31,7 @@ WORKER: Document = {
 
 
 @pytest_asyncio.fixture
-async def cluster(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[Site]:
+async def cluster(embedded_postgres: PostgresServer, database_template: str) -> AsyncIterator[Site]:
     """A house of its own: here the nodes of other tests would matter."""
     name = await clone_database(embedded_postgres, database_template)
     async with opened_site(_url(embedded_postgres, name)) as one:

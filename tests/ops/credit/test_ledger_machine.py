@@ -20,8 +20,8 @@ from bursar.core.values.money import MICROS, NANO
 from bursar.ops.credit import credit, ledger
 from bursar.ops.credit.ledger import Extend, ledger_claim
 from bursar.store.credit import ledger as store
-from bursar.store.embedded import Embedded
 from support.credit.ledgers import GPU, START, assert_books_balance, pass_time, stop_clock
+from support.runtime.postgres import PostgresServer
 from support.runtime.runtime import code
 from support.runtime.state_machines import SOAK, RuntimeMachine, follow
 
@@ -403,6 +403,8 @@ class Ledger(RuntimeMachine):
             return int(await db.fetchval("SELECT coalesce(sum(amount), 0) FROM entry WHERE debit = 3"))
 
 
-def test_the_ledger_follows_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:
+def test_the_ledger_follows_the_model_whatever_is_done(
+    embedded_postgres: PostgresServer, database_template: str
+) -> None:
     examples, steps = (400, 60) if SOAK else (15, 40)
     follow(Ledger, embedded_postgres, database_template, examples=examples, steps=steps)

@@ -13,10 +13,9 @@ from bursar.ops.credit.seal import load_standing, seal
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger_verify as store
 from bursar.store.credit import seal as seal_store
-from bursar.store.embedded import Embedded
 from support.credit.ledgers import funded, pass_time
 from support.credit.sealings import Heard, found, hearing, heartbeat, history, unguarded
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 from support.runtime.runtime import opened
 
 LAST = "(SELECT max(number) FROM entry_block)"
@@ -25,7 +24,7 @@ LAB_NUMBER, ANNA_NUMBER = 100, 101
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def database_template(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[str]:
+async def database_template(embedded_postgres: PostgresServer, database_template: str) -> AsyncIterator[str]:
     """A database with a history of leases, made once: each test gets a copy of it."""
     name = await clone_database(embedded_postgres, database_template)
     async with opened(_url(embedded_postgres, name)) as runtime:

@@ -9,10 +9,10 @@ from bursar.core.nodes.node_claim import ClaimState
 from bursar.core.objects.allocation import Phase
 from bursar.core.values.refusal import Refusal
 from bursar.ops.nodes import claim as ops
-from bursar.store.embedded import Embedded
 from bursar.store.nodes import node as node_store
 from bursar.wire.kinds.node import TRACELESS, WIPES
 from support.nodes.claims import allow, claim, joins, origin, release, submit
+from support.runtime.postgres import PostgresServer
 from support.runtime.runtime import bind, code, end, namespace, node, tenant
 from support.runtime.state_machines import SOAK, RuntimeMachine, follow
 from support.usage.hourly import assert_hours_agree
@@ -212,6 +212,6 @@ class Claims(RuntimeMachine):
         self.runner.run(assert_hours_agree(self.runtime))
 
 
-def test_claims_follow_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:
+def test_claims_follow_the_model_whatever_is_done(embedded_postgres: PostgresServer, database_template: str) -> None:
     examples, steps = (200, 50) if SOAK else (10, 25)
     follow(Claims, embedded_postgres, database_template, examples=examples, steps=steps)

@@ -22,8 +22,8 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.objects import object as object_ops
 from bursar.ops.scheduling.evict import evict
 from bursar.ops.usage.usage_rollup import roll
-from bursar.store.embedded import Embedded
 from bursar.wire.kinds.registry import BY_NAME
+from support.runtime.postgres import PostgresServer
 from support.runtime.runtime import (
     TEST,
     allocation,
@@ -410,6 +410,6 @@ class Quotas(RuntimeMachine):
         self.runner.run(assert_hours_agree(self.runtime))
 
 
-def test_quotas_follow_the_model_whatever_is_done(embedded_postgres: Embedded, database_template: str) -> None:
+def test_quotas_follow_the_model_whatever_is_done(embedded_postgres: PostgresServer, database_template: str) -> None:
     examples, steps = (400, 50) if SOAK else (14, 25)
     follow(Quotas, embedded_postgres, database_template, examples=examples, steps=steps)

@@ -9,13 +9,12 @@ import pytest
 from bursar.core.nodes.node import NodeGate
 from bursar.store.db.database import Connection, connect
 from bursar.store.db.migrate import migrate, migrations
-from bursar.store.embedded import Embedded
 from bursar.store.nodes import node as store
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 
 
 @pytest.fixture
-async def db(embedded_postgres: Embedded) -> AsyncIterator[Connection]:
+async def db(embedded_postgres: PostgresServer) -> AsyncIterator[Connection]:
     """As it was before the third state."""
     name = await clone_database(embedded_postgres, "template0")
     connection = await connect(_url(embedded_postgres, name))

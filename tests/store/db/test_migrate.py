@@ -10,8 +10,7 @@ import pytest
 from bursar.store.db import database as database_module
 from bursar.store.db.database import Connection, connect
 from bursar.store.db.migrate import Migration, MigrationError, migrate, migrations
-from bursar.store.embedded import Embedded
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -21,7 +20,7 @@ BROKEN = Migration(3, "0003_broken", "CREATE TABLE third (id integer); SELECT 1 
 
 
 @pytest.fixture
-async def empty_url(embedded_postgres: Embedded) -> AsyncIterator[str]:
+async def empty_url(embedded_postgres: PostgresServer) -> AsyncIterator[str]:
     name = await clone_database(embedded_postgres, "template0")
     yield _url(embedded_postgres, name)
     await drop_database(embedded_postgres, name)

@@ -7,15 +7,14 @@ import pytest
 
 from bursar.store.db.database import Connection, connect
 from bursar.store.db.migrate import migrate, migrations
-from bursar.store.embedded import Embedded
 from bursar.store.objects.change import ensure_partitions
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 
 NAME = "tenant_uid"
 
 
 @pytest.fixture
-async def db(embedded_postgres: Embedded) -> AsyncIterator[Connection]:
+async def db(embedded_postgres: PostgresServer) -> AsyncIterator[Connection]:
     """As it was before uids: acme lives, and was given its name anew; ghost and older were deleted."""
     name = await clone_database(embedded_postgres, "template0")
     connection = await connect(_url(embedded_postgres, name))

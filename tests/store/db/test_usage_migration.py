@@ -8,14 +8,13 @@ import pytest
 
 from bursar.store.db.database import Connection, connect
 from bursar.store.db.migrate import migrate, migrations
-from bursar.store.embedded import Embedded
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 
 GPU = "nvidia.com/gpu"
 
 
 @pytest.fixture
-async def db(embedded_postgres: Embedded) -> AsyncIterator[Connection]:
+async def db(embedded_postgres: PostgresServer) -> AsyncIterator[Connection]:
     name = await clone_database(embedded_postgres, "template0")
     connection = await connect(_url(embedded_postgres, name))
     yield connection

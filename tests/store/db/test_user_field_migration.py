@@ -9,18 +9,17 @@ from bursar.core.nodes.queue import InQueue
 from bursar.core.values.selector import parse_fields
 from bursar.store.db.database import Connection, connect
 from bursar.store.db.migrate import migrate, migrations
-from bursar.store.embedded import Embedded
 from bursar.store.objects.change import load_position
 from bursar.store.objects.listing import Query, load_page
 from bursar.store.scheduling.queue import count_in
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 
 ANN = parse_fields("status.user=physics/ann", ("status.user",))
 NOBODY = parse_fields("status.user=", ("status.user",))
 
 
 @pytest.fixture
-async def db(embedded_postgres: Embedded) -> AsyncIterator[Connection]:
+async def db(embedded_postgres: PostgresServer) -> AsyncIterator[Connection]:
     """As it was before the field."""
     name = await clone_database(embedded_postgres, "template0")
     connection = await connect(_url(embedded_postgres, name))

@@ -19,9 +19,8 @@ from bursar.core.usage.usage_levels import DAY, EVERYBODY, HOUR, Tariff, UsageBe
 from bursar.ops.usage.usage_rollup import STRIDE, BudgetUse, Past, load_budgets, roll
 from bursar.store.credit import price as price_store
 from bursar.store.db.database import Database
-from bursar.store.embedded import Embedded
 from bursar.store.usage import usage_levels as store
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 from support.usage.plain_hours import Interval, used
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
@@ -338,7 +337,7 @@ def _plain(found: dict[tuple[str, str], Used]) -> dict[tuple[str, str], Used]:
     return {metered: Used(one.total, one.cost) for metered, one in found.items() if one.total or one.cost}
 
 
-async def test_windows_are_right_to_the_second(embedded_postgres: Embedded, database_template: str) -> None:
+async def test_windows_are_right_to_the_second(embedded_postgres: PostgresServer, database_template: str) -> None:
     name = await clone_database(embedded_postgres, database_template)
 
     class Mine(Hours):

@@ -16,7 +16,7 @@ import psutil
 
 from bursar.client import Client
 from bursar.client.errors import BursarError, Conflict, NotFound
-from support.process.server import BURSAR, Server
+from support.process.server import BURSAR, OwnServer, Server
 
 READY_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 60.0
@@ -121,7 +121,7 @@ def living(mark: str) -> list[int]:
     return found
 
 
-def part(server: Server, word: str) -> int:
+def part(server: OwnServer, word: str) -> int:
     """The pid of the oldest child of the server whose command line has this word."""
     children = psutil.Process(server.process.pid).children(recursive=True)
     return min(one.pid for one in children if any(word in text for text in one.cmdline()))

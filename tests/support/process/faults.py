@@ -24,7 +24,7 @@ from anyio.from_thread import start_blocking_portal
 from bursar.client import Client
 from bursar.ops.runtime.runtime import Runtime
 from support.process.agents import Agent, joined_agent, part, status_of, until, users_of
-from support.process.server import Server
+from support.process.server import OwnServer
 from support.runtime.runtime import opened
 
 # As short as a busy machine allows: a beat that comes two seconds late must not be a fault.
@@ -199,7 +199,7 @@ class Fleet:
 
 
 @contextmanager
-def opened_fleet(server: Server, client: Client, net: Net, home: Path, count: int = 3) -> Iterator[Fleet]:
+def opened_fleet(server: OwnServer, client: Client, net: Net, home: Path, count: int = 3) -> Iterator[Fleet]:
     pool = f"p-{uuid.uuid4().hex[:6]}"
     with ExitStack() as stack:
         agents = {}
@@ -215,7 +215,7 @@ def opened_fleet(server: Server, client: Client, net: Net, home: Path, count: in
 # Kills.
 
 
-def kill(server: Server, fleet: Fleet, victim: str, dice: random.Random) -> None:
+def kill(server: OwnServer, fleet: Fleet, victim: str, dice: random.Random) -> None:
     if victim == "agent":
         agent: Agent = dice.choice(list(fleet.agents.values()))
         agent.kill()
@@ -224,7 +224,7 @@ def kill(server: Server, fleet: Fleet, victim: str, dice: random.Random) -> None
         os.kill(until(lambda: found(server, victim), f"{victim} being there"), signal.SIGKILL)
 
 
-def found(server: Server, victim: str) -> int:
+def found(server: OwnServer, victim: str) -> int:
     try:
         return part(server, victim)
     except (ValueError, psutil.Error):
@@ -232,7 +232,7 @@ def found(server: Server, victim: str) -> int:
 
 
 @asynccontextmanager
-async def runtime_of(server: Server) -> AsyncIterator[Runtime]:
+async def runtime_of(server: OwnServer) -> AsyncIterator[Runtime]:
     """An office of our own on the server's database."""
     elsewhere = server.data / "socket-dir"
     socket = Path(elsewhere.read_text().strip()) if elsewhere.exists() else server.data / "run"
@@ -338,7 +338,7 @@ def _is_empty(agent: Agent) -> bool:
     return set(users_of(agent.data)) <= ({agent.process.pid} if agent.process is not None else set())
 
 
-def metric(server: Server, name: str) -> float:
+def metric(server: OwnServer, name: str) -> float:
     headers = {"authorization": f"Bearer {server.token}"}
     text = httpx2.get(f"{server.url}/metrics", headers=headers, timeout=30, trust_env=False).text
     return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name} "))

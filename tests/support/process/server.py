@@ -20,6 +20,7 @@ from anyio.from_thread import start_blocking_portal
 from bursar.client import Client
 from bursar.ops.lifecycle.bootstrap import prepare
 from bursar.store.embedded import start
+from support.runtime.shared import shared
 
 BURSAR = Path(sys.executable).with_name("bursar")
 MEMORY = Path("/dev/shm")
@@ -36,7 +37,6 @@ class Server:
     url: str
     token: str
     data: Path
-    process: subprocess.Popen[str]
 
     def client(self, token: str = "") -> Client:
         return Client(self.url, token or self.token)
@@ -48,16 +48,23 @@ class Server:
         return {**os.environ, **settings}
 
 
+@dataclass(frozen=True, slots=True)
+class OwnServer(Server):
+    """A server that its test may kill."""
+
+    process: subprocess.Popen[str]
+
+
 @pytest.fixture(scope="session")
 def server(request: pytest.FixtureRequest) -> Server:
     """The one server of this run, with an embedded database. Tests share it: give each its own namespace."""
-    return _shared(request.config, _SERVER)
+    return _of_the_run(request.config, "server", _SERVER)
 
 
 @pytest.fixture(scope="session")
 def empty_server(request: pytest.FixtureRequest) -> Server:
     """A server like `server`, where no test leaves a node: work waits, is gone once deleted, and is never too large."""
-    return _shared(request.config, _EMPTY_SERVER)
+    return _of_the_run(request.config, "empty-server", _EMPTY_SERVER)
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +84,7 @@ def started(
     database_url: str = "",
     options: Sequence[str] = (),
     user: str = "root",
-) -> Iterator[Server]:
+) -> Iterator[OwnServer]:
     """`bursar serve` on this directory, or on another database, from when it is ready until the end of the block.
 
     Where we are root its parts stay root, unless another user is named ("" is the default of `bursar serve`): they may
@@ -94,7 +101,7 @@ def started(
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         _await_ready(process, Path(log.name))
-        yield Server(f"{'https' if tls else 'http'}://{address}", token_file.read_text().strip(), data, process)
+        yield OwnServer(f"{'https' if tls else 'http'}://{address}", token_file.read_text().strip(), data, process)
     finally:
         _stop(process)
         log.close()
@@ -148,13 +155,22 @@ def _home() -> Path:
     return home
 
 
-def _shared(config: pytest.Config, key: pytest.StashKey[Server]) -> Server:
-    """Started for whoever asks first, and kept until the end of the run."""
+def _of_the_run(config: pytest.Config, name: str, key: pytest.StashKey[Server]) -> Server:
+    """The run's shared server; without `--share` one that is started for the first that asks, until the end."""
     if key not in config.stash:
-        running = ExitStack()
-        config.stash[key] = running.enter_context(_temporary())
-        config.add_cleanup(running.close)
+        if facts := shared(config, name):
+            config.stash[key] = Server(facts["url"], facts["token"], Path(facts["data"]))
+        else:
+            running = ExitStack()
+            config.stash[key] = running.enter_context(_temporary())
+            config.add_cleanup(running.close)
     return config.stash[key]
+
+
+@contextmanager
+def shared_server() -> Iterator[dict[str, str]]:
+    with _temporary() as one:
+        yield {"url": one.url, "token": one.token, "data": str(one.data)}
 
 
 @contextmanager

@@ -1,28 +1,31 @@
-"""PostgreSQL for the tests: one embedded server per run (per xdist worker), and a database of its own for each test."""
+"""PostgreSQL for the tests: one server per run, or per worker without `--share`, and a database for each test."""
 
 import asyncio
 import os
 import shutil
-import tempfile
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import asyncpg
 import pytest
-import pytest_asyncio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from bursar.ops.lifecycle.bootstrap import prepare
 from bursar.store.db.database import Connection, connect
 from bursar.store.db.migrate import migrate
-from bursar.store.embedded import Embedded, start
+from bursar.store.embedded import start
+from support.runtime.shared import shared, temporary_directory
 
 TEMPLATE = "bursar_template"
+BLANK_TEMPLATE = f"{TEMPLATE}_blank"
 MEMORY = Path("/dev/shm")
 MEMORY_FREE_BYTES_MIN = 2_000_000_000
 # Durability stays on, so that timing and behaviour are those of production; only what costs start-up time is small.
 SETTINGS = {"shared_buffers": "64MB", "max_wal_size": "256MB", "autovacuum_naptime": "60s", "wal_compression": "off"}
+SETTINGS["max_connections"] = "600"
 
 
 class AdminSession:
@@ -48,59 +51,83 @@ class AdminSession:
 _SESSIONS: dict[str, AdminSession] = {}
 
 
-@pytest.fixture(scope="session")
-def embedded_postgres() -> Iterator[Embedded]:
-    """The server itself, supervised by an event loop in a thread of its own, so that it outlives each test's loop."""
-    data_dir = Path(tempfile.mkdtemp(prefix="bursar-tests-", dir=_directory()))
-    data_dir.chmod(0o711)
-    try:
-        with start_blocking_portal() as portal:
-            embedded = portal.call(lambda: start(data_dir, settings=SETTINGS))
-            session = _SESSIONS[embedded.admin_url] = AdminSession(portal, embedded.admin_url)
-            try:
-                yield embedded
-            finally:
-                portal.call(session.close)
-                portal.call(embedded.stop)
-    finally:
-        shutil.rmtree(data_dir)
+@dataclass(frozen=True, slots=True)
+class PostgresServer:
+    """A PostgreSQL server: database and role `bursar`, no superuser, as in production; and the same as superuser."""
+
+    url: str
+    admin_url: str
+
+
+@contextmanager
+def running() -> Iterator[PostgresServer]:
+    """A server with both templates, supervised by an event loop in a thread of its own."""
+    with temporary_directory(_directory(), "bursar-tests-") as data_dir, start_blocking_portal() as portal:
+        embedded = portal.call(lambda: start(data_dir, settings=SETTINGS))
+        try:
+            server = PostgresServer(embedded.url, embedded.admin_url)
+            portal.call(make_templates, server)
+            yield server
+        finally:
+            portal.call(embedded.stop)
+
+
+@contextmanager
+def shared_postgres() -> Iterator[dict[str, str]]:
+    with running() as server:
+        yield asdict(server)
+
+
+async def make_templates(server: PostgresServer) -> None:
+    """Two databases to clone: migrated without a single object, and with the objects of every new installation.
+    PostgreSQL demands that nobody is connected to them."""
+    admin = await asyncpg.connect(server.admin_url)
+    await admin.execute(f"CREATE DATABASE {BLANK_TEMPLATE} OWNER bursar")
+    connection = await asyncpg.connect(_url(server, BLANK_TEMPLATE))
+    await migrate(connection)
+    await connection.close()
+    await admin.execute(f"CREATE DATABASE {TEMPLATE} TEMPLATE {BLANK_TEMPLATE} OWNER bursar")
+    await prepare(_url(server, TEMPLATE))
+    await admin.close()
 
 
 @pytest.fixture(scope="session")
-def postgres_server(embedded_postgres: Embedded) -> str:
-    """The server's URL: database and role `bursar`, no superuser, as in production."""
+def embedded_postgres(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    """The server of this run, or of this worker."""
+    with ExitStack() as opened:
+        facts = shared(request.config, "postgres")
+        server = PostgresServer(**facts) if facts is not None else opened.enter_context(running())
+        portal = opened.enter_context(start_blocking_portal())
+        session = _SESSIONS[server.admin_url] = AdminSession(portal, server.admin_url)
+        try:
+            yield server
+        finally:
+            portal.call(session.close)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(embedded_postgres: PostgresServer) -> str:
     return embedded_postgres.url
 
 
 @pytest.fixture(scope="session")
-def postgres_admin(embedded_postgres: Embedded) -> str:
+def postgres_admin(embedded_postgres: PostgresServer) -> str:
     """The same server as its superuser."""
     return embedded_postgres.admin_url
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def blank_template(embedded_postgres: Embedded) -> str:
-    """A migrated database without a single object, to clone; PostgreSQL demands that nobody is connected to it."""
-    name = f"{TEMPLATE}_blank"
-    await _as_admin(embedded_postgres, f"CREATE DATABASE {name} OWNER bursar")
-    connection = await asyncpg.connect(_url(embedded_postgres, name))
-    try:
-        await migrate(connection)
-    finally:
-        await connection.close()
-    return name
+@pytest.fixture(scope="session")
+def blank_template(embedded_postgres: PostgresServer) -> str:
+    return BLANK_TEMPLATE
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def database_template(embedded_postgres: Embedded, blank_template: str) -> str:
-    """A database to clone, with the objects that every new installation has."""
-    await _as_admin(embedded_postgres, f"CREATE DATABASE {TEMPLATE} TEMPLATE {blank_template} OWNER bursar")
-    await prepare(_url(embedded_postgres, TEMPLATE))
+@pytest.fixture(scope="session")
+def database_template(embedded_postgres: PostgresServer) -> str:
     return TEMPLATE
 
 
 @pytest.fixture
-async def database_url(embedded_postgres: Embedded, database_template: str) -> AsyncIterator[str]:
+async def database_url(embedded_postgres: PostgresServer, database_template: str) -> AsyncIterator[str]:
     """A fresh migrated database for one test."""
     name = await clone_database(embedded_postgres, database_template)
     yield _url(embedded_postgres, name)
@@ -116,24 +143,24 @@ async def db(database_url: str) -> AsyncIterator[Connection]:
     await one.close()
 
 
-async def clone_database(embedded: Embedded, template: str) -> str:
+async def clone_database(server: PostgresServer, template: str) -> str:
     name = f"test_{uuid.uuid4().hex}"
     # Copying files takes half the work of writing every block of the template to the log.
-    await _as_admin(embedded, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY OWNER bursar")
+    await _as_admin(server, f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY FILE_COPY OWNER bursar")
     return name
 
 
-async def drop_database(embedded: Embedded, name: str) -> None:
-    await _as_admin(embedded, f"DROP DATABASE {name} WITH (FORCE)")
+async def drop_database(server: PostgresServer, name: str) -> None:
+    await _as_admin(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
-async def _as_admin(embedded: Embedded, statement: str) -> None:
-    session = _SESSIONS[embedded.admin_url]
+async def _as_admin(server: PostgresServer, statement: str) -> None:
+    session = _SESSIONS[server.admin_url]
     await asyncio.wrap_future(session.portal.start_task_soon(session.execute, statement))
 
 
-def _url(embedded: Embedded, database: str) -> str:
-    return embedded.url.replace("@/bursar?", f"@/{database}?")
+def _url(server: PostgresServer, database: str) -> str:
+    return server.url.replace("@/bursar?", f"@/{database}?")
 
 
 def _directory() -> Path | None:

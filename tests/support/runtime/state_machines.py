@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from bursar.store.embedded import Embedded
-from support.runtime.postgres import _url, clone_database, drop_database
+from support.runtime.postgres import PostgresServer, _url, clone_database, drop_database
 from support.runtime.runtime import opened
 
 SOAK = bool(os.environ.get("BURSAR_SOAK"))
@@ -17,28 +16,28 @@ SOAK = bool(os.environ.get("BURSAR_SOAK"))
 class RuntimeMachine(RuleBasedStateMachine):
     """Each run has a database of its own; `runtime` is there from the first rule on."""
 
-    embedded: Embedded
+    server: PostgresServer
     template: str
 
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.database = self.runner.run(clone_database(self.embedded, self.template))
-        self.opened = opened(_url(self.embedded, self.database))
+        self.database = self.runner.run(clone_database(self.server, self.template))
+        self.opened = opened(_url(self.server, self.database))
         self.runtime = self.runner.run(self.opened.__aenter__())
 
     def teardown(self) -> None:
         self.runner.run(self.opened.__aexit__())
-        self.runner.run(drop_database(self.embedded, self.database))
+        self.runner.run(drop_database(self.server, self.database))
         self.runner.close()
 
     def run(self, verb: Any) -> Any:
         return self.runner.run(verb)
 
 
-def follow(machine: type[RuntimeMachine], embedded: Embedded, template: str, *, examples: int, steps: int) -> None:
+def follow(machine: type[RuntimeMachine], server: PostgresServer, template: str, *, examples: int, steps: int) -> None:
     """Run a machine so many times, with so many steps each."""
-    machine.embedded, machine.template = embedded, template
+    machine.server, machine.template = server, template
     run_state_machine_as_test(
         machine,
         settings=settings(
