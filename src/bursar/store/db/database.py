@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from operator import itemgetter
 from traceback import walk_tb
 from typing import Any, TypeAlias
@@ -145,16 +145,6 @@ async def _leave(_: Connection) -> None:
     """Between readers there is nothing to reset, and asking the server to would cost more than most reads."""
 
 
-async def _end_transaction(db: Connection) -> None:
-    """End the implicit transaction that a cancelled reader may leave: asyncpg sends no Sync between preparing a
-    statement and executing it, and a `BEGIN` with an isolation level would fail."""
-    try:
-        await db.execute("ROLLBACK")
-    except BaseException:
-        db.terminate()
-        raise
-
-
 class Database:
     """A pool for reads, and separate connections for lanes and the feed."""
 
@@ -163,6 +153,7 @@ class Database:
         self._pool = pool
         # The pool lets newcomers overtake waiters; here waiters queue.
         self._turns = asyncio.Semaphore(readers)
+        self._interrupted: set[int] = set()  # server processes whose reader was cancelled
 
     @classmethod
     async def open(cls, url: str, *, readers: int = 4) -> Database:
@@ -191,17 +182,26 @@ class Database:
         await self._take_turn()
         try:
             async with self._pool.acquire(timeout=CONNECT_TIMEOUT_SECONDS) as db:
+                session = db.get_server_pid()
                 try:
                     with _telling_what_is_slow():
+                        if session in self._interrupted:
+                            await self._end_transaction(db, session)
                         yield db
                 except (asyncio.CancelledError, TooSlow):
-                    with suppress(*LOSSES):
-                        await _end_transaction(db)
+                    self._interrupted.add(session)
                     raise
         except LOSSES as error:
             raise Unavailable(f"the database is away: {error}") from error
         finally:
             self._turns.release()
+
+    async def _end_transaction(self, db: Connection, session: int) -> None:
+        """End the implicit transaction that a cancelled reader may have left: asyncpg sends no Sync between preparing a
+        statement and executing it, and a `BEGIN` with an isolation level would fail. Not when the reader is cancelled:
+        the server may be frozen then."""
+        await db.execute("ROLLBACK")
+        self._interrupted.discard(session)
 
     async def _take_turn(self) -> None:
         if not self._turns.locked():
