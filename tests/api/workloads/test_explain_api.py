@@ -329,7 +329,7 @@ async def test_names_of_those_who_would_be_evicted_are_told_to_their_own_tenant_
             assert sorted(each["namespace"] for each in one["evictions"]) == named
             assert len(named) + one.get("evictionsOfOtherTenants", 0) == 2
             assert {each["rule"] for each in one["evictions"]} == {"LowerPriority"}
-            assert one["message"] == f"it would run on {where} after 2 allocations made way"
+            assert one["message"] == f"it would run on {where} after evicting 2 allocations"
 
 
 # Figures.

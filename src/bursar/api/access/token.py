@@ -21,11 +21,11 @@ from bursar.store.db.database import Connection
 from bursar.store.quota import tenant_tree as tree_store
 from bursar.wire.shared.document import encode
 
-# Secrets are not stored, so a repeated request has one effect like any other, but not the same answer.
+# Secrets are not stored, so a repeated request has no second effect, but cannot get the same response.
 REPEATED = Refusal(
     Code.REQUEST_REUSED,
-    "tokens cannot be repeated: the secret was in the first answer, and is nowhere else",
-    "Revoke the token whose answer was lost, and make another under a new request_id.",
+    "this request_id was used; a token's secret is shown only once",
+    "Revoke the token of the lost response, and create another one with a new request_id.",
     (Cause("FieldValueDuplicate", "was used before", field="request_id"),),
 )
 

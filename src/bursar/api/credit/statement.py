@@ -38,12 +38,12 @@ LINES_MAX = 1000
 CSV_LINES_MAX = 100_000
 
 PERIOD = (
-    Param("from", "Where the period begins: a time or a date; else with this month."),
-    Param("to", "Where it ends, without that moment; else now."),
+    Param("from", "Begin of the period, a time or a date; default: begin of the month."),
+    Param("to", "End of the period, exclusive; default: now."),
 )
 PAGING = (
-    Param("limit", f"At most so many lines of each sort; {LINES_MAX} unless said otherwise.", "integer"),
-    Param("continue", "From the page before."),
+    Param("limit", f"Maximum number of lines of each sort; default: {LINES_MAX}.", "integer"),
+    Param("continue", "The continue token of the previous page."),
 )
 
 Period = tuple[int, int]

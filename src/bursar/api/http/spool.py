@@ -31,7 +31,7 @@ class SpoolFull(Exception):
         super().__init__(bytes_max)
         self.refusal = Refusal(
             Code.OVERLOADED,
-            f"answers of {bytes_max >> 20} MiB wait to be read already",
+            f"responses of {bytes_max >> 20} MiB are still unread",
             "Read them, or list fewer objects at a time with limit and continue.",
             retry_after_seconds=10,
         )

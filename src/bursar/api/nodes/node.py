@@ -62,7 +62,8 @@ async def use_up_token(call: Call, act: Callable[[], Awaitable[Outcome]], key: b
 async def _used_up(db: Connection, token_id: str) -> Refusal:
     record = (await token_ops.find_tokens(db, [token_id])).get(token_id)
     used_at = record.used_at if record is not None else None
-    message = token_ops.token_use(used_at) if used_at is not None else "the token is good no more"
+    unusable = "the token has expired, was revoked or was already used"
+    message = token_ops.token_use(used_at) if used_at is not None else unusable
     return Refusal(Code.UNAUTHENTICATED, message, "Ask for a new one: bursar node token")
 
 

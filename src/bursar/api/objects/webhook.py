@@ -19,8 +19,8 @@ from bursar.wire.reports.credit import Moved
 from bursar.wire.shared.document import encode
 
 DELIVERIES_MAX = 500
-PAGING = (Param("limit", "At most so many; the rest follows with continue.", "integer"),
-          Param("continue", "From the page before."))  # fmt: skip
+PAGING = (Param("limit", "Maximum number of items; fetch the rest with continue.", "integer"),
+          Param("continue", "The continue token of the previous page."))  # fmt: skip
 
 
 class NewWebhook(msgspec.Struct, rename="camel", forbid_unknown_fields=True):

@@ -320,5 +320,5 @@ def _said(shown: Outlook) -> str:
     if shown.would_run:
         return f"it would run now, on {where}"
     if victims:
-        return f"it would run on {where} after {victims} allocation{'s' if victims > 1 else ''} made way"
-    return f"it would wait: {shown.reason.message}" if shown.reason is not None else "it would be given up"
+        return f"it would run on {where} after evicting {victims} allocation{'s' if victims > 1 else ''}"
+    return f"it would wait: {shown.reason.message}" if shown.reason is not None else "it would fail: its gang timed out"

@@ -23,12 +23,12 @@ class ResourceShort(msgspec.Struct, rename="camel"):
     needs: str
     has: str
     short_by: str
-    nodes: int  # on so many it is too little
+    nodes: int  # number of nodes with too little of it
 
 
 class ExcludedNodes(msgspec.Struct, rename="camel"):
     constraint: str
-    nodes: int  # so many it keeps out
+    nodes: int  # number of nodes that it excludes
 
 
 class QuotaShort(msgspec.Struct, rename="camel"):
@@ -41,7 +41,7 @@ class QuotaShort(msgspec.Struct, rename="camel"):
 
 
 class WaitingReason(msgspec.Struct, rename="camel", omit_defaults=True):
-    """One reason to wait, with its numbers and what would help."""
+    """A pending reason with its numbers and remedy."""
 
     code: str
     message: str
@@ -87,7 +87,7 @@ class ShareNow(msgspec.Struct, rename="camel"):
 
 
 class KeptRoom(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Capacity kept for it: from a time on if reserved, until a time if nominated by preemption."""
+    """Capacity reserved for the allocation: from a time on, or until a time if nominated by preemption."""
 
     nodes: list[str]
     from_time: str = ""
@@ -162,11 +162,11 @@ class Simulation(msgspec.Struct, rename="camel", kw_only=True):
     """The result of a simulation, which changes nothing."""
 
     kind: str = "Simulation"
-    would_run: bool  # all of them, now
+    would_run: bool  # whether all of them would run now
     allocations: list[Outlook]
 
 
-# From what the leader answers.
+# Conversion of the leader's answers.
 
 
 def why(reason: PendingReason, sees: Sees) -> WaitingReason:
