@@ -1,5 +1,5 @@
--- Accounts, leases and entries. Lock order: accounts by id, ended leases by id, the ledger's row. The lock of an
--- account covers its open leases.
+-- Accounts, leases and entries. Accounts, ended leases and the ledger's row are locked in this order, as stated in
+-- docs/invariants.md. The lock of an account covers its open leases.
 
 -- name: lock
 -- The whole account is in its row, so the statement that locks it may also read it.

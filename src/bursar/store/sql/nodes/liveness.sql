@@ -18,8 +18,8 @@ SELECT NULL, NULL, NULL, NULL, NULL, clock_timestamp(), (SELECT count(at) FROM k
        (SELECT doc FROM object WHERE kind = 'Settings' AND namespace = '' AND name = 'system');
 
 -- name: lock
--- A concurrent heartbeat waits for the decision, and then reads it. For its place in the lock order see
--- docs/invariants.md.
+-- A concurrent heartbeat waits for the decision, and then reads it. In the lock order (docs/invariants.md) this comes
+-- after nodes and before accounts.
 SELECT node, at, nullif(granted_until, '-infinity') AS granted_until, clock_timestamp() AS now
   FROM node_seen
  WHERE node = ANY($1::text[])

@@ -9,9 +9,9 @@
 -- Guards are repeated: the numbers of affected rows must be those that were decided. An increase of a counter never
 -- ends above its limit; `guarded` says whether admission refuses work beyond the limit (enforcement Reject).
 --
--- The revision's row is locked last and until COMMIT, so that changes become visible in the order of their revisions.
--- The notification is only a hint beside polling, and carries the last revision; it is sent when the transaction
--- commits.
+-- The revision's row is the last lock, held until COMMIT, so that changes become visible in the order of their
+-- revisions. Rows are inserted only after it, because each contains its revision. The notification is only a hint beside
+-- polling, and carries the last revision; it is sent when the transaction commits.
 --
 -- Where work is placed, `placing` and `placing_told` replace the two comment lines of these names, so that other
 -- batches do not pay for them.
