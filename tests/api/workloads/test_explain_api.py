@@ -1,4 +1,4 @@
-"""Why it waits, what if, and the figures, over the API, with a leader that answers from a world that it was given."""
+"""Explain, simulate and figures through the API, with a leader that answers from a given cluster state."""
 
 import asyncio
 from collections.abc import AsyncIterator

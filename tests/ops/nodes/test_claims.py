@@ -133,7 +133,7 @@ async def test_users_of_a_tenant_that_may_not_claim_nothing(context: Runtime) ->
 
 
 async def test_a_tenant_whose_users_hold_nodes_is_not_deleted(context: Runtime) -> None:
-    """Whoever gets its name next would have them."""
+    """A later tenant of the same name would have them."""
     await tenant(context, "optics")
     await claim(context, "n1", "optics/zoe")
     said = refusal(await delete(context, "Tenant", "", "optics"))

@@ -1,4 +1,4 @@
-"""What allocations may not say: two answers to one question, company without a name, and counts as resources."""
+"""Faults of allocations: contradicting fields, a gang without a name, and counts as resources."""
 
 from typing import Any
 

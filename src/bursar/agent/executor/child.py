@@ -170,7 +170,7 @@ class RunningPlacement:
 
 
 def measure(children: Iterable[RunningPlacement], now: float) -> dict[Place, Usage]:
-    """The usage of all children. It walks /proc once, and only if a child has no control group."""
+    """Measure the usage of all children. It reads /proc once, and only if a child has no control group."""
     children = list(children)
     found = meter.processes() if any(child.group is None and child.shim for child in children) else {}
     by_parent = meter.children(found)
