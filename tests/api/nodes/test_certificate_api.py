@@ -178,7 +178,7 @@ async def test_the_same_token_joins_by_either_way_once(site: Site) -> None:
 @pytest.mark.parametrize(
     ("token", "why"),
     [
-        ("bsr_0123456789ab_" + "A" * 43, "the token is not known here"),
+        ("bsr_0123456789ab_" + "A" * 43, "the token is unknown"),
         ("nonsense", "neither one of Bursar's nor a JWT"),
     ],
 )

@@ -1,5 +1,4 @@
-"""Handlers of looking back and ahead: balances, statements as JSON and as a table, forecasts, and whether it is all
-true."""
+"""Handlers of balances, account statements as JSON and CSV, and forecasts."""
 
 from __future__ import annotations
 
@@ -103,7 +102,7 @@ async def _period(call: Call) -> Period | Refusal:
 
 
 def _month_of(now: int) -> int:
-    """The beginning of the month."""
+    """The beginning of the month of a time, in microseconds."""
     return micros_of(f"{datetime.fromtimestamp(now // 10**6, UTC):%Y-%m}-01")
 
 
