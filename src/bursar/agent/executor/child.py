@@ -115,7 +115,7 @@ class RunningPlacement:
         self.remove_scratch()
 
     def conclude(self, claim: ShimClaim | None) -> PlacementEnded:
-        """How it ended, once its shim is gone. No process of it runs when this returns."""
+        """Report how the placement ended, once its shim is gone. No process of it runs when this returns."""
         end = self.folder.exit()
         if end is None:
             sweep(self.mark, self.group)
