@@ -179,7 +179,7 @@ async def test_the_same_token_joins_by_either_way_once(site: Site) -> None:
     ("token", "why"),
     [
         ("bsr_0123456789ab_" + "A" * 43, "the token is unknown"),
-        ("nonsense", "neither one of Bursar's nor a JWT"),
+        ("nonsense", "neither a Bursar token nor a JWT"),
     ],
 )
 async def test_wrong_tokens(site: Site, token: str, why: str) -> None:
