@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """All collected tests stay until the end: the collector of circular garbage need not walk them again and again."""
+    """All collected tests stay until the end: the cyclic garbage collector need not traverse them again and again."""
     gc.collect()
     gc.freeze()
 

@@ -156,7 +156,7 @@ def test_every_kind_is_in_the_table_of_kinds() -> None:
 
 
 def test_every_reason_is_in_the_table_of_reasons_in_its_order() -> None:
-    section = page("docs/scheduling.md").partition("## Why is it waiting?")[2]
+    section = page("docs/scheduling.md").partition("## Why is my work pending?")[2]
     told = re.findall(r"^\| `([a-z_]+?)(?:_<resource>)?` \|", section, re.MULTILINE)
     assert told == list(ReasonCode)
 

@@ -43,7 +43,7 @@ def parse_address(text: str, what: str) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class WaldurSettings:
-    """Where remaining budgets are read. A component is its type, and the hours of one unit."""
+    """Settings of Waldur, from which remaining budgets are read. A component has a type, and the hours of one unit."""
 
     url: str
     token_file: Path

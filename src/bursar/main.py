@@ -307,7 +307,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
 
 
 def main() -> None:
-    # Start-up creates what stays: looking for garbage among it takes a tenth of the time and finds none.
+    # Objects created at start-up stay: garbage collection would take a tenth of the time and find nothing.
     gc.set_threshold(50_000, 20, 50)
     cli.add_lazy("serve", "bursar.main:serve", help="Start everything on this machine.")
     cli.add_lazy("api", "bursar.main:api", help="Serve only the API.")

@@ -1,4 +1,4 @@
-"""One served house for each module of tests; what tests create there has names of its own."""
+"""One API process per module of tests; the objects of a test have names of their own."""
 
 from collections.abc import AsyncIterator
 

@@ -197,7 +197,7 @@ def test_files_directories_and_lists(shell: Shell, tmp_path: Path) -> None:
 
 def test_an_object_that_does_not_say_its_kind(shell: Shell) -> None:
     body = '{"metadata": {"name": "plain"}, "spec": {"resources": {"requests": {"cpu": "1"}}}}'
-    assert "has no kind" in shell(f"create -n {shell.namespace} -f -", given=body, code=1).stderr
+    assert "has no `kind` field" in shell(f"create -n {shell.namespace} -f -", given=body, code=1).stderr
     assert shell(f"create allocation -n {shell.namespace} -f -", given=body).stdout == "allocation/plain created\n"
     assert shell(f"apply alloc -n {shell.namespace} -f -", given=body).stdout == "allocation/plain configured\n"
 

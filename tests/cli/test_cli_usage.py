@@ -1,4 +1,4 @@
-"""`bursar usage`, and the SDK's calls about what was used, against a served house."""
+"""`bursar usage`, and the SDK's usage calls, against a real server."""
 
 from __future__ import annotations
 

@@ -109,6 +109,6 @@ async def test_running_allocations_continue_when_the_budget_is_exhausted(physics
         assert await true_conditions(physics) == {"BudgetWarning", "BudgetExhausted"}
         await settled(scheduler)
         assert await history(physics, "runs", "lab") == ["Pending", "Scheduled", "Running"]
-        # And what is new is no more refused than before: it runs where nobody else wants the room.
+        # New work is not refused either: it runs on capacity that nobody else wants.
         await submit(physics, "also", where="lab")
         await until(physics, "also", is_in("Running"), "lab")

@@ -1,4 +1,4 @@
-"""Claims are kept paid for by whoever looks, and what is not paid for any more is emptied and given back."""
+"""Claims are extended by any controller; a claim that is no longer paid for is emptied and released."""
 
 import asyncio
 import random
@@ -323,7 +323,7 @@ async def test_the_scheduler_keeps_off_what_is_not_paid_for_any_more(lab: Runtim
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_whatever_happens_everything_is_paid_for_once(lab: Runtime, seed: int) -> None:
-    """Two people claim, work, give back and run out of credit, while time passes and whoever looks may be late."""
+    """Two users claim, work, release and run out of credit, while time passes and controllers may be late."""
     chance = random.Random(seed)
     await funded(lab, "150")
     people, count = ("default/ann", "default/bob"), 0

@@ -136,7 +136,7 @@ async def bound_on_claimed(runtime: Runtime) -> list[dict[str, object]]:
     return [dict(row) for row in rows]
 
 
-# Keeping the world true.
+# Keeping the cluster state up to date.
 
 
 async def follow(runtime: Runtime, informer: Informer) -> None:

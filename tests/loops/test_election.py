@@ -96,7 +96,7 @@ async def test_who_cannot_renew_stops_at_its_own_deadline(runtime: Runtime, db: 
 
 
 async def test_a_term_that_is_nearly_over_is_renewed_all_the_same(runtime: Runtime) -> None:
-    """Whoever waited for the leader's row has little left of its term when it gets it."""
+    """A candidate that waited for the leader's row has little left of its term when it gets it."""
     one = Controller(runtime, "one", LeaderTerms(term_seconds=1.0, renew_seconds=60.0, ask_seconds=0.01))
     await within_a_minute(one.working)
     first = (await load_leader(runtime.database)).until

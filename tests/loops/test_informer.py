@@ -1,4 +1,4 @@
-"""The scheduler's world on a real database: whatever happens, following the feed ends where loading would begin."""
+"""The informer on a real database: after any history, following the feed gives the cluster state of a fresh load."""
 
 import asyncio
 import os
@@ -71,7 +71,7 @@ SPACES = {"a": "t1", "b": "t2"}
 
 
 class Anybody:
-    """Users, nodes and administrators, each of whom does what comes to mind. Being refused is part of it."""
+    """Users, nodes and administrators do random things; refusals are part of it."""
 
     def __init__(self, runtime: Runtime, seed: int) -> None:
         self.runtime = runtime
@@ -345,7 +345,7 @@ async def test_following_ends_where_loading_would_begin(runtime: Runtime, db: Co
 
 
 async def followed(runtime: Runtime, informer: Informer, db: Connection, done: Sequence[str]) -> Informer:
-    """The keeper after what was committed since. A priority class is all that makes it begin anew."""
+    """The informer after the commits since. Only a change of a priority class makes it load anew."""
     try:
         await informer.catch_up(db)
     except FeedLost:

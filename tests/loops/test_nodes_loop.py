@@ -61,7 +61,7 @@ def test_an_alarm_ends_the_calm_and_not_the_watching() -> None:
 
 @pytest.fixture
 async def looping(runtime: Runtime, database_url: str) -> AsyncIterator[None]:
-    """Two controllers at once, each in an office of its own."""
+    """Two controllers at once, each with a runtime of its own."""
     async with opened(database_url) as other:
         tasks = [asyncio.create_task(run_nodes(one)) for one in (runtime, other)]
         try:

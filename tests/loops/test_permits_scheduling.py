@@ -32,7 +32,7 @@ async def labs(runtime: Runtime) -> None:
 
 
 async def followed(runtime: Runtime, informer: Informer) -> Informer:
-    """The world after what happened, loaded anew where it has to be."""
+    """The cluster state after the changes, loaded anew if necessary."""
     async with runtime.database.reader() as db:
         try:
             while await informer.catch_up(db) or informer.is_in_doubt:

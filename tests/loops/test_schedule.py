@@ -49,7 +49,7 @@ async def node_of(runtime: Runtime, name: str, where: str = "default") -> str:
     return str((await status(runtime, name, where)).get("nodeName"))
 
 
-# The common walk.
+# The common path.
 
 
 async def test_what_is_submitted_is_bound_runs_and_ends(runtime: Runtime) -> None:
@@ -154,7 +154,7 @@ async def test_quota_that_waits_is_told_and_goes_on_as_soon_as_something_ends(ru
 
 
 async def test_limits_are_known_to_a_leader_that_comes_to_running_work(runtime: Runtime) -> None:
-    """What runs is counted once, although it is both in the counters and in the world."""
+    """Running work is counted once, although it is both in the counters and in the cluster state."""
     await change(runtime, "Tenant", "", "default", limits={GPU: 4}, enforcement="Queue")
     await node(runtime, "n1", gpu=8)
     async with scheduling(runtime) as first:
@@ -272,7 +272,7 @@ async def test_what_is_left_of_a_gang_runs_again(runtime: Runtime) -> None:
     await assert_books_balance(runtime)
 
 
-# Making room.
+# Preemption.
 
 
 async def test_a_victim_is_stopped_the_urgent_runs_in_its_place_and_the_victim_runs_later(runtime: Runtime) -> None:
@@ -324,7 +324,7 @@ async def test_the_nominee_gets_the_capacity_that_was_made_for_it(runtime: Runti
 
 
 async def test_an_evicted_gang_comes_back_whole(runtime: Runtime) -> None:
-    """One member is gone while the other still stops: it does not run alone where there is room for one."""
+    """One member is gone while the other still stops: it does not run alone where one would fit."""
     for name, gpus in (("n1", 2), ("n2", 1)):
         await node(runtime, name, gpu=gpus)
     await submit(runtime, "fixed", spec={"nodeSelector": {"kubernetes.io/hostname": "n2"}})
@@ -388,7 +388,7 @@ async def test_a_boosted_job_goes_first(runtime: Runtime) -> None:
         assert (await status(runtime, "first-0"))["phase"] == "Pending"
 
 
-# Plans that the world overtakes.
+# Plans that changes of the cluster overtake.
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ async def test_what_nobody_told_of_is_found_all_the_same(
 
 
 async def test_whose_data_has_come_meanwhile_goes_first(runtime: Runtime) -> None:
-    """Annotations are read when they change, not only when the world is loaded."""
+    """Annotations are read when they change, not only when the cluster state is loaded."""
     async with scheduling(runtime):
         for name in ("early", "late"):
             await submit(runtime, name)

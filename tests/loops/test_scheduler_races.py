@@ -1,4 +1,5 @@
-"""Two schedulers on one database: whoever was deposed commits nothing, and what one began the other does not redo."""
+"""Two schedulers on one database: a deposed one commits nothing, and the new one does not repeat what the old one
+began."""
 
 import asyncio
 import os
@@ -70,7 +71,7 @@ async def test_who_was_deposed_binds_nothing_and_ends(runtime: Runtime, rival: R
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
 async def test_a_leader_is_deposed_in_the_middle_of_a_backlog(runtime: Runtime, rival: Runtime, seed: int) -> None:
-    """Both plan for the same room at the same time; the change of leaders falls between two of their batches."""
+    """Both plan for the same capacity at the same time; the change of leaders falls between two of their batches."""
     for name in ("n1", "n2", "n3"):
         await node(runtime, name, gpu=50)
     fates = random.Random(seed)

@@ -96,7 +96,7 @@ async def test_new_allocations_of_an_exhausted_tenant_starve_and_run_when_nobody
         assert code(await delete(teams, "Allocation", "default", "blocks")) == "ok"
         for name in ("first", "second"):
             await running(teams, name, where="chemistry")
-            # It came before both, and was neither rejected nor given the room.
+            # It was submitted before both, and was neither rejected nor placed.
             assert (await status(teams, "poor", "physics"))["phase"] == "Pending"
             assert code(await delete(teams, "Allocation", "chemistry", name)) == "ok"
         await running(teams, "poor")
@@ -136,7 +136,7 @@ async def test_an_exhausted_tenant_takes_nothing_from_others_that_run_beyond_the
             await running(teams, name, where="chemistry")
         await submit(teams, "poor", where="physics")
         await until(teams, "poor", lambda now: now.get("reason", "").startswith("no_capacity"), "physics")
-        await set_soft(teams, "physics", gpuHoursBudget=1000)  # With room in its budget it has a claim to its share.
+        await set_soft(teams, "physics", gpuHoursBudget=1000)  # Within its budget it has a claim to its share.
         await eventually_so(lambda: penalty(scheduler) == 1.0)
         await running(teams, "poor")
         assert await history(teams, "a", "chemistry") == ["Pending", "Scheduled", "Running"]

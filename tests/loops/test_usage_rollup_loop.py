@@ -49,7 +49,7 @@ async def test_steps_are_entered_as_they_come(runtime: Runtime, monkeypatch: pyt
 
 
 async def test_what_is_left_is_little_and_waits_for_the_next_time(runtime: Runtime) -> None:
-    """Else whoever enters would never rest while work comes and goes."""
+    """Otherwise the roll-up would never rest while work comes and goes."""
     for one in range(3):
         await begin(runtime, f"few-{one}")
     assert await usage_rollup.catch_up(runtime.database) == 1

@@ -1,4 +1,4 @@
-"""`bursar serve` with a gRPC door for administrators."""
+"""`bursar serve` with a gRPC server for administrators."""
 
 import subprocess
 

@@ -1,4 +1,5 @@
-"""Real agents, a real server, real processes: what is placed runs, and how it ended is known, whoever is killed."""
+"""Real agents, a real server, real processes: placed work runs, and its end is recorded, whichever process is
+killed."""
 
 import asyncio
 import json

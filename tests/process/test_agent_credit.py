@@ -1,4 +1,4 @@
-"""Work that is paid for, with real agents: paid beat by beat, warned, frozen, ended, and never unpaid for long."""
+"""Prepaid work with real agents: paid by each heartbeat, warned, frozen, ended, and never unpaid for long."""
 
 import signal
 import time
@@ -21,7 +21,7 @@ from support.process.server import OwnServer, free_port, migrated_directory, sta
 pytestmark = pytest.mark.timeout(240)
 
 GPU = "nvidia.com/gpu"
-WINDOW = 6  # seconds that each beat pays ahead
+WINDOW = 6  # seconds that each heartbeat pays ahead
 GRACE = 1  # in which what has no more time must die
 SLACK = 2.0  # what a busy machine may need to notice something
 

@@ -248,7 +248,7 @@ def test_a_node_that_stood_still_as_a_whole_does_not_go_on_where_it_was(
     with paused(agent):
         new = await_moved(fleet, ledger, name, old)
     fleet.await_phase(old, "Ready")
-    # It is killed as it stands: whoever asked it to end would have to wake it for that.
+    # It is killed while stopped: a request to end would first have to continue it.
     os.kill(shim, signal.SIGCONT)
     until(lambda: gone(command), "the command being gone")
     until(lambda: is_acknowledged(agent, uid_of(fleet, name)), "its end being answered")

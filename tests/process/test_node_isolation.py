@@ -52,7 +52,7 @@ def name() -> str:
 
 @contextmanager
 def isolating(context: OwnServer, admin: Client, name: str, home: Path, *options: str) -> Iterator[Agent]:
-    """An agent that is root, and was not told whom commands run as."""
+    """An agent under root without a configured user for commands."""
     with joined_agent(context, admin, name, home, "--run-as", "nobody", *options) as agent:
         yield agent
 

@@ -1,4 +1,4 @@
-"""Quotas through every door: REST, SDK and command line, with a scheduler that leads and nodes that act.
+"""Quotas through every API: REST, SDK and command line, with a scheduler that leads and nodes that act.
 
 Each test is named after what is promised.
 """

@@ -1,4 +1,5 @@
-"""`bursar run` and `bursar logs` with real agents: as if the command ran here, whoever is killed meanwhile."""
+"""`bursar run` and `bursar logs` with real agents: as if the command ran here, whichever process is killed
+meanwhile."""
 
 import json
 import os

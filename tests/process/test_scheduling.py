@@ -38,7 +38,7 @@ def server() -> Iterator[OwnServer]:
 
 @pytest.fixture
 async def runtime(server: OwnServer) -> AsyncIterator[Runtime]:
-    """An office of our own on the server's database."""
+    """A runtime of our own on the server's database."""
     elsewhere = server.data / "socket-dir"
     socket = Path(elsewhere.read_text().strip()) if elsewhere.exists() else server.data / "run"
     async with opened(f"postgresql:///bursar?user=bursar&host={quote(str(socket), safe='')}") as one:
@@ -47,7 +47,7 @@ async def runtime(server: OwnServer) -> AsyncIterator[Runtime]:
 
 
 async def prepare(runtime: Runtime) -> None:
-    """Room for several backlogs."""
+    """Enough capacity for several backlogs."""
     for number in range(NODES):
         await node(runtime, f"n{number}", cpu=8 * BACKLOG // NODES)
 

@@ -143,7 +143,7 @@ def test_the_hook_runs_as_the_agent_itself_whoever_tenants_commands_run_as(
         assert (tmp_path / "who").read_text().strip() == "0"
 
 
-# Whoever dies meanwhile.
+# Processes that die during a wipe.
 
 
 def waiting_hook(folder: Path) -> str:

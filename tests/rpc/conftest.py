@@ -1,4 +1,4 @@
-"""A door that agents are served at, on a database of its own."""
+"""A gRPC server for agents, on a database of its own."""
 
 from collections.abc import AsyncIterator
 

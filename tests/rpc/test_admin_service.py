@@ -1,4 +1,4 @@
-"""AdminService over a real socket: the same door as REST, with the same roles, effects and refusals."""
+"""AdminService over a real socket: the same roles, effects and refusals as over REST."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @dataclass(frozen=True, slots=True)
 class AdminServer:
-    """A served house, and its AdminService."""
+    """An API process, and its AdminService."""
 
     site: Site
     stub: Any

@@ -1,4 +1,4 @@
-"""Beats of nodes that are claimed and paid for beforehand: what runs there is granted the time of the claim's lease."""
+"""Heartbeats of claimed, prepaid nodes: work there is granted the time of the claim's lease."""
 
 from __future__ import annotations
 

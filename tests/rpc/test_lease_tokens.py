@@ -1,4 +1,5 @@
-"""What is granted to a node is signed: for that node, that stream and that beat, with keys that the stream was told."""
+"""Grants to a node are signed: for that node, that stream and that heartbeat, with keys that the stream has
+received."""
 
 from __future__ import annotations
 

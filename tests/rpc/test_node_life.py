@@ -32,7 +32,7 @@ async def test_a_heartbeat_grants_a_lease_that_keeps_work_from_being_given_up(ap
     answer = await agent.heartbeat(running(uid))
     assert (answer.lease_duration_seconds, answer.beat_seconds) == (120, 5)
     async with app.runtime.database.reader() as db:
-        # As if that beat had come 70 s ago.
+        # As if that heartbeat had come 70 s ago.
         await db.execute(
             "UPDATE node_seen SET at = at - interval '70 s', granted_until = granted_until - interval '70 s'"
         )

@@ -30,7 +30,7 @@ async def enrolled(runtime: Runtime, name: str) -> grpc.ChannelCredentials:
 
 
 async def shown(app: Served) -> x509.Certificate:
-    """The certificate that whoever connects now is shown."""
+    """The certificate that a client sees when it connects now."""
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
     trusting.set_alpn_protocols(["h2"])

@@ -1,4 +1,4 @@
-"""Beats pay for what runs: each extends the leases of its node, all at once, and the answer says for how long."""
+"""Heartbeats pay for running work: each extends the leases of its node together, and the answer has the paid time."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ async def test_work_that_is_paid_no_further_says_when_it_ends_until_somebody_top
     async with lab.runtime.database.reader() as db:
         revision = await db.fetchval("SELECT value FROM revision")
     await passed(lab.runtime, 4)
-    for _ in range(2):  # a second answer comes after whatever the first beat had to note
+    for _ in range(2):  # a second answer comes after whatever the first heartbeat had to note
         assert grants(await agent.heartbeat()) == [(uid, 6, True, "insufficient_credit", 0)]
     async with lab.runtime.database.reader() as db:
         assert await db.fetchval("SELECT value FROM revision") == revision, "a beat without news is no change"
@@ -277,7 +277,7 @@ async def test_work_that_spends_too_fast_is_not_out_of_credit(lab: Served) -> No
     uid = await begun(lab, agent)
     before = await status_of(lab.runtime)
     await passed(lab.runtime, 5)
-    for _ in range(2):  # a second answer comes after whatever the first beat had to note
+    for _ in range(2):  # a second answer comes after whatever the first heartbeat had to note
         (grant,) = grants(await agent.heartbeat())
         assert grant[:4] == (uid, 10, True, "spend_rate_exceeded")
     assert await status_of(lab.runtime) == before

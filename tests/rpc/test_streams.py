@@ -1,4 +1,4 @@
-"""Streams of nodes: one counts, whoever may not speak is told why, and an outage is waited out."""
+"""Streams of nodes: one counts per node, refusals have a reason, and an outage is waited out."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Simulated nodes on a real store: what is bound runs and ends, whatever happens to whoever plays the nodes."""
+"""Simulated nodes on a real store: bound work runs and ends, even if the simulator is killed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

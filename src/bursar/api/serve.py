@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 GRACE_SECONDS = 5
-# More than may read everything at once, for some of them need a second connection for what is joined.
+# More than the limit of full reads, because some need a second connection for joined figures.
 READERS = LISTS_MAX + STATES_MAX + 2
 
 
@@ -101,7 +101,7 @@ async def serve_http(
     served: list[tuple[App | MetricsApp, socket.socket, ConnectionGate]] = [(app, listener, ConnectionGate(bounds))]
     if metrics is not None:
         served.append((*metrics, ConnectionGate(bounds)))
-    # The metrics are plain HTTP, whatever the API is.
+    # Metrics are served over plain HTTP, even if the API uses TLS.
     servers = [_server(one, gate, *((tls_cert, tls_key) if one is app else ())) for one, _, gate in served]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -125,7 +125,7 @@ def _server(
         http=gate.protocol(),
         ws="none",
         lifespan="off",
-        log_level="error",  # its warnings are a line for each malformed request, which strangers could flood
+        log_level="error",  # warnings for malformed requests could flood the log
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -140,12 +140,12 @@ def _server(
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Filter uvicorn's message about incomplete responses: streams break off on purpose, and are logged."""
+    """Filter uvicorn's message about incomplete responses: streams break off on purpose, and are logged elsewhere."""
     return "without completing response" not in record.getMessage()
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server with a bound on TLS handshakes, which it gives a minute."""
+    """uvicorn's server with a shorter time limit for TLS handshakes."""
 
     def __init__(self, config: uvicorn.Config, handshake_seconds: float = 10.0) -> None:
         super().__init__(config)
@@ -176,7 +176,7 @@ class HttpServer(uvicorn.Server):
 
 
 def _stop(servers: list[uvicorn.Server], app: App) -> None:
-    """Watchers are let go first, for they would never end by themselves."""
+    """Disconnect watchers first: they would never end by themselves."""
     app.end_streams()
     for server in servers:
         server.should_exit = True

@@ -52,7 +52,7 @@ async def run(*, agents: int, heartbeat: float, seconds: float, secure: int, bin
             figures |= await _measure(server, CrowdOrder(agents, address, heartbeat), seconds, binding)
             alone = await _measure_alone(CrowdOrder(secure, address, heartbeat, alone=True), seconds) if secure else 0
         log(
-            f"beating  {figures['heartbeats_per_s']:9.0f}/s  {agents} agents every {heartbeat:g} s, "
+            f"agents   {figures['heartbeats_per_s']:9.0f}/s  {agents} agents every {heartbeat:g} s, "
             f"p99 {figures['beat_p99_ms']:.1f} ms, {figures['missed_beats']} missed"
         )
         log(f"memory   {figures['kb_per_agent']:9.1f} KiB per agent in the server")

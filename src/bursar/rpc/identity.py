@@ -43,7 +43,7 @@ def other_node(identity: NodeIdentity | None, said: str) -> Refusal | None:
 
 
 async def revoked(database: Database, identity: NodeIdentity | None) -> Refusal | None:
-    """Why the certificate is no longer valid; None while it is."""
+    """The reason why the certificate is no longer valid; None if it is valid."""
     if identity is None:
         return None
     async with database.reader() as db:

@@ -1,8 +1,8 @@
 """Lease transfer: running work whose lease was replaced while it ran.
 
 When a user claims the node, the claim's lease pays for the user's work there, and the work's own lease is closed. A
-stream notices when it extends the closed lease. It looks up the current lease before it tells the agent that the paid
-time is over.
+stream notices when it extends the closed lease. It looks up the current lease before it reports to the agent that the
+paid time is over.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ TERMINATED = 128 + 15  # a shell's exit code for SIGTERM
 
 @dataclass(frozen=True, slots=True)
 class FakeBehaviour:
-    """Default durations; None is for ever. Stopping never takes longer than the grace."""
+    """Default durations; None: for ever. Stopping never takes longer than the grace."""
 
     default_seconds: float | None = None
     stop_seconds: float = 0.0

@@ -1,4 +1,4 @@
-"""The agent's own door: who comes in, and what is answered there."""
+"""The agent's own gRPC server: authentication of callers, and its responses."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

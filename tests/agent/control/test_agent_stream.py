@@ -108,7 +108,7 @@ async def test_an_answer_comes_with_the_moment_its_heartbeat_was_sent() -> None:
     assert answers[1][0].lease_seconds == 120
     assert answers[1][1] is not None
     assert answers[2][1] is not None
-    # After the beat was gathered, and before anything else happened.
+    # After the heartbeat was gathered, and before anything else happened.
     assert sent[0] < answers[1][1] < sent[1] < answers[2][1]
     assert answers[0][1] is None, "what the control plane says by itself grants nothing"
 

@@ -1,4 +1,4 @@
-"""Whom commands run as: every tenant has a user of its own, and a namesake has another one."""
+"""The system users of commands: one per tenant, and another one for a later tenant of the same name."""
 
 from __future__ import annotations
 

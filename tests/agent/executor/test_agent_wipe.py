@@ -1,4 +1,4 @@
-"""Wiping a node: what the agent makes of it, as whom it runs, and what is kept of it."""
+"""Wiping a node: the agent runs the wipe hook, with which user, and which results it keeps."""
 
 from pathlib import Path
 

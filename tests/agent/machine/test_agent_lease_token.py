@@ -1,4 +1,4 @@
-"""What an agent believes: only what was signed for it, for this stream, for this very beat, with a key it was told."""
+"""Lease tokens: the agent accepts only a token signed for it, for this stream and this heartbeat, with a known key."""
 
 import base64
 import hashlib

@@ -337,7 +337,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(data=st.data(), seconds=st.integers(0, 20), ago=st.integers(0, 5), freeze=st.sampled_from([-1, 0, 4]))
     def pay(self, data: st.DataObject, seconds: int, ago: int, freeze: int) -> None:
-        """Beats of work that is wanted, or not any more, or not known yet."""
+        """Heartbeats for work that is wanted, no longer wanted, or not known yet."""
         place = data.draw(st.tuples(UIDS, EPOCHS))
         grant = LeaseGrant(seconds, "no credit", freeze) if freeze >= 0 else LeaseGrant(seconds)
         known = {one.place for one in self.machine.inventory() if one.state not in ENDED}

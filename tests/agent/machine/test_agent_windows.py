@@ -300,7 +300,7 @@ async def test_without_credit_it_is_warned_asked_and_killed(tmp_path: Path, uid:
         bench.want(script(uid, text, paid=True, grace_seconds=1))
 
         def begun() -> bool | None:
-            """Paid a little further each time, as by beats, for as long as its start takes."""
+            """Paid a little further each time, as by heartbeats, for as long as its start takes."""
             pay(bench, (uid, 1), 1.5)
             return (bench.shell.log(uid) is not None and "here\n" in bench.text((uid, 1))) or None
 

@@ -74,7 +74,7 @@ def test_a_shim_with_a_deadline_looks_at_the_clock_often(deadline: float) -> Non
 async def test_everybody_in_an_agent_counts_by_the_clock_that_goes_on(
     tmp_path: Path, uid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A beat that was sent before the machine slept grants nothing that is of use after."""
+    """A heartbeat that was sent before the machine slept grants nothing afterwards."""
     probe = Probe(tmp_path)
     daemon = Daemon("n", tmp_path / "work", probe)
     stream = ControlStream("n", NoCredentials(("127.0.0.1:1",)), daemon)

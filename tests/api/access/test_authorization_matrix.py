@@ -301,7 +301,7 @@ class Matrix:
         try:
             for one in self.filler.fill(operation, target):
                 if operation.method == "DELETE" and "labelSelector" in one.operation.query and caller.sees_everything:
-                    # Whoever may delete all there is deletes a family.
+                    # Only a role that may delete all objects deletes a family.
                     yield replace(one, query={**one.query, "labelSelector": f"family={target.names['family']}"})
                 else:
                     yield one
@@ -372,7 +372,7 @@ async def seen_to_the_end(matrix: Matrix, watchers: Sequence[Watcher]) -> None:
             await eventually(seen)
 
 
-# The site, and the walk over it.
+# The site, and the traversal of its routes.
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -197,7 +197,7 @@ async def test_who_does_not_pay_beforehand_is_told_no_cost(site: Site) -> None:
     assert "cost" not in shown
 
 
-# Why it waits.
+# Explain.
 
 
 async def test_why_it_waits_is_told_with_what_is_missing(site: Site) -> None:

@@ -53,7 +53,7 @@ async def test_that_nobody_pays_any_more_is_told_to_its_own_tenant_alone(site: S
     assert name not in await keep_claims(runtime)
     (told,) = (await site.get("claims", token=lab.user)).body["items"]
     assert told["state"] == "Claimed"
-    assert told["message"] == ("it is not paid for any more, and is given back once it is empty: insufficient_credit")
+    assert told["message"] == ("it is no longer paid for, and is released once it is empty: insufficient_credit")
     stopped = (await site.get(f"namespaces/{lab.tenant}/allocations/{work}", token=lab.user)).body["status"]
     assert (stopped["phase"], stopped["reason"]) == ("Terminating", "CreditExhausted")
     for reply in (

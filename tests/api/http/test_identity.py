@@ -175,9 +175,9 @@ async def test_a_joining_node_is_marked(authenticator: Authenticator, db: Connec
         ("Bearer ", "must read `Bearer <token>`"),
         ("Basic YWxpY2U6c2VjcmV0", "must read `Bearer <token>`"),
         ("Bearer " + "a" * 20_000, "must read `Bearer <token>`"),
-        ("Bearer nonsense", "neither one of Bursar's nor a JWT"),
-        ("Bearer bsr_short", "neither one of Bursar's nor a JWT"),
-        ("Bearer bsr_000000000000_" + "a" * 43, "not known here"),
+        ("Bearer nonsense", "neither a Bursar token nor a JWT"),
+        ("Bearer bsr_short", "neither a Bursar token nor a JWT"),
+        ("Bearer bsr_000000000000_" + "a" * 43, "the token is unknown"),
         ("Bearer a.b.c", "no OIDC issuer is configured"),
     ],
 )

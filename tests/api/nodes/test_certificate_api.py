@@ -178,8 +178,8 @@ async def test_the_same_token_joins_by_either_way_once(site: Site) -> None:
 @pytest.mark.parametrize(
     ("token", "why"),
     [
-        ("bsr_0123456789ab_" + "A" * 43, "the token is not known here"),
-        ("nonsense", "neither one of Bursar's nor a JWT"),
+        ("bsr_0123456789ab_" + "A" * 43, "the token is unknown"),
+        ("nonsense", "neither a Bursar token nor a JWT"),
     ],
 )
 async def test_wrong_tokens(site: Site, token: str, why: str) -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def lines(site: Site, name: str, *, token: str = "") -> list[tuple[str, str, str]]:
-    """What the events of a thing say: its kind, what became of it, and by whom."""
+    """The events of an object: its kind, the change, and the actor."""
     query = {"fieldSelector": f"involvedObject.name={name}"}
     events = (await site.get("events", token=token or site.admin, **query)).body["items"]
     return [(one["involvedObject"]["kind"], one["reason"], one["message"]) for one in events]

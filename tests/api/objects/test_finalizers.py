@@ -50,7 +50,7 @@ async def deleted(site: Site, path: str) -> Document:
 
 
 async def cleared(site: Site, path: str, **options: Any) -> int:
-    """Whoever had to clean up has; the status of the answer."""
+    """Remove a finalizer as its controller does; the status of the response."""
     reply = await site.patch(path, {"metadata": {"finalizers": None}}, **options)
     return reply.status
 

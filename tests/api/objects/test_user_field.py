@@ -87,7 +87,7 @@ async def test_pages_of_what_somebody_submitted_are_full_and_miss_nothing(site: 
 
 
 async def test_nobody_sees_more_by_it(site: Site) -> None:
-    """Whoever names somebody of another tenant is told of nothing, as if there were nothing."""
+    """A caller who names a user of another tenant gets the response for a missing user."""
     lab, other = await team(site), await team(site)
     version = await submit(site, lab.path, "secret", lab.ann)
     assert (await site.get("allocations", token=other.ann, fieldSelector=lab.of("ann"))).names == []

@@ -164,7 +164,7 @@ async def test_a_follower_that_comes_while_the_feed_lies_down_is_served(
 
 
 async def test_those_who_wake_the_feed_together_all_hear_what_came_between(site: Site) -> None:
-    """Whoever asks second where the feed stands must not move it past what the first is waiting for."""
+    """The second reader of the feed's position must not move it past the revision that the first one waits for."""
     database = await Database.open(site.context.database.url)
     for _ in range(10):
         feed, name = Feed(database), site.name("between")

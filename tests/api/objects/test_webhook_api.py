@@ -1,4 +1,4 @@
-"""Webhooks and payments through the door."""
+"""Webhooks and payments through the REST API."""
 
 import asyncio
 import base64

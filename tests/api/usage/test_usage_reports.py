@@ -1,4 +1,4 @@
-"""Reports through the real door: hours, budgets, cost, who sees what; and the table for whoever charges it on."""
+"""Usage reports through the REST API: hours, budgets, cost, visibility; and the table for chargeback."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_a_successor_of_the_same_name_starts_at_nothing(site: Site) -> Non
     shown = await report(site, f"tenants/{name}/usage", by="day", token=token)
     assert (shown["gpu_hours_used"], shown["daily"]) == (0, [])
     assert len(await table(site, token=token, **since(5))) == 0
-    # Whoever charges for everything is told everything.
+    # A caller who charges all tenants sees all tenants.
     assert {one["tenant"] for one in await table(site, **since(5))} >= {name}
 
 

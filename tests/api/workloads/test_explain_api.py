@@ -1,4 +1,4 @@
-"""Why it waits, what if, and the figures, over the API, with a leader that answers from a world that it was given."""
+"""Explain, simulate and figures through the API, with a leader that answers from a given cluster state."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -329,7 +329,7 @@ async def test_names_of_those_who_would_be_evicted_are_told_to_their_own_tenant_
             assert sorted(each["namespace"] for each in one["evictions"]) == named
             assert len(named) + one.get("evictionsOfOtherTenants", 0) == 2
             assert {each["rule"] for each in one["evictions"]} == {"LowerPriority"}
-            assert one["message"] == f"it would run on {where} after 2 allocations made way"
+            assert one["message"] == f"it would run on {where} after evicting 2 allocations"
 
 
 # Figures.

@@ -1,4 +1,4 @@
-"""Jobs through the API: submitted, watched, cancelled, boosted and deleted, and by whom."""
+"""Jobs through the API: submitted, watched, cancelled, boosted and deleted, by each role."""
 
 from typing import Any
 

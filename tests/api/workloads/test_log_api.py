@@ -1,4 +1,4 @@
-"""Logs through the API, from agents' real doors with real certificates."""
+"""Logs through the API, from real log servers of agents with real certificates."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -316,7 +316,7 @@ async def test_a_name_is_held_to_the_rule_for_numbers_where_it_resolves_to(
 
 
 async def test_a_name_is_called_at_the_number_that_was_checked(site: Site, agents: Agents, tmp_path: Path) -> None:
-    """It is resolved once for each reading, and whoever answers must still be the node, by its certificate."""
+    """The address is resolved once per reading, and the server there must still be the node, by its certificate."""
     async with placed(site, tmp_path) as one:
         one.write(b"by name\n")
         port = one.ledger.address.rpartition(":")[2]
@@ -340,7 +340,7 @@ def hosts(known: dict[str, list[str]]) -> Resolve:
 
 
 async def test_a_log_is_read_only_from_nodes_that_the_allocation_was_on(site: Site, tmp_path: Path) -> None:
-    """Whoever names another node has the server call nobody, however its agent would answer."""
+    """For another node's name, the server calls nobody, however that node's agent would answer."""
     async with placed(site, tmp_path) as one, placed(site, tmp_path) as other:
         one.write(b"here\n")
         other.ledger.write(one.uid, 7, b"of nobody\n")
@@ -450,7 +450,7 @@ async def test_the_sdk_takes_up_where_it_was_cut_off(site: Site, tmp_path: Path)
         async with kept(site.context.runtime, name, home) as first:
             first.write(one.uid, 1, b"one\n")
             assert (await anext(pieces)).data == b"one\n"
-        # Its door has closed; the next is at another address.
+        # Its server has closed; the next one listens at another address.
         async with kept(site.context.runtime, name, home) as second:
             second.write(one.uid, 1, b"two\n")
             piece = await anext(pieces)

@@ -1,4 +1,4 @@
-"""What could never run is refused at the door with its numbers; what merely cannot run today is let in."""
+"""Submissions that could never run are refused with their numbers; those that cannot run today are accepted."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -32,7 +32,7 @@ WORKER: Document = {
 
 @pytest_asyncio.fixture
 async def cluster(embedded_postgres: PostgresServer, database_template: str) -> AsyncIterator[Site]:
-    """A house of its own: here the nodes of other tests would matter."""
+    """A server of its own: the nodes of other tests would matter here."""
     name = await clone_database(embedded_postgres, database_template)
     async with opened_site(_url(embedded_postgres, name)) as one:
         await one.namespace(name="ml-team")

@@ -1,4 +1,4 @@
-"""Binding: a unit is placed whole or not at all, by room, quota, credit and the terms of its nodes."""
+"""Binding: a unit is placed whole or not at all, by capacity, quota, credit and the terms of its nodes."""
 
 from dataclasses import replace as changed
 from typing import Any
@@ -39,7 +39,7 @@ def test_a_gang_is_placed_whole() -> None:
     writes = records.bind({"a": ["n1"], "b": ["n1"], "c": ["n2"]})
     assert isinstance(writes, tuple)
     assert [one.key.name for one in writes] == ["a", "b", "c"]
-    # Each saw the room that those before it had left.
+    # Each bind saw the capacity that those before it had left.
     assert records.given() == [("n1", "a", (0,)), ("n1", "b", (1,)), ("n2", "c", (0,))]
     assert records.used("tenant:default") == (3, 3)
     assert [(records.status(name)["rank"], records.status(name)["size"]) for name in "abc"] == [(0, 3), (1, 3), (2, 3)]
@@ -84,7 +84,7 @@ def test_part_of_a_gang_is_not_placed_until_the_rest_runs() -> None:
     refused = refusal(records.bind(dict.fromkeys("ab", ("n1",))))
     assert refused.message == "the plan places 2 of the 3 members of gang g"
     assert code(records.bind(dict.fromkeys("abc", ("n1",)))) == "ok"
-    # Whoever joins what runs, or comes back to it, comes alone.
+    # A member that joins or rejoins a running gang comes alone.
     records.allocation("d", spec=GANG, gpu=1)
     assert code(records.bind({"d": ["n1"]})) == "ok"
     records.report("a", Phase.PENDING)

@@ -82,7 +82,7 @@ def test_rates_that_are_kept_take_little_memory_whatever_is_asked_for() -> None:
 
 @pytest.mark.parametrize("wrong", [10**9, 3600])
 def test_a_clock_that_was_wrong_for_a_while_gives_nothing_away(wrong: int) -> None:
-    """It is far ahead for one beat; from the next one on, all that runs is paid again, and little at a time."""
+    """One heartbeat extends it far ahead; from the next one on, all running work is paid again, a little at a time."""
     ledger = book_of()
     lease = opened(ledger)
     after(ledger, 5)

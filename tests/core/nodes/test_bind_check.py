@@ -1,4 +1,4 @@
-"""Placing an allocation: room on all its nodes, and what is charged for it."""
+"""Placing an allocation: capacity on all its nodes, and its charge."""
 
 from datetime import UTC, datetime
 

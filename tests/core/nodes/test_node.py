@@ -1,4 +1,4 @@
-"""A node's room: nothing is given twice, and what comes back is exactly what was given."""
+"""A node's free capacity: nothing is allocated twice, and exactly what was allocated is released."""
 
 import pytest
 from hypothesis import given, settings
@@ -40,7 +40,7 @@ def capacity(**allocatable: int) -> NodeCapacity:
         ([1000, 0, 0], 2000, None, (1, 2)),
         ([1, 0, 0], 2000, None, (1, 2)),
         ([1000, 0, 1], 2000, None, None),
-        ([0, 500, 300], 400, None, (1,)),  # the fullest that has room
+        ([0, 500, 300], 400, None, (1,)),  # the fullest node with free capacity
         ([0, 700, 300], 400, None, (2,)),
         ([0, 300, 300], 400, None, (1,)),  # the leftmost of equals
         ([1000, 700], 400, None, None),

@@ -73,7 +73,7 @@ LAB = Tree(
 )
 
 
-# At the door.
+# At admission.
 
 
 def test_the_limit_is_exact() -> None:

@@ -1,4 +1,4 @@
-"""Reservations and who may jump ahead: nobody who does delays the one for whom room is kept."""
+"""Reservations and backfill: work that jumps ahead never delays the unit that capacity is reserved for."""
 
 import pytest
 from hypothesis import given, settings
@@ -190,7 +190,7 @@ def test_capacity_that_is_being_cleared_for_somebody_is_not_reserved_for_another
 
 
 def test_who_jumps_ahead_delays_neither_the_reserved_one_nor_one_that_starts_before_it() -> None:
-    """A reservation for later, and on the same node room cleared for somebody sooner: both must find theirs."""
+    """A reservation for later, and on the same node capacity cleared for other work sooner: both must find theirs."""
     cluster = cluster_of(machine("a", gpus=6))
     run(cluster, ask("victim", gpus=1), "a")
     run(cluster, ask("big", gpus=4, priority=1000), "a", ends_in=1000)

@@ -1,4 +1,4 @@
-"""Who may be evicted for whom by shares: burst work goes for those within their target, and budgets bind."""
+"""Preemption by shares: burst work is evicted for tenants within their targets, and budgets bind."""
 
 import pytest
 

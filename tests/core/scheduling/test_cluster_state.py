@@ -1,4 +1,4 @@
-"""The world's own bookkeeping: what comes, goes and changes, and that nothing of it is counted wrongly."""
+"""The cluster state's bookkeeping: objects come, go and change, and every count stays right."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -279,7 +279,7 @@ def topology_counts(cluster: ClusterState, those: Iterable[Ask]) -> list[dict[st
 
 @dataclass
 class History:
-    """A world to which things happen, and what must be known to build the same from nothing."""
+    """A cluster state with random changes, and the data needed to build the same state from nothing."""
 
     wanted: list[Ask]
     here: dict[str, Machine]

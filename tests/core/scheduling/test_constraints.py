@@ -135,7 +135,7 @@ def test_the_node_selector_wants_all_its_labels() -> None:
     ],
 )
 def test_required_affinity_with_each_operator(operator: str, label: str, values: str, right: str) -> None:
-    """As many as there are right nodes find room when each takes a node for itself."""
+    """As many allocations as there are matching nodes fit when each takes a node for itself."""
     cluster = cluster_of(*NODES_BY_LABEL)
     where = requires(((label, operator, values),))
     placed = place(cluster, *(ask(f"x{number}", exclusive=True, where=where) for number in range(5)))
@@ -222,7 +222,7 @@ def test_nodes_that_are_cordoned_or_not_ready_take_nothing_new(state: dict[str, 
     assert bound(cluster, cycle(cluster)) == {"y": ("a",)}
 
 
-# Company.
+# Pod affinity.
 
 
 RACKS = (

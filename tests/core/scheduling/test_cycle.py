@@ -382,7 +382,7 @@ def test_the_same_cluster_state_gives_the_same_plan(data: st.DataObject) -> None
 def test_deciding_again_changes_nothing(data: st.DataObject) -> None:
     those, wanted = data.draw(machines()), data.draw(asks(14))
     cluster = cluster_with(those, wanted)
-    # Company that comes may let others come, and the reasons are those of the moment at which each was tried.
+    # Work that is placed may satisfy the affinity of other work; each reason is that of the moment of the attempt.
     while cycle(cluster).bindings:
         pass
     before = reasons(cluster, cycle(cluster))

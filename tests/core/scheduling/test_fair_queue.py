@@ -1,4 +1,4 @@
-"""The order of what waits: factors, scores, and the walk down the tenant tree."""
+"""The order of the queue: factors, scores, and the traversal of the tenant tree."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -146,7 +146,7 @@ def test_uniform_nodes_conform(nodes: int, alike: int, factor: float) -> None:
     assert conformance_factor(nodes, alike) == factor
 
 
-# The walk.
+# The traversal of the queue.
 
 
 def line_of(shares: Shares, *waiting: tuple[str, float, str]) -> FairQueue[str]:
@@ -276,7 +276,7 @@ Waiting = tuple[str, float, str, int]  # (tenant, score, tie, number)
 
 @dataclass
 class Slow:
-    """The rules once more, without memory: shares, targets and the walk from nothing but the facts."""
+    """The rules once more, without memory: shares, targets and the traversal, computed from the facts alone."""
 
     tenants: Mapping[str, ShareOf]
     capacity: Mapping[str, int]
@@ -321,7 +321,7 @@ class Slow:
         if target is not None:
             share = target * min(1.0, pool / claimed) if claimed else 0.0
         else:
-            # Whoever is idle is told what it would get, but takes nothing out for the others.
+            # An idle tenant has a target, but does not reduce those of others.
             share = max(0.0, pool - claimed) * weight / sum(weight for weight, target, _ in rivals if target is None)
         full = max(
             sum(amounts.get(resource, 0) for amounts in self.start.values()) / whole

@@ -1,4 +1,4 @@
-"""Fairness over time: under contention everybody ends up holding its share, whoever has waited longer."""
+"""Fairness over time: under contention every tenant ends up with its share, however long others have waited."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ DAY = 86_400
 
 @dataclass
 class Pool:
-    """A cluster of 400 GPUs with jobs of one to four that end at random; whoever waits, waits without end."""
+    """A cluster of 400 GPUs with jobs of one to four GPUs that end at random; the backlog never ends."""
 
     tenants: Mapping[str, ShareOf]
     waits: Mapping[str, float]  # for how long each tenant's backlog has waited

@@ -78,7 +78,7 @@ def test_columns_say_what_the_rules_of_a_node_say(
 
 
 def how_many(capacity: NodeCapacity, form: Shape) -> int:
-    """By giving one after another until there is no more room."""
+    """By allocating one after another until the capacity is used up."""
     count = 0
     while count < 100:
         taken = fit(capacity, dict(form.requests), exclusive=form.exclusive)

@@ -199,7 +199,7 @@ def test_several_whole_nodes() -> None:
     assert nodes_of(cluster, ask("x", nodes=2, exclusive=True)) == ["a", "c"]
 
 
-# Company inside a gang.
+# Pod affinity inside a gang.
 
 
 def test_members_that_want_to_be_apart_are() -> None:

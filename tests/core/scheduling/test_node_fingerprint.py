@@ -1,4 +1,4 @@
-"""Nodes with the same mark have the same room left, at any time and after whatever happened."""
+"""Nodes with the same fingerprint have the same free capacity, at any time and after any history."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What is held for those for whom others stop is kept from cycle to cycle, and is what a fresh look would hold."""
+"""Nominations are kept from cycle to cycle, and equal those that a fresh computation gives."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Room that was cleared is kept for whom it was cleared, until it is there or given up."""
+"""Nominations: capacity that was cleared is reserved for the unit that it was cleared for, until it is free or
+withdrawn."""
 
 from bursar.core.objects.pending_reason import ReasonCode
 from bursar.core.scheduling.state.cluster_state import Nomination

@@ -52,7 +52,7 @@ class Case:
         self.boxes.append(Box(name, {"cpu": cpu * PARTS}, [PARTS] * gpus, where, taint, not cordoned))
 
     def _resident(self, uid: str) -> None:
-        """Somebody who is there already, wherever there is room, whatever he would have asked for."""
+        """Work that is placed already on some node with capacity, whatever it would have asked for."""
         random = self.random
         box = random.choice(self.boxes)
         gpu = random.choice([0, 300, 500, 1000])

@@ -1,4 +1,4 @@
-"""Who may be evicted for whom by priority, who is chosen, and that it ends there."""
+"""Preemption by priority: which victims are allowed, which are chosen, and that no cascade follows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -255,7 +255,7 @@ def test_a_node_beyond_the_first_few_is_found() -> None:
     assert set(victims_for(cluster, priority=10)) == {"lonely"}
 
 
-# Whoever is evicted cannot evict its evictor.
+# Evicted work cannot evict its evictor.
 
 
 @st.composite

@@ -1,4 +1,5 @@
-"""Who is where: tallies count exactly whom their selectors pick, whoever comes and goes, and remember little."""
+"""Topology counts: tallies count exactly the allocations that their selectors match, through any changes, in little
+memory."""
 
 from collections import Counter
 from dataclasses import replace

@@ -41,7 +41,7 @@ async def test_a_namesake_has_accounts_of_its_own(runtime: Runtime) -> None:
 
 
 async def test_what_was_asked_for_one_tenant_is_not_done_to_its_namesake(runtime: Runtime) -> None:
-    """Whoever found the first one's uid, and was held up until the second was there."""
+    """A caller that found the first tenant's uid, and was delayed until the second one existed."""
     await priced(runtime)
     await tenant(runtime, "lab")
     first = await uid_of(runtime)

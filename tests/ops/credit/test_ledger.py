@@ -110,7 +110,7 @@ async def test_a_price_that_changes_counts_for_what_is_paid_after_it(runtime: Ru
     await priced(runtime, "0.02")
     await pass_time(runtime, 2 * MICROS)
     await ledger_ops.extend(runtime, [Extend(lease, 1)])
-    # Six seconds are posted and four still held at the old price; the six that the beat added are at the new one.
+    # Six seconds are posted and four still held at the old price; the six that the heartbeat added are at the new one.
     account = await account_of(runtime)
     assert (credits_of(account.posted), credits_of(account.held)) == ("49.94", "0.16")
     async with runtime.database.reader() as db:
@@ -441,7 +441,7 @@ async def test_entries_are_never_changed(runtime: Runtime, statement: str) -> No
 
 
 async def test_entries_go_on_in_the_next_partition(runtime: Runtime) -> None:
-    """Room is made when it is missing, whoever was to make it before."""
+    """A missing partition is created by the process that needs it."""
     async with runtime.database.reader() as db:
         await db.execute("UPDATE ledger SET last = $1", 3 * store.PARTITION_SIZE - 1)
     await asyncio.gather(*(credit.top_up(runtime, LAB, NANO, actor="user:test") for _ in range(3)))
@@ -451,7 +451,7 @@ async def test_entries_go_on_in_the_next_partition(runtime: Runtime) -> None:
 
 
 async def test_the_database_itself_refuses_what_is_overdrawn(runtime: Runtime) -> None:
-    """Whoever would write it, and by whatever mistake."""
+    """The database refuses changes of entries by any statement."""
     account = await funded(runtime, "1")
     async with runtime.database.reader() as db:
         with pytest.raises(asyncpg.CheckViolationError, match="account_never_overdrawn"):

@@ -67,7 +67,7 @@ async def test_a_top_up_whose_connection_is_cut_comes_once(runtime: Runtime, pro
     first = await credit.top_up(runtime, LAB, 5 * NANO, actor="user:test", claim=claim)
     assert proxy.cuts == [deed]
     proxy.plan = repeat("pass")
-    # Whoever did not hear the answer asks again, and is told the same.
+    # A client that lost the answer repeats the request, and gets the same answer.
     assert once(await credit.top_up(runtime, LAB, 5 * NANO, actor="user:test", claim=claim)) == once(first)
     assert (await account_of(runtime)).posted == 55 * NANO
     await assert_books_balance(runtime)

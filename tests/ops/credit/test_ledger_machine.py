@@ -347,7 +347,7 @@ class Ledger(RuntimeMachine):
         return self.pots[owner].posted - self.held(owner) + self.pots[owner].credit_limit
 
     def refusal(self, owner: Owner, more: int, tokens: int, *, gpus: int = 0, day: bool) -> str:
-        """The first limit that has no room."""
+        """The first limit that would be exceeded."""
         pot = self.pots[owner]
         used = sum(1000 * one.gpus for one in self.leases.values() if one.owner == owner)
         if pot.status != "active":

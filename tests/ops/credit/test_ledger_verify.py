@@ -1,4 +1,4 @@
-"""Whoever changes one row of the ledger is found out, and the row is named."""
+"""Verification of the ledger finds every changed row, and names it."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""Binding work that is paid for beforehand: room, quota and credit in one decision, held whole or not at all."""
+"""Binding prepaid work: capacity, quota and credit in one decision, held whole or not at all."""
 
 import msgspec
 import pytest

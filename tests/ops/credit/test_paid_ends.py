@@ -1,4 +1,4 @@
-"""How paid work ends: whoever confirms that a placement is gone closes its lease, in the same transaction."""
+"""The end of paid work: the transaction that confirms that a placement is gone closes its lease."""
 
 import asyncio
 from typing import Any

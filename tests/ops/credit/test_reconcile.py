@@ -323,9 +323,9 @@ async def waits_for_a_lock(runtime: Runtime) -> bool:
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_histories_end_at_the_true_cost(runtime: Runtime, seed: int) -> None:
-    """Leases that beat, lapse and close in between price changes; events that are lost, repeated, late and shuffled;
-    reconciliation whenever it likes. In the end every lease has cost what was measured of it, and what the owner did
-    not pay of that is written off."""
+    """Leases that get heartbeats, lapse and close in between price changes; events that are lost, repeated, late and
+    shuffled; reconciliation at any time. In the end every lease has cost its measured usage, and the part that its
+    owner could not pay is written off."""
     chance = random.Random(seed)
     await furnish(runtime, credits_of(nanocredits(chance.choice(("2", "6", "1000")))))
     leases: list[Lease] = []

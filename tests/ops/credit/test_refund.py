@@ -1,4 +1,4 @@
-"""Refunds of a lease: never more than it cost, whoever asks, how often, and whatever is measured afterwards."""
+"""Refunds of a lease never exceed its cost, by any caller, however often, and whatever is measured afterwards."""
 
 import asyncio
 

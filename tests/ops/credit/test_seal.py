@@ -1,4 +1,4 @@
-"""Sealing: what is sealed is what was written, whoever seals and whenever they are killed."""
+"""Sealing: sealed entries equal the written ones, whichever process seals and whenever it is killed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -127,7 +127,7 @@ async def test_many_may_seal_at_once(database_url: str, runtime: Runtime) -> Non
     await history(runtime)
     async with opened(database_url) as other:
         made = await asyncio.gather(*(seal(one, entries_max=1) for one in (runtime, other) for _ in range(2)))
-    # Whoever finds another at work leaves the rest to it, or to the next time.
+    # A process that finds another one sealing leaves the rest to it, or to the next time.
     assert sum(made) + await seal(runtime, entries_max=1) == 3
     assert await found(runtime) == []
 

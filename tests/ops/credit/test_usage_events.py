@@ -1,4 +1,4 @@
-"""Usage of jobs: each event counts once, whoever sends it how often, and belongs to one lease."""
+"""Usage of jobs: each event counts once, however often and by whichever sender, and belongs to one lease."""
 
 import asyncio
 import random
@@ -89,7 +89,7 @@ async def test_of_two_that_race_with_different_bodies_one_counts(database_url: s
 
 
 async def test_many_senders_that_repeat_everything_count_everything_once(database_url: str) -> None:
-    """Two offices, each event several times, in any order and in any company."""
+    """Two runtimes, each event several times, in any order and in any batch."""
     chance = random.Random(7)
     async with opened(database_url) as left, opened(database_url) as right:
         await furnish(left, "1000")

@@ -133,7 +133,7 @@ async def test_users_of_a_tenant_that_may_not_claim_nothing(context: Runtime) ->
 
 
 async def test_a_tenant_whose_users_hold_nodes_is_not_deleted(context: Runtime) -> None:
-    """Whoever gets its name next would have them."""
+    """A later tenant of the same name would have them."""
     await tenant(context, "optics")
     await claim(context, "n1", "optics/zoe")
     said = refusal(await delete(context, "Tenant", "", "optics"))
@@ -282,7 +282,7 @@ async def test_nobody_comes_near_a_node_that_is_not_wiped(context: Runtime) -> N
     await submit(context, "history", "theirs", EVE)
     for space, name in (("physics", "hers"), ("history", "theirs")):
         said = refusal(await bind(context, space, name, "n1"))
-        assert (str(said.code), said.message) == ("stale", "node n1 is not wiped yet")
+        assert (str(said.code), said.message) == ("stale", "node n1 must be wiped before it can be used")
     for who in (ANN, EVE):
         assert "is not wiped yet" in refusal(await claim(context, "n1", who)).message
     wiped = document(await ops.end_wipe(context, "n1", origin("admin", "wiped")))

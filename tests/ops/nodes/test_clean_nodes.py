@@ -99,7 +99,8 @@ async def test_a_used_node_is_wiped_before_it_is_handed_over(context: Runtime) -
     assert (shown["state"], shown["attempt"], "released" in shown) == ("Wiping", 1, False)
     for who, space in ((ANN, "physics"), (EVE, "history")):
         await submit(context, space, "early", who, sensitive=who == ANN)
-        assert refusal(await bind(context, space, "early", "n1")).message == "node n1 is not wiped yet"
+        early = refusal(await bind(context, space, "early", "n1"))
+        assert early.message == "node n1 must be wiped before it can be used"
     assert await usage_open(context) == [], "nobody is billed for a node that they cannot use yet"
     after = await wiped(context)
     assert after["claim"]["state"] == "Claimed"

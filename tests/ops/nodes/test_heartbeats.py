@@ -1,4 +1,4 @@
-"""Beats in batches, and what is said of a placement that is not the present one."""
+"""Heartbeats in batches, and reports on placements other than the present one."""
 
 import asyncio
 from typing import Any

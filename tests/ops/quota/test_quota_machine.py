@@ -132,7 +132,7 @@ class Model:
         return {row: pair for row, pair in rows.items() if pair != (0, 0)}
 
     def faults(self, space: str, ending: bool, accepted: dict[str, int], bound: dict[str, int]) -> list[Row]:
-        """Limits without room for this much more, nearest scope first, then by dimension."""
+        """Limits that this request would exceed, nearest scope first, then by dimension."""
         rows = self.counters()
         found = []
         for scope, limits in self.scopes(space, ending):

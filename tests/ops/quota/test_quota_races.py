@@ -1,4 +1,4 @@
-"""Races between processes: each has an office of its own, and only the database knows of them all."""
+"""Races between processes: each has a runtime of its own, and only the database knows of them all."""
 
 import asyncio
 import os
@@ -222,7 +222,7 @@ async def test_binders_racing_for_one_node_never_overfill_it(
     async with runtime.database.reader() as db:
         capacity = (await node_store.load(db, ["n1"]))["n1"]
         placements = await node_store.load_placements_on(db, ["n1"])
-    # Whoever came last found no half and no whole device.
+    # The last one found neither a half nor a whole device.
     assert capacity.allocated[GPU] == 8 * WHOLE
     assert capacity.devices == {GPU: (WHOLE,) * 8}
     assert sum(answer == "ok" for some in answers for answer in some) == len(placements)
@@ -267,7 +267,7 @@ async def patch_often(runtime: Runtime, which: int, times: int, pinned: bool) ->
 
 
 async def patch_until_done(runtime: Runtime, which: int, times: int) -> None:
-    """Whoever loses too often in a row is told of the conflict, and asks again."""
+    """A client that loses too often in a row gets the conflict, and tries again."""
     done = 0
     while done < times:
         (answer,) = await patch_often(runtime, which, 1, False)
@@ -301,7 +301,7 @@ async def test_pinned_patches_either_count_or_are_told_of_the_conflict(
 
 
 class Mix:
-    """Random operations on a small world, where collisions are the rule. A seed repeats what each process asks for."""
+    """Random operations on few objects, where collisions are the rule. A seed repeats the requests of each process."""
 
     def __init__(self, runtime: Runtime, which: int, seed: int) -> None:
         self.runtime = runtime

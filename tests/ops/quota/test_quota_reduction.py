@@ -203,7 +203,7 @@ async def test_all_new_ones_are_rejected_until_usage_drops_below_the_reduced_lim
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=st.integers(1, 4), after=st.integers(0, 4), asked=st.integers(1, 4))
 async def test_a_reduction_never_stops_anything(physics: Runtime, before: int, after: int, asked: int) -> None:
-    """Whatever limit follows whatever use: what was let in stays, and what is new is let in where there is room."""
+    """After any limit and any use: admitted work stays, and new work is admitted if there is headroom."""
     names = [f"a{number}" for number in range(before)]
     try:
         await set_limits(physics, nodes=before)

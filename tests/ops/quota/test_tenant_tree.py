@@ -355,7 +355,7 @@ async def test_the_tenant_of_a_namespace_stands_while_it_is_in_use(runtime: Runt
 
 
 async def test_a_tenant_with_credit_is_not_deleted(runtime: Runtime) -> None:
-    """Whoever gets its name next would have it."""
+    """A later tenant of the same name would have it."""
     await tenant(runtime, "physics")
     owner = Owner("physics")
     topped = await credit.top_up(runtime, owner, nanocredits("50"), actor="test")

@@ -150,7 +150,7 @@ async def test_a_conflict_of_versions_is_not_remembered(runtime: Runtime) -> Non
 
 
 async def test_a_claim_whose_transaction_was_undone_is_free_again(runtime: Runtime, database_url: str) -> None:
-    """A rival that claimed the id and died leaves nothing behind; whoever waited for it does the work."""
+    """A rival that claimed the id and died leaves nothing behind; the request that waited for it does the work."""
     async with runtime.database.reader() as db:
         transaction = db.transaction()
         await transaction.start()

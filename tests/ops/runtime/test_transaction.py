@@ -228,7 +228,7 @@ async def _submit_through_a_kill(runtime: Runtime, embedded: Any) -> None:
 
 
 class Table:
-    """A walk that adds to numbered rows, and what a test wants to happen on the way."""
+    """A batch that adds to numbered rows, with a hook of the test on the way."""
 
     def __init__(self) -> None:
         self.tries = 0

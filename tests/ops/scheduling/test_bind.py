@@ -85,7 +85,7 @@ async def test_a_gang_is_placed_whole(runtime: Runtime) -> None:
     assert [one.key.name for one in reply] == ["a", "b", "c"]
     assert [one.revision for one in reply] == list(range(reply[0].revision, reply[0].revision + 3))
     assert {document(one)["status"]["phase"] for one in reply} == {"Scheduled"}
-    # Each saw the room that those before it had left.
+    # Each bind saw the capacity that those before it had left.
     given = [(one.node, one.name, one.devices[GPU]) for one in await placed(runtime, "n1", "n2")]
     assert sorted(given) == [("n1", "a", (0,)), ("n1", "b", (1,)), ("n2", "c", (0,))]
     assert (await counters(runtime))["tenant:default", GPU].bound == 3000

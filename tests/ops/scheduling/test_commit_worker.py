@@ -328,7 +328,7 @@ def test_whatever_is_told_to_a_commit_worker_that_has_just_died_is_not_known(dat
             async def kill() -> None:
                 assert worker.pid is not None
                 _kill_and_watch(worker.pid)
-                # One more, begun between the end of the connection and the moment when whoever reads it hears of that.
+                # One more, begun between the end of the connection and the moment when its reader notices that.
                 asyncio.get_running_loop().call_soon(tell_it)
 
             killing = asyncio.create_task(kill())

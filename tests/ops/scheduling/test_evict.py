@@ -128,7 +128,7 @@ async def test_a_member_placed_while_its_gang_is_evicted_does_not_stay_alone(
     await gang_of_three(runtime)
     async with opened(database_url) as other:
         async with runtime.database.reader() as db, db.transaction():
-            # Whoever comes now has read what it reads without locks, and waits.
+            # The rival that comes now has read without locks, and waits.
             await db.execute("SELECT 1 FROM object WHERE kind = 'Allocation' AND name = 'one' FOR UPDATE")
             binding = asyncio.create_task(bind(other, "default", "three", "c"))
             await eventually(lambda: are_waiting(other, 1))
@@ -139,7 +139,7 @@ async def test_a_member_placed_while_its_gang_is_evicted_does_not_stay_alone(
     await assert_books_balance(runtime)
 
 
-# Making room for another.
+# Preemption for other work.
 
 
 def plan(nominee: Stored, *victims: Stored) -> Preempt:
@@ -252,7 +252,7 @@ async def test_evictions_race_with_nodes_reports_and_with_deletions(runtime: Run
             found = await object_ops.get(runtime, key(name))
             phase = (msgspec.json.decode(found.status))["phase"] if isinstance(found, Stored) else "gone"
             if index % 2 == 0:
-                # Whoever came first, it had succeeded by itself.
+                # Whichever came first, it had succeeded by itself.
                 assert (won, phase) in {("ok", "Succeeded"), ("stale", "Succeeded")}, name
             else:
                 assert (won, phase) == ("ok", "Terminating"), name

@@ -139,7 +139,7 @@ async def test_a_renewal_does_not_wait_for_a_bind_under_way(
     await allocation(runtime, "default", "a", gpu=1)
     fence = await lead(runtime, "a")
     impatient = await connect(database_url)
-    await impatient.execute("SET lock_timeout = '1ms'")  # whoever has to wait is told at once
+    await impatient.execute("SET lock_timeout = '1ms'")  # a transaction that has to wait fails at once
     async with db.transaction():
         await db.execute("SELECT 1 FROM node WHERE name = 'n1' FOR UPDATE")
         binding = asyncio.create_task(bind(runtime, [await unit(runtime, "a", "n1", fence=fence)]))
@@ -171,7 +171,8 @@ async def test_a_leader_paused_in_the_middle_ends_its_batch_before_the_next_one_
         assert not taking.done()
     new = await taking
     assert new == old + 1
-    # Its batch was committed, or undone and then refused; everything after the takeover is refused, or finds no room.
+    # Its batch was committed, or rolled back and then refused; everything after the takeover is refused, or finds no
+    # capacity.
     first, second = [code(one) for one in (*await paused, *await later)]
     assert first in ("ok", "stale")
     assert second in ("no_capacity", "stale")

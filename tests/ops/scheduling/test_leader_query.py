@@ -39,7 +39,7 @@ def small_cluster(*names: str) -> ClusterState:
 async def leading(
     runtime: Runtime, cluster: ClusterState | None, waits: WaitStats | None = None
 ) -> AsyncIterator[None]:
-    """A leader with this world, which answers."""
+    """A leader with this cluster state, which answers."""
     assert await stand(runtime.database, "test", 60.0) is not None
     task = asyncio.create_task(run_answers(runtime, lambda: cluster, SchedulingPolicy, lambda: NOW, waits))
     try:
@@ -240,7 +240,7 @@ async def test_answers_survive_a_listener_that_was_cut_off(
         try:
             async with runtime.database.reader() as db:
                 name = await db.fetchval("SELECT current_database()")
-            # What a backend did last tells who it serves: here whoever collected the answer.
+            # The last statement of a backend shows its client: here the one that collected the answer.
             cut = await admin.fetchval(
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
                 " WHERE datname = $1 AND query LIKE 'DELETE FROM inquiry WHERE id = ANY%RETURNING%'", name,

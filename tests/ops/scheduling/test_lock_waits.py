@@ -1,4 +1,4 @@
-"""Whoever had to wait for an object decides on what it is by then, and on nothing that it was before."""
+"""A batch that waited for an object decides on its latest version, and on no earlier data."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ LOCK = "SELECT uid FROM object WHERE (kind, namespace, name) = ('Allocation', 'd
 
 @pytest.fixture
 async def holder(runtime: Runtime, db: Connection) -> AsyncIterator[Connection]:
-    """Somebody who holds allocation `a`; there is `b` as well, and room for both."""
+    """A rival that locks allocation `a`; `b` exists as well, and there is capacity for both."""
     await node(runtime, "n1", gpu=8)
     for name in ("a", "b"):
         assert code(await allocation(runtime, "default", name, gpu=1)) == "ok"

@@ -1,4 +1,4 @@
-"""A process that is paused reads nothing. What it had locked is taken from it by whoever waits for that in vain."""
+"""A process that is paused reads nothing; a process whose lock wait times out terminates its session."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping

@@ -59,7 +59,7 @@ async def notices(runtime: Runtime) -> list[tuple[str, dict[str, Any]]]:
 
 
 async def verbs(runtime: Runtime) -> list[tuple[str, str]]:
-    """What was done to the tenant by whoever looks after budgets, as Events tell it."""
+    """The Events of the tenant by the budget loop."""
     async with runtime.database.reader() as db:
         found = await change_store.load_happenings_of(db, "", "physics", "Tenant", 1000)
     return [(one.verb, one.reason) for one in reversed(found) if one.actor == BUDGETS]

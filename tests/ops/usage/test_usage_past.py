@@ -25,7 +25,7 @@ async def physics(runtime: Runtime) -> Runtime:
 
 
 async def told(runtime: Runtime, now: datetime | None = None) -> BudgetUse:
-    """As whoever keeps the past is told."""
+    """The record of changed past days, as a cache of the past reads it."""
     async with runtime.database.reader() as db:
         tree = await runtime.trees.refresh(db)
         return (await load_budgets(db, tree, now, past=runtime.past_hours))["physics"]

@@ -1,4 +1,4 @@
-"""Entering hours: once, whoever does it and wherever they are killed; and what budgets make of them."""
+"""The roll-up of hours: once, by whichever process and wherever it is killed; and the budgets that follow from it."""
 
 from __future__ import annotations
 

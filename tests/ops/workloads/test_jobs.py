@@ -362,7 +362,7 @@ async def test_a_refused_allocation_shows_on_the_job_with_its_numbers_and_is_mad
     stepped = await step(lab, key())
     assert stepped is not None
     assert stepped.blocked
-    # As many as there is room for were made.
+    # As many as capacity allows were created.
     shown = await status(lab)
     assert (shown["active"], shown["startedIndexes"]) == (3, 5)
     (blocked,) = [one for one in shown["conditions"] if one["type"] == "Blocked"]

@@ -1,4 +1,4 @@
-"""What work may ask for, on a real database: when it is submitted, changed, bound, and when room is made for it."""
+"""Permits on a real database: checked when work is submitted, changed, bound, and when it preempts."""
 
 import asyncio
 from typing import Any

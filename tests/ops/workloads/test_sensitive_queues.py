@@ -1,4 +1,4 @@
-"""A queue for sensitive work stays one while anything in it has not ended, whoever submits at the same moment."""
+"""A queue for sensitive work stays one while it contains unfinished work, even under concurrent submissions."""
 
 import asyncio
 from typing import Any
@@ -146,7 +146,7 @@ async def test_who_submits_while_it_is_deleted_is_waited_for(context: Runtime, d
         rival = await connect(database_url)
         try:
             async with rival.transaction():
-                # Whoever charges waits here, after it looked for its queue.
+                # A submission waits here, after it read its queue.
                 await rival.execute("SELECT 1 FROM quota FOR UPDATE")
                 submitting = asyncio.create_task(submit(context, "late"))
                 await blocked(other, 1)

@@ -1,4 +1,4 @@
-"""Migrations: applied once each, in order, by whoever comes first."""
+"""Migrations: applied once each, in order, by the first process that starts."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -48,7 +48,7 @@ async def test_a_placement_has_the_number_of_its_works_last_change(context: Conn
 
 
 async def test_of_what_is_placed_already_only_that_is_changed_which_may_change(context: Connection) -> None:
-    """Without any room that moves."""
+    """Without any change of free capacity."""
     first, second = Write(WORK.key, None, WORK, BINDING), Write(Key("Allocation", "default", "b"), None, WORK, BINDING)
     await save(context, [first], [FULLER], [PART])
     await save(context, [second], [], [replace(PART, wanted=False, epoch=2, resources={"cpu": 5})])

@@ -1,4 +1,4 @@
-"""What is read by the statement that locks it is what the rival left whom it waited for."""
+"""A statement that locks rows reads them as the rival that it waited for left them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
@@ -177,7 +177,7 @@ async def test_what_was_deleted_and_created_anew_meanwhile_is_not_there(
             await put(looker, B, "second")
             await rival.execute("COMMIT; BEGIN")
             assert await locking == {}
-            # Whoever looks again finds those that are there now.
+            # A later statement finds the present rows.
             assert {one.uid for one in (await lock(db, {A, B})).values()} == {"second"}
 
 

@@ -1,4 +1,4 @@
-"""The leader's row: one term at a time, fences that rise, and who waits for whom."""
+"""The leader's row: one term at a time, rising fences, and which statements wait for which."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -89,7 +89,7 @@ async def test_a_renewal_does_not_wait_for_those_who_check_the_fence(another: Co
     fence = await leader.take(holder, "a", LONG)
     async with binder.transaction():
         assert await leader.lock(binder) == fence
-        await holder.execute("SET lock_timeout = '1ms'")  # whoever has to wait is told at once
+        await holder.execute("SET lock_timeout = '1ms'")  # a transaction that has to wait fails at once
         assert await leader.renew(holder, "a", LONG) == fence
         assert await leader.lock(binder) == fence
 

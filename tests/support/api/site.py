@@ -1,4 +1,4 @@
-"""A whole API process in this one: the real house and door on a database of its own, behind a real socket."""
+"""A complete API process inside this one: a real application on a database of its own, behind a real socket."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Site:
-    """A served house, and short words for asking it."""
+    """An API process, with short names for requests to it."""
 
     context: ApiContext
     url: str
@@ -161,7 +161,7 @@ async def served(
     tls: tuple[Path, Path] | None = None,
     handshake_seconds: float = 60,
 ) -> AsyncIterator[str]:
-    """The house's door behind a socket on loopback, with a certificate and its key behind TLS."""
+    """The application behind a socket on loopback; with a certificate and its key, behind TLS."""
     app = App(context, build_routes(bursar.__version__))
     gate = ConnectionGate() if gate is None else gate
     config = uvicorn.Config(

@@ -53,7 +53,7 @@ class Cable:
 
 
 def _close(one: socket.socket) -> None:
-    # Wakes whoever waits in accept or recv, which closing alone does not.
+    # Wakes threads in accept or recv, which closing alone does not.
     with suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
     one.close()

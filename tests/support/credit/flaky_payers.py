@@ -76,7 +76,7 @@ class Teller:
             self.faults.append(f"{verb} {body}: {status} {answer}")
 
     def _lease(self, job: str) -> None:
-        """Opened, extended and closed; whoever was away for too long finds it ended."""
+        """Open, extend and close a lease; after a long outage it has ended."""
         asked = {"job_id": job, "resources": {"cpu": 1}, "window_seconds": 3, "account": self.accounts[0]}
         status, answer = self.order("leases", {**asked, "request_id": f"open-{job}"})
         if status != 201:

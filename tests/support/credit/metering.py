@@ -1,4 +1,4 @@
-"""Short words for leases and what is measured of them, on an office of a test."""
+"""Short names for leases and their measured usage, on the runtime of a test."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -56,7 +56,7 @@ async def open_accounts(runtime: Runtime) -> None:
 
 
 async def some_day(runtime: Runtime, chance: random.Random, steps: int, leases: dict[int, int]) -> None:
-    """Anything that moves money, at any pace; `leases` are the open ones, and the numbers of their last beats."""
+    """Anything that moves money, at any pace; `leases` are the open ones, with the numbers of their last heartbeats."""
     for _ in range(steps):
         owner = chance.choice((LAB, ANNA))
         match chance.randrange(8):

@@ -1,4 +1,4 @@
-"""A gRPC door on a real office, and nodes that speak to it as their agents do: message by message."""
+"""A gRPC server on a real runtime, and nodes that exchange messages with it as their agents do."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Agent:
         return self.seq
 
     async def heartbeat(self, *statuses: pb.PodStatus, **said: Any) -> pb.HeartbeatResponse:
-        """Send a beat, and wait for its answer; what is pushed meanwhile is kept."""
+        """Send a heartbeat, and wait for its answer; directives pushed meanwhile are kept."""
         return await self.answer(await self.send(*statuses, **said))
 
     async def answer(self, seq: int) -> pb.HeartbeatResponse:
@@ -114,7 +114,7 @@ class Agent:
             return await self.call.code(), await self.call.details()
 
     async def refusal_of(self, **said: Any) -> tuple[grpc.StatusCode, str]:
-        """How the stream ends after a beat that it does not take."""
+        """The status with which the stream ends after a heartbeat that it refuses."""
         try:
             await self.send(**said)
             async with asyncio.timeout(SECONDS_MAX):
@@ -185,7 +185,7 @@ def orders(directives: Any) -> list[tuple[int, str, int]]:
 
 
 class Outage:
-    """Nobody gets into a database, and whoever was in is thrown out, until it is over."""
+    """Block new connections to a database and terminate the present ones, until the block ends."""
 
     def __init__(self, admin_url: str, database_url: str) -> None:
         self._admin_url = admin_url

@@ -19,7 +19,7 @@ def new_key() -> ec.EllipticCurvePrivateKey:
 
 
 def request_for(key: Key, subject: str = "whoever") -> bytes:
-    """A request that names somebody: it must not matter whom."""
+    """A certificate request that names somebody; the name must not matter."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
     alternative = x509.SubjectAlternativeName(
         [x509.UniformResourceIdentifier(f"bursar://node/{subject}"), x509.DNSName("localhost")]

@@ -28,7 +28,7 @@ async def look(runtime: Runtime, times: int = 1) -> None:
 
 
 async def hear(runtime: Runtime, *names: str) -> None:
-    """A beat of each of these nodes, now."""
+    """A heartbeat of each of these nodes, now."""
     async with runtime.database.reader() as db:
         await node_store.save_seen(db, names)
 

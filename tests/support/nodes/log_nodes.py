@@ -1,4 +1,4 @@
-"""Nodes that keep logs: the agent's real door with real certificates, over a folder that the test writes."""
+"""Nodes that keep logs: the agent's real log server with real certificates, over a directory that the test writes."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -66,7 +66,7 @@ async def kept(
 
 
 async def advertise(runtime: Runtime, name: str, address: str) -> None:
-    """As its first beat would have said."""
+    """As its first heartbeat would have reported."""
     async with runtime.database.reader() as db:
         heard = await heartbeat.save_first(db, [SeenBeat(name, f"session-{address}", 0, 0, address, "test")])
     assert name in heard

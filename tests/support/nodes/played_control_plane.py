@@ -38,7 +38,7 @@ else:
 
 @dataclass(slots=True)
 class Control(Servicer):
-    """Answers each beat, unless `silent`; `wanted` is what the first answer of a stream names."""
+    """Answers each heartbeat, unless `silent`; `wanted` is the wanted set in the first answer of a stream."""
 
     wanted: list[Directive] = field(default_factory=list)
     lease_seconds: int = 0
@@ -99,7 +99,7 @@ class Control(Servicer):
             await call.write(message)
 
     async def until(self, what: Any, seconds: float = 20.0) -> Any:
-        """Wait for beats that make it true."""
+        """Wait for heartbeats that make it true."""
         async with asyncio.timeout(seconds), self.changed:
             while not (result := what(self)):
                 await self.changed.wait()

@@ -27,7 +27,7 @@ from support.process.agents import Agent, joined_agent, part, status_of, until, 
 from support.process.server import OwnServer
 from support.runtime.runtime import opened
 
-# As short as a busy machine allows: a beat that comes two seconds late must not be a fault.
+# As short as a busy machine allows: a heartbeat that comes two seconds late must not be a fault.
 SHORT = {
     "heartbeatSeconds": 1,
     "notReadySeconds": 4,
@@ -233,7 +233,7 @@ def found(server: OwnServer, victim: str) -> int:
 
 @asynccontextmanager
 async def runtime_of(server: OwnServer) -> AsyncIterator[Runtime]:
-    """An office of our own on the server's database."""
+    """A runtime of our own on the server's database."""
     elsewhere = server.data / "socket-dir"
     socket = Path(elsewhere.read_text().strip()) if elsewhere.exists() else server.data / "run"
     async with opened(f"postgresql:///bursar?user=bursar&host={quote(str(socket), safe='')}") as one:

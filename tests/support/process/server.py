@@ -156,7 +156,7 @@ def _home() -> Path:
 
 
 def _of_the_run(config: pytest.Config, name: str, key: pytest.StashKey[Server]) -> Server:
-    """The run's shared server; without `--share` one that is started for the first that asks, until the end."""
+    """The run's shared server; without `--share` one that is started at the first use and kept until the end."""
     if key not in config.stash:
         if facts := shared(config, name):
             config.stash[key] = Server(facts["url"], facts["token"], Path(facts["data"]))

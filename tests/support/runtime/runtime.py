@@ -1,4 +1,4 @@
-"""An office on a database of its own, and short words for what tests do with it."""
+"""A runtime on a database of its own, and short names for the verbs that tests use."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -52,7 +52,7 @@ async def rival(runtime: Runtime, database_url: str) -> AsyncIterator[Runtime]:
 
 
 class opened:  # noqa: N801
-    """An office with the default objects, closed at the end."""
+    """A runtime with the default objects, closed at the end."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -1,4 +1,4 @@
-"""Hypothesis' state machines with an office of their own, for what is compared with a plain model."""
+"""Hypothesis' state machines with a runtime of their own, for comparison with a plain model."""
 
 import asyncio
 import os

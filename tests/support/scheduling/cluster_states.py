@@ -131,7 +131,7 @@ def ask(
 
 
 def charge_of(form: Shape) -> Charge:
-    """What such an allocation is charged at the door."""
+    """The charge of such an allocation at admission."""
     amounts = {name: amount * form.nodes for name, amount in form.requests}
     if form.exclusive:
         amounts["nodes"] = form.nodes * WHOLE
@@ -242,7 +242,7 @@ def bound(cluster: ClusterState, plan: Plan) -> dict[str, tuple[str, ...]]:
 
 
 def running(cluster: ClusterState) -> dict[str, tuple[str, ...]]:
-    """Everything that has room now."""
+    """All nodes with free capacity now."""
     names = cluster.fleet.names
     return {uid: tuple(names[spot.row] for spot in one.spots) for uid, one in cluster.placed.items()}
 
@@ -323,7 +323,7 @@ def limit(
         cluster.limits.bind(one.ask, parts, 1)
 
 
-# The same room, counted by the rules that commits are decided by.
+# The same capacity, counted by the rules that decide commits.
 
 
 def capacities_of(machines: Iterable[Machine]) -> dict[str, NodeCapacity]:
@@ -336,7 +336,7 @@ def capacities_of(machines: Iterable[Machine]) -> dict[str, NodeCapacity]:
 
 
 def settle(capacities: dict[str, NodeCapacity], cluster: ClusterState, one: Ask, spots: Iterable[Spot]) -> None:
-    """Give an allocation its room by the rules of `core.node`; fails where a plan has overfilled a node or device."""
+    """Allocate its resources by the rules of `core.node`; fails if a plan has overfilled a node or device."""
     resources = {column: name for name, column in cluster.fleet.device_column_of.items()}
     requests = dict(one.shape.requests)
     for spot in spots:
@@ -348,7 +348,7 @@ def settle(capacities: dict[str, NodeCapacity], cluster: ClusterState, one: Ask,
 
 
 def recount(cluster: ClusterState, machines: Iterable[Machine]) -> dict[str, NodeCapacity]:
-    """All nodes with everything that is placed given its room again, one by one."""
+    """All nodes, with the resources of every placement allocated again, one by one."""
     capacities = capacities_of(machines)
     everything = sorted(cluster.placed.values(), key=lambda one: (one.ask.shape.exclusive, one.ask.uid))
     for one in everything:

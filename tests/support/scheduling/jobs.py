@@ -77,7 +77,7 @@ async def cancel(runtime: Runtime, name: str = "train", grace: int = 60) -> Repl
 
 
 async def eight_gpus(runtime: Runtime) -> Runtime:
-    """A tenant with room for eight GPUs, and a node that has them."""
+    """A tenant with a quota of eight GPUs, and a node that has them."""
     await tenant(runtime, "lab", limits={GPU: 8})
     await namespace(runtime, "lab", "lab")
     await node(runtime, "n1", gpu=8, cpu=64)

@@ -1,7 +1,7 @@
 """An oracle for tiny clusters: whether something fits, found by trying everything.
 
-It shares no rule with the scheduler: plain dictionaries, and every way of giving slots to nodes and devices. With
-company, something fits when there is some order in which each slot may legally come to its node at its time.
+It shares no rule with the scheduler: plain dictionaries, and every way of giving slots to nodes and devices. With pod
+affinity, something fits if there is an order in which each slot may legally come to its node at its time.
 """
 
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def fits(boxes: list[Box], slots: list[Slot]) -> bool:
                     if found:
                         return True
         if not any(_cares(one) for one in slots):
-            return False  # without company the order makes no difference
+            return False  # without pod affinity the order makes no difference
     return False
 
 

@@ -49,7 +49,7 @@ def companies(draw: st.DrawFn) -> InterPodTerm:
 
 @st.composite
 def wheres(draw: st.DrawFn) -> Where:
-    """Mostly one constraint at a time, else hardly anything would find room."""
+    """Mostly one constraint at a time; otherwise hardly anything would fit."""
     match draw(st.integers(0, 14)):
         case 0:
             return Where(node_labels=(("disk", "ssd"),))

@@ -1,4 +1,4 @@
-"""Short words for the scheduler's tests: its world as plain values, the loop at work, and nodes that act."""
+"""Support for tests of the scheduler: its cluster state as plain values, the loop at work, and nodes that act."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -40,7 +40,7 @@ HASTY = SchedulingPolicy(
 )
 
 
-# The world as values that can be compared: by the names of nodes, whatever rows and columns they have.
+# The cluster state as values that can be compared: by names of nodes, whatever rows and columns they have.
 
 
 def portrait(informer: Informer) -> dict[str, Any]:
@@ -337,7 +337,7 @@ async def scheduling(
     clock: Callable[[], float] = time,
     **changed: Any,
 ) -> AsyncIterator[Scheduler]:
-    """A leader that schedules from when its world is loaded."""
+    """A leader that schedules once its cluster state is loaded."""
     number = await term(runtime) if fence is None else fence
     one = Scheduler(runtime, number, replace(policy or SchedulingPolicy(), **changed), clock)
     task = asyncio.create_task(one.run())

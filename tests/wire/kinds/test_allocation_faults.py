@@ -1,4 +1,4 @@
-"""What allocations may not say: two answers to one question, company without a name, and counts as resources."""
+"""Faults of allocations: contradicting fields, a gang without a name, and counts as resources."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def test_what_is_said_under_both_names_is_the_same(part: str, field: str, one: A
     def said(short_one: Any, long_one: Any) -> list[tuple[str, str]]:
         return faults({"scheduling": {"affinity": {part: {field: short_one, long: long_one}}}})
 
-    assert said(one, other) == [(f"spec.scheduling.affinity.{part}.{field}", f"differs from {long}: say it once")]
+    assert said(one, other) == [(f"spec.scheduling.affinity.{part}.{field}", f"contradicts {long}: set only one")]
     assert said(other, other) == []
 
 

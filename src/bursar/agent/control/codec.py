@@ -145,7 +145,7 @@ def read_grant(message: pb.LeaseGrant) -> LeaseGrant:
 
 
 def read_directive(message: pb.SchedulingDirective) -> Directive | None:
-    """None if its type is unknown or it names no allocation."""
+    """Convert a directive; None if its type is unknown or it names no allocation."""
     if not message.allocation_id:
         return None
     if message.type == pb.DIRECTIVE_TYPE_RUN:

@@ -63,7 +63,8 @@ class AgentIdentity:
         return self.begins + (self.expires - self.begins) * RENEW_AFTER
 
     def is_good(self, now: datetime) -> bool:
-        """Not expired by the node's clock. `begins` is not checked: the node's clock may be slow."""
+        """Whether the certificate has not expired by the node's clock. `begins` is not checked: the node's clock may be
+        slow."""
         return now < self.expires
 
     def is_due(self, now: datetime) -> bool:

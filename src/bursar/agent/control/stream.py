@@ -222,7 +222,7 @@ class ControlStream:
                 raise StreamLost("the certificate was renewed")
 
     def _sent_at(self, seq: int) -> float | None:
-        """When this heartbeat was sent. Its answer covers older heartbeats too: a later lease is a longer one."""
+        """Return when a heartbeat was sent. Its answer also acknowledges older heartbeats, whose leases are shorter."""
         sent_at = self._sent.pop(seq, None)
         for older in [one for one in self._sent if one < seq]:
             del self._sent[older]

@@ -115,7 +115,7 @@ class RunningPlacement:
         self.remove_scratch()
 
     def conclude(self, claim: ShimClaim | None) -> PlacementEnded:
-        """How it ended, once its shim is gone. No process of it runs when this returns."""
+        """Report how the placement ended, once its shim is gone. No process of it runs when this returns."""
         end = self.folder.exit()
         if end is None:
             sweep(self.mark, self.group)
@@ -170,7 +170,7 @@ class RunningPlacement:
 
 
 def measure(children: Iterable[RunningPlacement], now: float) -> dict[Place, Usage]:
-    """The usage of all children. It walks /proc once, and only if a child has no control group."""
+    """Measure the usage of all children. It reads /proc once, and only if a child has no control group."""
     children = list(children)
     found = meter.processes() if any(child.group is None and child.shim for child in children) else {}
     by_parent = meter.children(found)

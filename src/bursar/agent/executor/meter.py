@@ -25,7 +25,7 @@ class Process:
 
 
 def processes() -> dict[int, Process]:
-    """All processes, in one walk over /proc; processes that end meanwhile are skipped."""
+    """List all processes in one pass over /proc; processes that end meanwhile are skipped."""
     found: dict[int, Process] = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit():

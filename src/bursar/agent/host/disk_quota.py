@@ -41,7 +41,7 @@ class DiskQuota:
         """Limit an empty directory."""
 
     def remove(self, path: Path) -> None:
-        # Not by a walk in Python: a tenant may nest directories arbitrarily deep.
+        # Not by recursion in Python: a tenant may nest directories arbitrarily deep.
         _run("rm", "-rf", "--one-file-system", "--", str(path))
 
 

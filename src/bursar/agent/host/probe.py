@@ -78,7 +78,7 @@ class Probe:
         labels = {"kubernetes.io/arch": _architecture(), "kubernetes.io/os": "linux"}
         self._had_gpus = self._had_gpus or bool(gpus)
         if self._had_gpus:
-            # Also when all of them are lost: of what is not spoken of, what was last said would hold.
+            # Reported even if all GPUs are lost: for a resource that is not reported, the last report stays in force.
             capacity[GPU] = str(len(gpus))
         if gpus:
             models = {gpu.model for gpu in gpus}

@@ -371,8 +371,8 @@ class Machine:
         return done
 
     def _unwant(self, stop: Stop) -> list[Instruction]:
-        """Accept a directive to stop. An unknown placement is reported as ended, because the control plane waits for
-        its end; an older epoch was reported before."""
+        """Apply a stop directive. An unknown placement is reported as ended, because the control plane waits for that
+        report. A placement of an older epoch is not: its end was reported before."""
         held = self._held.get(stop.place)
         if held is None:
             if stop.epoch < self._newest.get(stop.uid, stop.epoch):
@@ -466,8 +466,8 @@ class Machine:
 
 
 def _in_the_way(other: _Held, held: _Held) -> bool:
-    """Whether `other` must end before `held` starts: an older epoch of it, or a stopping placement with its devices. A
-    wipe starts when nothing else runs, and nothing starts before it ends."""
+    """Whether `other` must end before `held` starts: an older epoch of the same allocation, or a stopping placement
+    with its devices. A wipe starts when nothing else runs, and nothing starts before it ends."""
     if other is held or not other.live:
         return False
     if other.run.wipe and not held.run.wipe:

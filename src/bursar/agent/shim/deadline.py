@@ -24,7 +24,7 @@ def format_deadline(
 
 
 def parse_deadline(data: bytes) -> Deadline | None:
-    """None if it is torn."""
+    """Parse a deadline; None if it is torn."""
     words = data.split()
     half = len(words) // 2
     if len(data) != DEADLINE_BYTES or len(words) not in (4, 8) or words[:half] != words[half:]:

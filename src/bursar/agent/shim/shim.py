@@ -53,7 +53,7 @@ OUTPUT_BYTES_MAX = 16 << 20  # of each of the two files
 GRACE_SECONDS = 30.0
 LOOK_SECONDS = 2.0  # timers stop while the machine sleeps: deadlines are noticed this long after waking
 DEADLINE_READS = 100
-FREEZE_WALKS = 20  # walks until SIGSTOP has reached all processes: each may have forked meanwhile
+FREEZE_WALKS = 20  # passes until SIGSTOP has reached all processes: each may have forked meanwhile
 _INFINITE = float("inf")
 
 

@@ -1,1 +1,1 @@
-"""Handlers of tokens, and of who the caller is and what it may do."""
+"""Handlers of tokens, and of the caller's identity and permissions."""

@@ -1,4 +1,4 @@
-"""Handlers of bearer tokens: create, list and revoke. Only the answer that creates a token has its secret."""
+"""Handlers of bearer tokens: create, list and revoke. Only the response that creates a token contains its secret."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from bursar.store.db.database import Connection
 from bursar.store.quota import tenant_tree as tree_store
 from bursar.wire.shared.document import encode
 
-# Secrets are not stored, so a repeated request has one effect like any other, but not the same answer.
+# Secrets are not stored, so a repeated request has no second effect, but cannot get the same response.
 REPEATED = Refusal(
     Code.REQUEST_REUSED,
-    "tokens cannot be repeated: the secret was in the first answer, and is nowhere else",
-    "Revoke the token whose answer was lost, and make another under a new request_id.",
+    "this request_id was used; a token's secret is shown only once",
+    "Revoke the token of the lost response, and create another one with a new request_id.",
     (Cause("FieldValueDuplicate", "was used before", field="request_id"),),
 )
 
@@ -101,7 +101,7 @@ async def create(call: Call) -> Outcome:
         return wanted
     role = Role(wanted.role)
     if role not in grantable(call.identity):
-        return Refusal(Code.FORBIDDEN, f"role {call.identity.role} may not give tokens of role {role}")
+        return Refusal(Code.FORBIDDEN, f"role {call.identity.role} may not create tokens of role {role}")
     async with call.context.database.reader() as db, db.transaction():
         if claim is not None and not await request_store.claim(db, [claim]):
             return REPEATED
@@ -133,7 +133,7 @@ async def _made(call: Call, db: Connection, wanted: NewToken) -> tuple[TokenReco
 
 
 async def _tenant_uid(call: Call, db: Connection, tenant: str) -> str | Refusal:
-    """The tenant of that name, if the caller sees it. It is locked against deletion, so that no token remains under a
+    """Resolve the uid of a tenant that the caller sees, and lock it against deletion: a token must not remain for a
     name that another tenant can get."""
     tree = await call.context.runtime.trees.at(db, await tree_store.lock_shared(db))
     if tenant not in tree.tenants or not sees(tree, reach(call.identity), tenant):
@@ -146,7 +146,7 @@ def _dry(call: Call) -> Refusal | None:
     dry = dry_run(call)
     if isinstance(dry, Refusal):
         return dry
-    return invalid("dryRun is not offered here") if dry else None
+    return invalid("dryRun is not supported here") if dry else None
 
 
 def _read(document: Any) -> NewToken | Refusal:

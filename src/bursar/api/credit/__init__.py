@@ -1,4 +1,4 @@
 """Handlers of credit: accounts, leases, the ledger, payments, prices, statements, usage events.
 
-Read `credit.py` first: what they share.
+Read `credit.py` first: it has the shared parts.
 """

@@ -172,7 +172,7 @@ def _adjustment_order_faults(order: NewAdjustment) -> list[Cause]:
     return [*adjustment_faults("amount", order.amount), *words_faults("reason", order.reason, required=True)]
 
 
-# Standing.
+# Accounts and limits.
 
 
 async def list_accounts(call: Call) -> Outcome:
@@ -282,7 +282,7 @@ async def _amend(call: Call, order: AccountChange | NewLimits, changes: dict[str
 
 
 def _put(receipt: Receipt | Refusal, status: int) -> Outcome:
-    """The account as it was written: the answer that a repeated request gets again."""
+    """Answer with the account as it was written; a repeated request gets the same response."""
     if isinstance(receipt, Refusal):
         return receipt
     assert receipt.account is not None
@@ -314,7 +314,7 @@ def _account_faults(order: NewAccount) -> list[Cause]:
 def _change_faults(order: AccountChange) -> list[Cause]:
     given = (order.status, order.credit_limit, order.low_balance)
     if all(one is UNSET for one in given):
-        return [field_fault("", "nothing is changed: give status, credit_limit or low_balance")]
+        return [field_fault("", "set at least one of status, credit_limit and low_balance")]
     return [
         *(() if order.status is UNSET else status_faults("status", str(order.status))),
         *(() if order.credit_limit is UNSET else credit_faults("credit_limit", order.credit_limit)),
@@ -327,7 +327,7 @@ def _limit_faults(order: NewLimits) -> list[Cause]:
     faults = [one for name, value in amounts.items() if value is not None for one in credit_faults(name, value)]
     faults += zone_faults("time_zone", order.time_zone)
     if order.spend_burst is not None and order.spend_rate is None:
-        faults.append(field_fault("spend_burst", "is of no use without spend_rate"))
+        faults.append(field_fault("spend_burst", "requires spend_rate"))
     if order.concurrency is not None:
         wrong = device_faults("concurrency", order.concurrency)
         if not wrong and _thousandths(order.concurrency) > GPUS_MAX:

@@ -31,7 +31,8 @@ P = TypeVar("P", bound=tuple[Any, ...])
 T = TypeVar("T", bound=Order)
 
 ACCOUNT = Param(
-    "account", "A tenant, or tenant/user; TENANT@UID of a deleted one; else the account that pays for the caller."
+    "account",
+    "A tenant, tenant/user, or TENANT@UID of a deleted tenant; default: the account that pays for the caller.",
 )
 WORDS_CHARS_MAX: Final = 1024
 _NUMBER_CHARS_MAX: Final = 40
@@ -73,8 +74,8 @@ def bare_order(call: Call) -> Order | Refusal:
 
 
 def _read(call: Call) -> Any:
-    """The body as plain values. A number with a fraction becomes the text that it was written as: a float would have
-    lost digits before they are counted."""
+    """Decode the body to plain values. A number with a fraction stays the text that it was written as, because a float
+    would lose digits."""
     document = read_document(call)
     if isinstance(document, Refusal) or not isinstance(document, dict):
         return document if isinstance(document, Refusal) else invalid("the body must be an object")
@@ -90,7 +91,7 @@ def _plain(value: Any) -> Any:
 
 
 def _exact(text: str) -> Decimal | float:
-    """A number as it was written; one too long or too large for an amount stays an invalid number."""
+    """Parse a number as it was written; one too long or too large for an amount stays an invalid number."""
     try:
         if len(text) <= _NUMBER_CHARS_MAX and abs((value := Decimal(text)).adjusted()) <= _EXPONENT_MAX:
             return value
@@ -108,12 +109,12 @@ def _no_dry_run(call: Call) -> Refusal | None:
     dry = dry_run(call)
     if isinstance(dry, Refusal):
         return dry
-    return invalid("dryRun is not offered here") if dry else None
+    return invalid("dryRun is not supported here") if dry else None
 
 
 def _request_faults(request_id: str, *, required: bool) -> list[Cause]:
     if not request_id:
-        missing = "is required, here or as the header Idempotency-Key: what moves credit is done once"
+        missing = "is required, here or as the header Idempotency-Key, so that a repetition moves no credit"
         return [field_fault("request_id", missing)] if required else []
     if request_id.isascii() and request_id.isprintable() and len(request_id) <= REQUEST_ID_CHARS_MAX:
         return []
@@ -122,15 +123,15 @@ def _request_faults(request_id: str, *, required: bool) -> list[Cause]:
 
 def words_faults(field: str, text: str, *, required: bool = False) -> list[Cause]:
     if required and not text.strip():
-        return [field_fault(field, "is required: it is kept with the entry")]
+        return [field_fault(field, "is required: the entry stores it")]
     if len(text) <= WORDS_CHARS_MAX and (text.isprintable() or not text):
         return []
     return [field_fault(field, f"must have at most {WORDS_CHARS_MAX} printable characters")]
 
 
 def claim_for(call: Call, order: Order, tenant_uid: str) -> IdempotencyKey | None:
-    """The idempotency key of an order: its id, path, caller and content. The form of the body makes no difference: the
-    order of fields, white space, or values that equal the default. Ids are unique in the tenant that owns the account,
+    """The idempotency key of an order: its id, path, caller and content. The form of the body makes no difference:
+    order of fields, white space, or fields set to their defaults. Ids are unique in the tenant that owns the account,
     and are kept for ever."""
     if not order.request_id:
         return None
@@ -145,7 +146,7 @@ def claim_for(call: Call, order: Order, tenant_uid: str) -> IdempotencyKey | Non
 
 
 def instant_of(call: Call, name: str) -> int | Refusal | None:
-    """A time in the query, in microseconds; None if it is not given."""
+    """Parse a time in the query to microseconds; None if it is absent."""
     text = call.query.get(name, "")
     try:
         return micros_of(text) if text else None
@@ -166,7 +167,7 @@ def continue_token(*place: int | str) -> str:
 
 
 def continue_place(call: Call, form: type[P]) -> P | Refusal | None:
-    """The end of the previous page; None for the first one."""
+    """Parse the continue token; None for the first page."""
     text = call.query.get("continue", "")
     if not text:
         return None
@@ -181,11 +182,11 @@ def continue_place(call: Call, form: type[P]) -> P | Refusal | None:
 
 
 def not_ours() -> Refusal:
-    return invalid("the continue token is not one of ours", hint="Start the list anew, without it.")
+    return invalid("the continue token is invalid", hint="Start the list again without it.")
 
 
 def _is_place(one: int | str) -> bool:
-    """Whether the database could know it: a caller may send any text as a token."""
+    """Whether the database can represent the value: a caller may send any text as a token."""
     return "\0" not in one if isinstance(one, str) else 0 <= one <= PLACE_MAX
 
 
@@ -193,7 +194,7 @@ def _is_place(one: int | str) -> bool:
 
 
 async def find_account(call: Call, in_body: str = "") -> Account | Refusal:
-    """The named account, else the one that pays for the caller. An invisible one is answered as not found."""
+    """Find the named account, else the one that pays for the caller. An invisible account is answered as not found."""
     owner = named_owner(call, in_body)
     if isinstance(owner, Refusal):
         return owner
@@ -208,7 +209,7 @@ async def find_account(call: Call, in_body: str = "") -> Account | Refusal:
 
 
 def named_owner(call: Call, in_body: str = "") -> tuple[str, str] | Refusal | None:
-    """(tenant, user) of the account that the query, the path or the body names."""
+    """Parse (tenant, user) of the account that the query, the path or the body names."""
     in_path = account_name(call.parameters.get("tenant", ""), call.parameters.get("user", ""))
     given = {one for one in (call.query.get("account", ""), in_body, in_path) if one}
     if not given:
@@ -230,7 +231,7 @@ async def own_account(call: Call) -> Account | Refusal:
         return invalid(
             f"role {identity.role} has no account of its own: name one",
             field_fault("account", "is required"),
-            hint="Say whose: TENANT, or TENANT/USER; in the API as ?account=.",
+            hint="Name TENANT or TENANT/USER; in the API as ?account=.",
         )
     owners = [(identity.tenant, identity.user), (identity.tenant, "")]
     async with call.context.database.reader() as db:
@@ -254,8 +255,8 @@ async def sees(call: Call, tenant: str, user: str) -> bool:
 
 
 async def find_lease(call: Call, *, spending: bool = False) -> tuple[Lease, Account] | Refusal:
-    """A lease that the caller may see, open or ended, with the account that pays for it. Users who are `spending` must
-    be paid for by that account, as when they open one, or have opened the lease themselves."""
+    """Find a lease that the caller may see, open or ended, with its account. If `spending`, a user must be paid for by
+    that account, or have opened the lease."""
     name = call.parameters["name"]
     missing = Refusal(Code.NOT_FOUND, f'leases "{name}" not found')
     number = lease_number(name)
@@ -266,7 +267,7 @@ async def find_lease(call: Call, *, spending: bool = False) -> tuple[Lease, Acco
         lease = open_ones.get(number) or (await store.load_ended(db, [number])).get(number)
         if lease is None:
             return missing
-        # An administrator's name is no user's: no account has that name.
+        # No account has an administrator's name.
         owner = (call.identity.tenant, call.identity.user) if call.identity.role is Role.USER else ("", "")
         account, own, opened_by = await store.load_payers(db, lease, owner)
     if account is None:

@@ -98,7 +98,7 @@ async def open_lease(call: Call) -> Outcome:
 
 
 async def _payer(call: Call, in_body: str) -> Account | Refusal:
-    """Users spend from the account that pays for them: they cannot choose between their own and the tenant's."""
+    """Resolve the paying account. Users spend from the account that pays for them, and cannot choose another one."""
     account = await find_account(call, in_body)
     if isinstance(account, Refusal) or call.identity.role is not Role.USER:
         return account
@@ -106,7 +106,7 @@ async def _payer(call: Call, in_body: str) -> Account | Refusal:
     if isinstance(own, Refusal):
         return own
     refusal = spends_anothers(account, own)
-    return account if refusal is None else replace(refusal, hint="Leave the account out.")
+    return account if refusal is None else replace(refusal, hint="Omit the account.")
 
 
 def _amounts(order: NewLease) -> dict[str, int]:
@@ -116,7 +116,7 @@ def _amounts(order: NewLease) -> dict[str, int]:
 
 
 def _asking(order: NewLease) -> Asking:
-    """Parts of devices in a lease, each with its field: they have the smallest size that parts in allocations have."""
+    """Fractions of devices in a lease, each with its field: their minimum is the same as in allocations."""
     asked = amounts(order.resources)
     fractions = (
         (f"resources[{name}]" if name in asked else "gpu_count", name, value)
@@ -137,10 +137,10 @@ def _faults(order: NewLease, policy: CreditPolicy) -> list[Cause]:
     if faults:
         return faults
     if GPU in amounts(order.resources) and amount(GPU, quantity_text(order.gpu_count)):
-        return [field_fault("gpu_count", f"is given, and {GPU} in resources as well: give one")]
+        return [field_fault("gpu_count", f"must not be set together with {GPU} in resources")]
     wanted = _amounts(order)
     if not any(wanted.values()):
-        return [field_fault("gpu_count", "is required: or name other resources")]
+        return [field_fault("gpu_count", "is required, unless other resources are named")]
     if any(value > GPUS_MAX for name, value in wanted.items() if is_device(name)):
         return [field_fault("gpu_count", f"must be at most {GPUS_MAX // 1000}")]
     return []
@@ -196,7 +196,7 @@ async def close_lease(call: Call) -> Outcome:
     return Answer(200, encode(ClosedLease(after.name, True, credits_of(after.posted), time_text(after.closed_at))))
 
 
-# Looking.
+# Reading.
 
 
 async def get_lease(call: Call) -> Outcome:

@@ -18,14 +18,14 @@ from bursar.ops.credit.statement import system_balances
 from bursar.wire.shared.document import encode
 
 PARAMS: Final = (
-    Param("after", "Go on after this block: a whole ledger is verified in several requests.", "integer"),
-    Param("anchor", "BLOCK:HASH that was written down: the block must still have this hash."),
+    Param("after", "Continue after this block: a whole ledger is verified in several requests.", "integer"),
+    Param("anchor", "BLOCK:HASH recorded earlier: the block must still have this hash."),
 )
 _ANCHOR: Final = re.compile(r"([0-9]{1,18}):([0-9a-f]{64})")
 
 
 class FindingView(Struct):
-    """`where` is what is wrong, as in `entry 17`, `block 3` or `account 101`."""
+    """A finding of the verification; `where` locates it, as in `entry 17`, `block 3` or `account 101`."""
 
     check: str
     where: str
@@ -33,8 +33,9 @@ class FindingView(Struct):
 
 
 class Verdict(Struct):
-    """`sound` is said of the blocks up to `through`; where there is `more`, ask again with it as `after`. `head` is the
-    newest block and its hash: a reader who keeps it can prove later that nothing before it was changed."""
+    """The result of a verification. `sound` refers to the blocks up to `through`; if there is `more`, continue with it
+    as `after`. `head` is the newest block and its hash: with it, a reader can prove later that no earlier entry was
+    changed."""
 
     sound: bool
     findings: list[FindingView]
@@ -46,7 +47,7 @@ class Verdict(Struct):
 
 
 class LedgerStanding(Struct):
-    """`accounts` are the system's own, the other side of all entries."""
+    """The state of the ledger; `accounts` are the system accounts, the counterparties of all entries."""
 
     last_entry: int
     sealed_entry: int

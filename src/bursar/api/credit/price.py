@@ -78,7 +78,7 @@ async def drop_price(call: Call) -> Outcome:
         return begin
     missing = [name for name in ("resource", "effective_from") if not call.query.get(name, "")]
     if missing or begin is None:
-        faults = [field_fault(name, "is required: it says which price is meant") for name in missing]
+        faults = [field_fault(name, "is required to identify the price") for name in missing]
         return invalid(f"{' and '.join(missing)} must be given", *faults)
     command = DropPrice(
         claim=claim_for(call, order, ""),

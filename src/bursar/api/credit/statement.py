@@ -1,5 +1,4 @@
-"""Handlers of looking back and ahead: balances, statements as JSON and as a table, forecasts, and whether it is all
-true."""
+"""Handlers of balances, account statements as JSON and CSV, and forecasts."""
 
 from __future__ import annotations
 
@@ -38,12 +37,12 @@ LINES_MAX = 1000
 CSV_LINES_MAX = 100_000
 
 PERIOD = (
-    Param("from", "Where the period begins: a time or a date; else with this month."),
-    Param("to", "Where it ends, without that moment; else now."),
+    Param("from", "Begin of the period, a time or a date; default: begin of the month."),
+    Param("to", "End of the period, exclusive; default: now."),
 )
 PAGING = (
-    Param("limit", f"At most so many lines of each sort; {LINES_MAX} unless said otherwise.", "integer"),
-    Param("continue", "From the page before."),
+    Param("limit", f"Maximum number of lines of each sort; default: {LINES_MAX}.", "integer"),
+    Param("continue", "The continue token of the previous page."),
 )
 
 Period = tuple[int, int]
@@ -103,7 +102,7 @@ async def _period(call: Call) -> Period | Refusal:
 
 
 def _month_of(now: int) -> int:
-    """The beginning of the month."""
+    """The beginning of the month of a time, in microseconds."""
     return micros_of(f"{datetime.fromtimestamp(now // 10**6, UTC):%Y-%m}-01")
 
 

@@ -1,4 +1,4 @@
-"""Handler of usage events: measurements of jobs, one or many. Each is counted once, however often it is sent."""
+"""Handler of usage events: one or many measurements of jobs. Each is counted once, however often it is sent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def report(call: Call) -> Outcome:
 
 
 def _read(call: Call) -> list[NewUsage] | Refusal:
-    """One event, or an object with several of them as `events`."""
+    """Decode one event, or an object with several as `events`."""
     document = read_document(call)
     if isinstance(document, Refusal):
         return document

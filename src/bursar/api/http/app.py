@@ -1,8 +1,7 @@
 """The ASGI application: routes a request to its handler, and sends the response.
 
-Every request takes the same steps here: find the route, know who is asking, count it against the tenant's rate, ask
-whether the role may do this at all, read a bounded body, call the handler, and turn what comes back into bytes. What is
-refused anywhere is answered in one form.
+Every request passes the same steps: find the route, authenticate, apply the rate limit, authorise the role, read a
+bounded body, call the handler, and encode the result. All refusals have the same form.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ ANONYMOUS = Identity(user="", role=Role.VIEWER)
 BODY_SECONDS_MAX = 30.0
 QUERY_CHARS_MAX = 16_384
 
-RESERVE_PART = 10  # one in so many of a tenant's requests is kept for its administrators
+RESERVE_PART = 10  # the fraction of a tenant's rate reserved for its administrators: 1 in 10
 
-_PARAMETER = "\0"  # what no segment can be
+_PARAMETER = "\0"  # a value that no path segment can have
 _ONCE = (b"authorization", b"content-type", b"idempotency-key", b"host")
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
@@ -65,7 +64,7 @@ class Router:
             place.setdefault("", {})[route.method] = (route, names)
 
     def find(self, segments: list[str]) -> _Found:
-        """The routes at a path, by method, and the values of its parameters."""
+        """Find the routes at a path, by method, and the values of its parameters."""
         found: _Found = self._find(self._tree, segments, 0, [])
         return found
 
@@ -81,13 +80,13 @@ class Router:
 
 
 def _segments(path: str) -> list[str]:
-    # One slash at the end is a habit of clients; a second one is an empty name, which no object has.
+    # Clients may append one slash; a second one is an empty name, which no object has.
     inner = path.removeprefix("/").removesuffix("/")
     return inner.split("/") if inner else []
 
 
 def _segments_of(scope: AsgiScope) -> list[str]:
-    """The segments of a request's path, each decoded by itself: an encoded slash is part of a name."""
+    """Split a request's path into segments and decode each by itself: an encoded slash is part of a name."""
     raw: bytes | None = scope.get("raw_path")
     if raw is None or b"%" not in raw:
         return _segments(scope["path"])
@@ -95,13 +94,13 @@ def _segments_of(scope: AsgiScope) -> list[str]:
 
 
 def _connection(scope: AsgiScope) -> HttpConnection | None:
-    """The connection that a request came on. A caller that drives the application by itself has none."""
+    """The connection of a request; None if a caller drives the application directly."""
     connection: HttpConnection | None = scope["state"].get("connection") if "state" in scope else None
     return connection
 
 
 def _know(scope: AsgiScope) -> None:
-    """A token was good: its connection does not count as a stranger's any more."""
+    """Mark the connection of a valid token, so that the limit on unauthenticated connections no longer counts it."""
     connection = _connection(scope)
     if connection is not None and not connection.is_known:
         connection.know()
@@ -149,7 +148,7 @@ class App:
         _account(scope, route, status, time.perf_counter() - started, request_id)
 
     def _call(self, scope: AsgiScope, headers: dict[str, str], request_id: str) -> Call | Refusal:
-        """The route that a request is for."""
+        """Find the route of a request."""
         method = scope["method"]
         if len(headers) != len(scope["headers"]) and (refusal := _given_twice(scope["headers"])):
             return refusal
@@ -157,19 +156,19 @@ class App:
         found = self._router.find(_segments_of(scope)) if "\0" not in scope["path"] else None
         if found is None:
             return Refusal(
-                Code.NOT_FOUND, "the server could not find the requested resource", "See /docs for what there is."
+                Code.NOT_FOUND, "the server could not find the requested resource", "See /docs for all paths."
             )
         methods, values = found
         entry = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
         if entry is None:
             offered = ", ".join(sorted(methods))
-            return Refusal(Code.METHOD_NOT_ALLOWED, f"{method} is not offered here", f"Offered: {offered}.")
+            return Refusal(Code.METHOD_NOT_ALLOWED, f"{method} is not supported here", f"Supported: {offered}.")
         route, names = entry
         parameters = dict(zip(names, values, strict=True))
         return Call(self._context, route, ANONYMOUS, request_id, parameters, {}, headers)
 
     async def _handle(self, call: Call, scope: AsgiScope, receive: Receive) -> tuple[Outcome, RateVerdict | None]:
-        """The steps of every request; what goes wrong unexpectedly is a 503 or a 500 with the request's id."""
+        """Process a request; an unexpected error becomes a 503, or a 500 with the request's id."""
         rate: RateVerdict | None = None
         try:
             if not call.route.public:
@@ -206,7 +205,7 @@ class App:
             )
             return Refusal(
                 Code.UNAVAILABLE,
-                "the database is away or not taking changes now",
+                "the database is unavailable or takes no changes now",
                 "Try again; a write that carries a request_id is safe to repeat.",
                 retry_after_seconds=1,
             ), rate
@@ -284,7 +283,7 @@ class App:
                 await send({"type": "http.response.body", "body": b""})
 
     def end_streams(self) -> None:
-        """On shutdown: watchers are let go, and resume elsewhere."""
+        """Disconnect watchers on shutdown; they resume at another process."""
         self._is_closing = True
         for task in self._streams:
             task.cancel()
@@ -310,10 +309,10 @@ def _account(scope: AsgiScope, route: Route | None, status: int, seconds: float,
 
 
 def _request_id(given: str) -> str:
-    """The caller's own id where it is short and plain, else a new one."""
+    """The caller's request id if it is short and plain, else a new one."""
     if given and len(given) <= 64 and given.isascii() and given.isprintable():
         return given
-    return f"{random.getrandbits(64):016x}"  # names a request in the log, and protects nothing
+    return f"{random.getrandbits(64):016x}"  # identifies a request in the log; no secret
 
 
 def _forbidden(policy: Policy, identity: Identity, route: Route) -> Refusal | None:
@@ -349,14 +348,14 @@ def _read_query(call: Call, scope: AsgiScope) -> Refusal | None:
 
 
 def _dry_run_missing(call: Call) -> Refusal | None:
-    """A request that is to change nothing must not reach a handler that would."""
+    """Refuse a dry run for a handler that does not support it."""
     if not call.query.get("dryRun") or call.route.method == "GET" or call.route.offers_dry_run:
         return None
-    return invalid("dryRun is not offered here", hint="Send the request without dryRun to make the change.")
+    return invalid("dryRun is not supported here", hint="Send the request without dryRun to make the change.")
 
 
 async def _read_body(receive: Receive, headers: Mapping[str, str]) -> bytes | Refusal:
-    """The body, bounded in size and in time."""
+    """Read the body, bounded in size and in time."""
     length = headers.get("content-length", "")
     too_large = Refusal(Code.TOO_LARGE, f"the body is larger than {BODY_BYTES_MAX} bytes", "Send less at once.")
     if length.isdigit() and int(length) > BODY_BYTES_MAX:
@@ -382,7 +381,7 @@ async def _receive_body(receive: Receive, too_large: Refusal) -> bytes | Refusal
     while True:
         event = await receive()
         if event["type"] == "http.disconnect":
-            # Less than was meant may mean something else: a DELETE without its options deletes.
+            # A truncated body may mean something else: a DELETE without its options deletes.
             return invalid("the body ended early")
         pieces.append(event.get("body", b""))
         size += len(pieces[-1])
@@ -393,7 +392,7 @@ async def _receive_body(receive: Receive, too_large: Refusal) -> bytes | Refusal
 
 
 class _Deadline:
-    """Cancels the present task when its time is up. Every request with a body has one: asyncio.timeout costs more."""
+    """A deadline that cancels the present task. Each request with a body has one; asyncio.timeout costs more."""
 
     __slots__ = ("_task", "_timer", "passed")
 
@@ -414,7 +413,7 @@ class _Deadline:
 
 
 def _told(scope: AsgiScope, request_id: str, rate: RateVerdict | None) -> list[tuple[bytes, bytes]]:
-    """The headers of every answer."""
+    """The headers of every response."""
     told = [(b"x-request-id", request_id.encode("latin-1")), _NOSNIFF]
     if scope.get("scheme") == "https":
         told.append(_HSTS)

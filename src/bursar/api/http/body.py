@@ -1,4 +1,4 @@
-"""From the bytes of a body to a checked object, or to a refusal that names every fault."""
+"""Request bodies: decoding to a checked object, or to a refusal that names every fault."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ REQUEST_ID_CHARS_MAX = 128
 DEPTH_MAX = 64
 # Longer bodies are read in a thread.
 INLINE_BYTES_MAX = 16_384
-# Bodies that are not plain, valid objects take longer to read: every fault is looked for.
+# Bodies that are not plain, valid objects take longer: all faults are collected.
 INLINE_SLOW_BYTES_MAX = 2_048
 NULS_SHOWN_MAX = 10
-FAULTY_MAX = 8  # values that are found to be of the wrong type one after another
+FAULTY_MAX = 8  # decoding attempts with values of wrong types removed
 CAUSES_MAX = 50
 CAUSES_IN_MESSAGE_MAX = 10
-# Parameters of the query that change nothing about what is done.
+# Query parameters without effect on the result.
 _NO_MATTER = ("pretty", "fieldManager", "dryRun")
-_NUL_ESCAPED = b"\\u0000"  # the only way to write it in JSON
+_NUL_ESCAPED = b"\\u0000"  # the only spelling of NUL in JSON
 T = TypeVar("T")
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
@@ -90,7 +90,7 @@ def read_object_now(call: Call, kind: Kind) -> Body | Refusal:
 
 
 def _read_plain(call: Call, kind: Kind) -> Body | Refusal | None:
-    """A JSON body whose fields are all known and of the right types; None for all others."""
+    """Decode a JSON body with known fields of the right types; None for all other bodies."""
     if call.media_type != JSON or _NUL_ESCAPED in call.body:
         return None
     try:
@@ -114,7 +114,7 @@ def _read_other(call: Call, kind: Kind) -> Body | Refusal:
 
 
 def _repeated(error: RepeatedKey) -> Refusal:
-    return invalid(str(error), hint="Give each key once: readers do not agree which of two values counts.")
+    return invalid(str(error), hint="Give each key once: parsers disagree about which of two values counts.")
 
 
 BYTES = "application/octet-stream"
@@ -128,12 +128,12 @@ def _too_many() -> Refusal:
 
 
 async def weigh(call: Call) -> Refusal | None:
-    """Bound a body that is not short before a handler reads it. The document of one that takes long to read is made
-    here, in a thread, whatever the route is."""
+    """Bound a long body before a handler reads it. A body that takes long to decode is decoded here, in a thread, for
+    any route."""
     if BYTES in call.route.body_media:
-        return None  # It is not read as a document.
+        return None  # Not decoded as a document.
     if len(call.body) <= INLINE_BYTES_MAX and call.media_type != PROTOBUF and not _is_yaml(call.media_type):
-        return None  # It is too short to hold too many values.
+        return None  # Too short for too many values.
     document = await _apart(call, _read_bounded, call)
     if isinstance(document, Refusal):
         return document
@@ -148,7 +148,7 @@ def _read_bounded(call: Call) -> Any:
 
 
 async def read_beside(call: Call, read: Callable[[Call], T]) -> T:
-    """Read a body with this function, in a thread if the body is long."""
+    """Decode a body with this function, in a thread if the body is long."""
     return await _apart(call, read, call) if len(call.body) > INLINE_BYTES_MAX else read(call)
 
 
@@ -157,7 +157,7 @@ def _is_yaml(media: str) -> bool:
 
 
 def read_document(call: Call) -> Any:
-    """The body as plain values, from any media type that is understood."""
+    """Decode the body to plain values, from any supported media type."""
     if call.document is not UNREAD:
         return call.document
     media = call.media_type
@@ -189,7 +189,7 @@ def read_document(call: Call) -> Any:
 
 
 def _nul_faults(document: Any) -> list[Cause]:
-    """NUL characters, which PostgreSQL's text cannot hold, as faults of their fields."""
+    """Report NUL characters, which PostgreSQL's text cannot store, as faults of their fields."""
     paths = islice(_nul_paths(document, ()), NULS_SHOWN_MAX)
     return [field_fault(dotted(path).replace("\0", "\\0"), "must not contain a NUL character") for path in paths]
 
@@ -207,7 +207,7 @@ def _nul_paths(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | 
 
 
 def _read_yaml(raw: bytes) -> Any:
-    """YAML, or JSON that says it is YAML, as kubectl's does. The YAML reader counts values before it builds them."""
+    """Decode YAML, or JSON sent as YAML, as kubectl does. The YAML reader counts values before it builds them."""
     if has_more_values_json(raw):
         return yaml_text.decode(raw)
     try:
@@ -227,7 +227,8 @@ def too_deep(value: Any, depth: int = 0) -> bool:
 
 
 def convert(call: Call, kind: Kind, document: Any) -> Body | Refusal:
-    """A plain document as an object: nulls mean "not given"; unknown fields are refused, reported, or ignored."""
+    """Convert a plain document to an object: nulls mean "not given"; unknown fields are refused, reported, or
+    ignored."""
     if not isinstance(document, dict):
         return invalid("the body must be an object")
     document = _given(kind.type, document)
@@ -247,12 +248,12 @@ def convert(call: Call, kind: Kind, document: Any) -> Body | Refusal:
 
 
 def faulty(call: Call, kind: Kind, document: Any, error: str) -> Refusal:
-    """Every fault: those of the types, and, as far as the rest can be read, those of the meaning."""
+    """List every fault: wrong types and, as far as the rest can be decoded, faults of values."""
     faults = dict(all_faults(kind.type, document) or [told_by(error)])
     readable = None if has_more_values(document, VALUES_COMPARED_MAX) else _readable(kind, document, faults)
     causes = [Cause("FieldValueInvalid", message, field=path) for path, message in faults.items()]
     if readable is not None:
-        # Values left out to read the rest are not missing, and the rest of an element means little without them.
+        # Values that were removed to decode the rest are not missing, and their list elements are incomplete.
         torn = {_element(path) for path in faults} - {""}
         others = identify(call, kind, readable) + check(kind, readable)
         causes += [one for one in others if one.field not in faults and _element(one.field) not in torn]
@@ -260,12 +261,12 @@ def faulty(call: Call, kind: Kind, document: Any, error: str) -> Refusal:
 
 
 def _element(path: str) -> str:
-    """The element of a list that something is part of; empty for what is part of none."""
+    """The list element that contains a path; empty if there is none."""
     return path[: path.rfind("]") + 1] if "]." in path else ""
 
 
 def _readable(kind: Kind, document: Any, faults: dict[str, str]) -> Object | None:
-    """Decode a body without its values of the wrong type; faults that only decoding reveals are added."""
+    """Decode a body without its values of wrong types; faults that only decoding reveals are added."""
     try:
         kept = without_faulty(kind.type, prune(kind.type, document, "", []), faults)
         for _ in range(FAULTY_MAX):
@@ -283,7 +284,7 @@ def _readable(kind: Kind, document: Any, faults: dict[str, str]) -> Object | Non
 
 
 def faulty_causes(kind: Kind, causes: list[Cause]) -> Refusal:
-    """One refusal for all that is wrong with an object; it does not grow without end with what is wrong."""
+    """One refusal with all faults of an object, bounded in length."""
     shown = causes[:CAUSES_IN_MESSAGE_MAX]
     listed = "; ".join(f"{one.field}: {one.message}" if one.field else one.message for one in shown)
     more = f" (and {len(causes) - len(shown)} more)" if len(causes) > len(shown) else ""
@@ -291,8 +292,8 @@ def faulty_causes(kind: Kind, causes: list[Cause]) -> Refusal:
 
 
 def _given(kind_type: Any, value: Any) -> Any:
-    """Without the fields that are null. In a map null is no value: a selector that lost one would pick more than was
-    meant."""
+    """Remove fields that are null. In a map, null is refused as a value: a selector that lost an entry would match more
+    than was meant."""
     struct = _struct_in(kind_type)
     if struct is not None and isinstance(value, dict):
         types = _fields_of(struct)
@@ -309,7 +310,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def prune(kind_type: Any, value: Any, path: str, dropped: list[str]) -> Any:
-    """Remove the fields that a type does not have, and name them."""
+    """Remove unknown fields, and collect their names."""
     struct = _struct_in(kind_type)
     if struct is not None and isinstance(value, dict):
         fields = _fields_of(struct)
@@ -328,7 +329,7 @@ def prune(kind_type: Any, value: Any, path: str, dropped: list[str]) -> Any:
 
 @cache
 def _fields_of(struct: Any) -> dict[str, Any]:
-    """The types of a struct's fields, which take long to look up, by their names on the wire."""
+    """Cached types of a struct's fields by wire name; looking them up is slow."""
     return {one.encode_name: one.type for one in msgspec.structs.fields(struct)}
 
 
@@ -348,7 +349,7 @@ def _list_item(kind_type: Any) -> Any:
 
 
 def _checked(call: Call, kind: Kind, body: Body) -> Body | Refusal:
-    """Names and places agree, and the kind finds nothing wrong."""
+    """Check names and namespaces, and the faults of the kind."""
     causes = identify(call, kind, body.object)
     causes += check(kind, body.object)
     return faulty_causes(kind, causes) if causes else body
@@ -363,7 +364,7 @@ def identify(call: Call, kind: Kind, one: Object) -> list[Cause]:
     causes: list[Cause] = []
     metadata = one.metadata
     if one.kind and one.kind != kind.name:
-        causes.append(field_fault("kind", f"is {one.kind[:63]!r}, but this is the place of {kind.name}"))
+        causes.append(field_fault("kind", f"is {one.kind[:63]!r}, but this path is for {kind.name}"))
     if one.api_version and one.api_version != API_VERSION:
         causes.append(field_fault("apiVersion", f"is {one.api_version[:63]!r}, must be {API_VERSION}"))
     namespace = call.parameters.get("namespace", "")
@@ -372,7 +373,7 @@ def identify(call: Call, kind: Kind, one: Object) -> list[Cause]:
     if kind.namespaced:
         metadata.namespace = namespace
     elif metadata.namespace:
-        causes.append(field_fault("metadata.namespace", f"{kind.plural} do not live in a namespace"))
+        causes.append(field_fault("metadata.namespace", f"{kind.plural} have no namespace"))
     return causes + _name(call, metadata)
 
 
@@ -381,7 +382,7 @@ def _name(call: Call, metadata: Any) -> list[Cause]:
     if named:
         if metadata.name and metadata.name != named:
             return [field_fault("metadata.name", f"is {metadata.name[:63]!r}, the path says {named!r}")]
-        # The name of an existing object is valid, whatever the rules were at its creation; new ones: `name_faults`.
+        # The name of an existing object is valid under any rules; rules of new names are in `name_faults`.
         metadata.name = named
         return []
     if not metadata.name and metadata.generate_name:
@@ -392,7 +393,7 @@ def _name(call: Call, metadata: Any) -> list[Cause]:
 
 
 def name_faults(metadata: Any) -> list[Cause]:
-    """The faults of a new object's name."""
+    """List the faults of a new object's name."""
     return [field_fault("metadata.name", fault) for fault in dns_subdomain(metadata.name)]
 
 

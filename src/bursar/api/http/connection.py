@@ -1,8 +1,8 @@
-"""Limits of connections: their number, the time to receive a request, and the time until an answer is read.
+"""Connection limits: their number, the time to receive a request, and the time until a response is read.
 
 uvicorn bounds none of this. Each connection counts the bytes of the request that it is receiving, and is authenticated
-once a token on it was good; the gate counts the other ones by address, and scans all of them every second or two. So an
-ordinary request costs only a few additions more.
+by its first valid token. The gate counts unauthenticated connections by address, and scans all connections every second
+or two. An ordinary request costs only a few additions more.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from bursar.core.values.refusal import Code, Refusal
 HEADER_BYTES_MAX = 65_536  # of the request line and all headers
 HEADERS_MAX = 100
 URL_BYTES_MAX = 16_384
-# Bytes of a body that may arrive after its request was answered, or between two of its chunks.
+# Body bytes accepted after the request was answered, or between two chunks.
 UNREAD_BYTES_MAX = 16 << 20
-# A reader that takes less than this in the time that it has does not read.
+# A client that takes less than this in its time limit counts as not reading.
 PROGRESS_BYTES_MIN = 4_096
 CONNECTIONS_MAX = 20_000
 CONNECTIONS_PER_ADDRESS_MAX = 512
@@ -32,8 +32,8 @@ CONNECTIONS_PER_ADDRESS_MAX = 512
 JOINED_BYTES_MAX = 65_536
 
 _CLOSE = (b"connection", b"close")
-_NO_TRAILERS: deque[tuple[bytes, bytes]] = deque(maxlen=0)  # takes everything, and keeps nothing
-# Called for every request: `super()` costs more.
+_NO_TRAILERS: deque[tuple[bytes, bytes]] = deque(maxlen=0)  # discards everything
+# A direct reference, because `super()` costs more and this is called for each request.
 _parse = HttpToolsProtocol.data_received
 _begin = HttpToolsProtocol.on_headers_complete
 _complete = HttpToolsProtocol.on_message_complete
@@ -53,7 +53,7 @@ class Bounds:
 
 
 class ConnectionGate:
-    """All connections of a process, and those of them that have shown no token yet by address."""
+    """All connections of a process, with counts of the unauthenticated ones by address."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
         self.bounds = bounds or Bounds()
@@ -64,11 +64,11 @@ class ConnectionGate:
         return len(self._open)
 
     def unknown(self, address: str) -> int:
-        """The number of connections of an address that have shown no token."""
+        """The number of unauthenticated connections of an address."""
         return self._unknown[address]
 
     def enter(self, one: HttpConnection) -> str:
-        """Let a connection in; else why not."""
+        """Accept a connection; return the reason if it is refused."""
         if len(self._open) >= self.bounds.connections:
             return "all"
         if self._unknown[one.address] >= self.bounds.connections_per_address:
@@ -115,8 +115,8 @@ class ConnectionGate:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One connection of HTTP/1.1. It is in the head of a request from the moment it opens, or from when the last
-    request is complete, until all headers are there."""
+    """One HTTP/1.1 connection. Receiving a head begins when the connection opens or the previous request is complete,
+    and ends when all headers are there."""
 
     gate: ClassVar[ConnectionGate]
 
@@ -127,8 +127,8 @@ class HttpConnection(HttpToolsProtocol):
         self._is_refused = False
         self._in_head = True
         self._head_bytes = 0
-        self._head_since = 0.0  # when the request began to come; 0 while none does
-        self._body_since = 0.0  # when the body of an answered request was first seen to be still coming; 0 before that
+        self._head_since = 0.0  # begin of receiving a request; 0: none
+        self._body_since = 0.0  # since when a body continues after its answer; 0: it does not
         self._unread_bytes = 0
         self._unsent_bytes = 0
         self._unsent_since = 0.0
@@ -159,7 +159,7 @@ class HttpConnection(HttpToolsProtocol):
         if not self._in_head or self._is_refused or head_bytes > HEADER_BYTES_MAX:
             self._receive_bounded(data)
             return
-        # Most requests arrive whole: no clock is read for them.
+        # Most requests arrive in one piece and need no clock.
         self._head_bytes = head_bytes
         _parse(self, data)
         if self._head_bytes and not self._head_since and self._in_head:
@@ -194,7 +194,7 @@ class HttpConnection(HttpToolsProtocol):
         self._unread_bytes = 0
         self._body_since = 0.0
         _begin(self)
-        # Bytes after a chunked body are no header: they would be taken for one of this request.
+        # Data after a chunked body must not become headers of this request.
         self.headers = _NO_TRAILERS  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
@@ -202,7 +202,7 @@ class HttpConnection(HttpToolsProtocol):
             super().on_body(body)
 
     def on_chunk_header(self) -> None:
-        """Between chunks there is little; what is unread of an answered request still counts as a whole."""
+        """Reset the counter between chunks, except for an answered request, whose unread body counts as a whole."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._unread_bytes = 0
 
@@ -217,14 +217,14 @@ class HttpConnection(HttpToolsProtocol):
     # Answering.
 
     def answer(self, scope: object, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
-        """Send a whole answer in one write; False, with nothing sent, where uvicorn has to send it.
+        """Send a complete response in one write; return False, with nothing sent, if uvicorn has to send it.
 
-        uvicorn writes head and body apart and matches two regular expressions for each header: for a small answer, that
-        is half of the work. Here one look at all lines proves that no header contains a line break of its own.
+        uvicorn writes head and body separately and matches two regular expressions per header, which is half of the
+        work for a small response. Here one check of all lines proves that no header contains a line break.
         """
         cycle = self.cycle
         if cycle is None or cycle.scope is not scope or cycle.response_started or cycle.disconnected:
-            return False  # of pipelined requests, only the last one is the connection's cycle
+            return False  # only the last pipelined request is the connection's cycle
         if not cycle.keep_alive:
             headers = [*headers, _CLOSE]
         head = b"".join([STATUS_LINE[status], *[b"%s: %s\r\n" % header for header in headers], b"\r\n"])
@@ -250,14 +250,14 @@ class HttpConnection(HttpToolsProtocol):
         self._refuse("malformed", Refusal(Code.INVALID, "this is not a valid HTTP/1.1 request", "Check the client."))
 
     def _refuse(self, bound: str, refusal: Refusal) -> None:
-        """Answer bytes that are not even a request, after the request before them, and parse no more of them."""
+        """Refuse bytes that are no request, after the previous request is answered, and stop parsing."""
         metrics.CONNECTIONS_REFUSED.labels(bound).inc()
         self._is_refused = True
         self._unread_bytes = 0
         cycle = self.cycle
         is_answered = cycle is None or cycle.response_complete
         if not is_answered and self._in_head:
-            cycle.keep_alive = False  # The request before came whole: its answer ends the connection.
+            cycle.keep_alive = False  # The previous request is complete: its response ends the connection.
             return
         if is_answered or not cycle.response_started:
             answer = answer_of(refusal, "")
@@ -323,7 +323,7 @@ def _headers_too_large() -> Refusal:
 
 
 def _url_too_long() -> Refusal:
-    return Refusal(Code.URL_TOO_LONG, f"the URL is longer than {URL_BYTES_MAX} bytes", "Ask for less at once.")
+    return Refusal(Code.URL_TOO_LONG, f"the URL is longer than {URL_BYTES_MAX} bytes", "Request less at once.")
 
 
 def _too_slow(seconds: float) -> Refusal:

@@ -25,7 +25,7 @@ from bursar.wire.kinds.registry import policy
 TREE_AGE_SECONDS_MAX = 1.0
 READY_SECONDS_MAX = 2.0
 READY_AGE_SECONDS_MAX = 0.5
-# Concurrent full reads, in all and for one tenant: each holds a connection to the database meanwhile.
+# Concurrent full reads, in total and per tenant: each holds a database connection.
 LISTS_MAX = 4
 LISTS_EACH_MAX = 2
 STATES_MAX = 4
@@ -42,16 +42,16 @@ class ApiContext:
     limits: RateLimit
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT
     version: str = ""
-    grpc_address: str = ""  # where agents are served, as host:port; empty where that is not known
-    informer: LogKeeper | None = None  # reads the output of work from nodes; None where that is not served
+    grpc_address: str = ""  # the agents' gRPC server, host:port; empty if unknown
+    informer: LogKeeper | None = None  # reads logs from agents; None: not available
     policy: Policy = field(default_factory=policy)
     _tree_read_at: float = field(default=-1e9)
     _tree_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    watches: Counter[str] = field(default_factory=Counter)  # how many are open, by whose they are
+    watches: Counter[str] = field(default_factory=Counter)  # open watches by party
     states: Seats = field(default_factory=lambda: Seats(STATES_MAX, STATES_EACH_MAX))
     lists: Seats = field(default_factory=lambda: Seats(LISTS_MAX, LISTS_EACH_MAX))
-    spools: Spools = field(default_factory=Spools)  # long answers that are being read
-    bodies: Seats = field(default_factory=lambda: Seats(1, 1))  # long bodies that are being read
+    spools: Spools = field(default_factory=Spools)  # long responses that clients are reading
+    bodies: Seats = field(default_factory=lambda: Seats(1, 1))  # long bodies that are being decoded
     _fault: str = ""
     _fault_read_at: float = field(default=-1e9)
     _fault_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -67,7 +67,7 @@ class ApiContext:
         self.priorities = Priorities(self.database)
 
     async def tree(self, *, fresh: bool = False) -> Tree:
-        """The tree for reading and for asking who may see what; at most a second old."""
+        """The tree for reading and for visibility; at most a second old unless `fresh`."""
         now = asyncio.get_running_loop().time()
         if fresh or now - self._tree_read_at > TREE_AGE_SECONDS_MAX:
             async with self._tree_lock:
@@ -78,8 +78,8 @@ class ApiContext:
         return self.runtime.trees.latest
 
     async def tree_for(self, whose: Reach) -> Tree:
-        """The tree, for what a caller may see. It is read again if it has another tenant under that name: one of
-        the two was deleted a moment ago."""
+        """The tree for resolving what a caller may see. It is read again if it has another tenant of the caller's
+        tenant name, because one of the two was deleted just now."""
         tree = await self.tree()
         return tree if is_current(tree, whose) else await self.tree(fresh=True)
 
@@ -104,7 +104,7 @@ class ApiContext:
         return "the database is a standby: it takes no writes" if standby else ""
 
     async def sees(self, identity: Identity, tenant: str) -> bool:
-        """Whether an identity may see what belongs to a tenant; what belongs to no tenant is visible to all."""
+        """Whether an identity may see objects of a tenant; objects without a tenant are visible to all."""
         whose = reach(identity)
         if whose.everything or not tenant:
             return True

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bursar.api.http.oidc import Oidc, Verified
 
 FRESH_SECONDS = 2.0
-# While the database is away, tokens verified a moment ago stay valid: watches continue, other requests get a 503.
+# While the database is away, recently verified tokens stay valid: watches continue, other requests get a 503.
 FRESH_WHILE_AWAY_SECONDS = 30.0
 ANSWER_SECONDS_MAX = 2.0
 RETRY_SECONDS = 1.0
@@ -41,13 +41,13 @@ _JWTS_MAX = 10_000
 K = TypeVar("K")
 V = TypeVar("V")
 
-# The row, None when there is none, or why it could not be asked.
+# The row, None if there is none, or the reason why it could not be read.
 Answer: TypeAlias = TokenRecord | Unavailable | None
 Found: TypeAlias = dict[str, TokenRecord] | Unavailable
 
 
 class _Recent(Generic[K, V]):
-    """The values seen last, each with the time it was true, and never more than so many of them."""
+    """A bounded cache of values with the times at which they were read."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -86,7 +86,7 @@ class Authenticator:
         self._clock = clock
         self._monotonic = monotonic
         self._known: _Recent[str, TokenRecord] = _Recent(_KNOWN_MAX)
-        # Kept apart, so that a flood of invented ids cannot push out the good ones.
+        # A separate cache, so that a flood of invented ids cannot evict valid ones.
         self._unknown: _Recent[str, bool] = _Recent(_UNKNOWN_MAX)
         self._verified: _Recent[bytes, Verified] = _Recent(_JWTS_MAX)
         self._questions: dict[str, asyncio.Future[Answer]] = {}
@@ -96,7 +96,7 @@ class Authenticator:
         self._away_until = float("-inf")
 
     async def authenticate(self, authorization: str | None) -> Identity | Refusal:
-        """Raises Unavailable when the database is needed and is away."""
+        """Authenticate a request. Raises Unavailable if the database is needed and away."""
         if not authorization:
             return unauthenticated("the request carries no credentials")
         scheme, _, text = authorization.partition(" ")
@@ -107,10 +107,10 @@ class Authenticator:
             return await self._authenticate_token(presented)
         if text.count(".") == 2:
             return await self._authenticate_jwt(text)
-        return unauthenticated("the token is neither one of Bursar's nor a JWT")
+        return unauthenticated("the token is neither a Bursar token nor a JWT")
 
     def forget(self, token_id: str) -> None:
-        """After a change of a token in this process: look again, whatever is remembered."""
+        """Forget the cached row of a token after a change in this process."""
         self._known.drop(token_id)
         self._unknown.drop(token_id)
         self._forgotten_meanwhile.add(token_id)
@@ -125,9 +125,9 @@ class Authenticator:
 
     async def _authenticate_token(self, presented: TokenText) -> Identity | Refusal:
         record = await self._record(presented.id)
-        # An unknown id and a wrong secret look the same from outside.
+        # An unknown id and a wrong secret give the same answer.
         if record is None or not is_token_of(record, presented):
-            return unauthenticated("the token is not known here")
+            return unauthenticated("the token is unknown")
         if death := token_death(record, self._clock()):
             return unauthenticated(death)
         return _identity(record)

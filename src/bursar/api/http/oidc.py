@@ -76,7 +76,7 @@ class Oidc:
         self._background: asyncio.Task[None] | None = None
 
     async def verify(self, text: str) -> Verified | Refusal:
-        """The identity in a JWT, or why it is not believed."""
+        """Verify a JWT; return its identity, or the reason why it is refused."""
         header = _header(text)
         if header is None:
             return unauthenticated("the token is not a well-formed JWT")
@@ -116,7 +116,7 @@ class Oidc:
         except ExpiredTokenError:
             return unauthenticated(f"the JWT expired at {_time(claims['exp'])}")
         except MissingClaimError as error:
-            return unauthenticated(f"the JWT lacks what is required: {error.description}")
+            return unauthenticated(f"the JWT lacks a required claim: {error.description}")
         except InvalidClaimError as error:
             return unauthenticated(
                 f"the JWT is not for this server, or not yet or no longer valid: {error.description}"
@@ -146,7 +146,7 @@ class Oidc:
     # Keys.
 
     async def _keys_for(self, kid: object) -> list[SigningJwk]:
-        """The keys that may have signed a token, after looking for new ones if there are none."""
+        """The keys that may have signed a token; reads the key set again if there are none."""
         if not (keys := self._candidates(kid)):
             await self._refresh(REFRESH_EMPTY_SECONDS if self._keys is None else REFRESH_UNKNOWN_SECONDS)
             keys = self._candidates(kid)
@@ -219,7 +219,7 @@ def _header(text: str) -> dict[str, Any] | None:
     try:
         header = jws.extract_compact(text.encode("ascii"), registry=_REGISTRY).headers()
     except Exception:
-        # Whatever a hostile text makes the parser raise: it is not a JWT.
+        # The parser may raise anything for a hostile text: it is not a JWT.
         return None
     return header if isinstance(header, dict) else None
 
@@ -247,7 +247,7 @@ def _import_keys(document: object) -> list[SigningJwk]:
 
 
 def _import_key(entry: object) -> SigningJwk | None:
-    """One key of the set; None for what is not for signatures, or not understood, as RFC 7517 asks."""
+    """Import one key of the set; None if it is not for signatures, or not supported, as RFC 7517 requires."""
     if not isinstance(entry, dict) or entry.get("use", "sig") != "sig":
         return None
     try:
@@ -258,7 +258,7 @@ def _import_key(entry: object) -> SigningJwk | None:
 
 
 def _text(value: object) -> str:
-    """A claim that is one text. Some providers wrap a single one in a list."""
+    """A claim with one text. Some providers wrap it in a list."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     return value if isinstance(value, str) else ""

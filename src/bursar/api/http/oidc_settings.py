@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OidcSettings:
-    """`jwks` is the path or the URL of the key set; left out, it is where the issuer's discovery document says."""
+    """OIDC provider settings; `jwks` is the path or URL of the key set, by default the one in the issuer's discovery
+    document."""
 
     issuer: str
     audience: str

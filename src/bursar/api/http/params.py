@@ -7,8 +7,8 @@ from bursar.wire.shared.kind import Kind
 
 ROOT = "/api/v1"
 
-DRY_RUN = Param("dryRun", "All: check and answer as if, and change nothing.")
-VALIDATION = Param("fieldValidation", "What unknown fields are: Strict (refused, the default), Warn or Ignore.")
+DRY_RUN = Param("dryRun", "All: dry run: validate and answer, but change nothing.")
+VALIDATION = Param("fieldValidation", "Handling of unknown fields: Strict (refuse, the default), Warn or Ignore.")
 MANAGER = Param("fieldManager", "Accepted for compatibility.")
 PRETTY = Param("pretty", "Accepted for compatibility.")
 SELECTORS = (

@@ -52,7 +52,7 @@ TABLE: dict[Code, tuple[int, str]] = {
 }
 
 CAUSES_MAX = 50
-NAME_CHARS_MAX = 320  # no name is longer, nor is NAME@UID of a deleted tenant
+NAME_CHARS_MAX = 320  # the longest name, NAME@UID of a deleted tenant included
 
 
 def status_of(refusal: Refusal, resource: str = "") -> tuple[int, str]:
@@ -133,7 +133,7 @@ def answer_of(
     if refusal.retry_after_seconds:
         extra["Retry-After"] = str(refusal.retry_after_seconds)
     if status == 408:
-        # The rest of the body would be taken for the next request.
+        # Otherwise the rest of the body would be parsed as the next request.
         extra["Connection"] = "close"
     if status == 401:
         extra["WWW-Authenticate"] = 'Bearer realm="bursar"'

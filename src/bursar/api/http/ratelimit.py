@@ -1,8 +1,7 @@
 """Rate limit of requests per minute for each tenant and node: a token bucket that holds a minute's worth.
 
-In memory for one process; in Redis (`redis_ratelimit`) where several share the limit. A bucket is kept as its debt: the
-requests taken that have not yet flowed back, in whole fractions of a request, so that no rounding lets one too many
-pass.
+Buckets are in memory for one process, or in Redis (`redis_ratelimit`) if several share the limit. A bucket stores its
+debt: requests taken minus those refilled, in integer parts of a request, so that rounding never admits one too many.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import msgspec
 LIMIT_PER_MINUTE_DEFAULT = 1000
 
 NS_PER_SECOND = 1_000_000_000
-# In a minute a bucket of limit n gets n requests back, that is n for each nanosecond when a request is this many parts.
+# A bucket of limit n refills n requests per minute, which is n parts per nanosecond if a request has this many parts.
 _PARTS = 60 * NS_PER_SECOND
 
 
 class RateVerdict(msgspec.Struct, frozen=True, gc=False):
-    """Rate limit of a request, as in the response headers. `reset_epoch_seconds`: when the bucket is full again if no
-    further request arrives."""
+    """The rate limit of a request, as in the response headers. `reset_epoch_seconds` is when the bucket is full again
+    if no further request arrives."""
 
     allowed: bool
     limit: int
@@ -54,7 +53,7 @@ class _Bucket:
 
 
 class MemoryRateLimit:
-    """Buckets of this process. Full ones are evicted when there are too many."""
+    """Token buckets of this process. Full ones are evicted when there are too many."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class MemoryRateLimit:
         return len(self._buckets)
 
     async def close(self) -> None:
-        """Buckets in memory hold nothing open."""
+        """Do nothing: buckets in memory hold no resources."""
 
     async def take(self, key: str, limit_per_minute: int) -> RateVerdict:
         return self.take_now(key, limit_per_minute)
@@ -113,7 +112,7 @@ class MemoryRateLimit:
 
 
 def verdict_of(allowed: bool, limit: int, debt: int, parts: int, wall_seconds: float) -> RateVerdict:
-    """The answer, from a bucket's debt in parts of a request, of which a minute gives `parts` times the limit."""
+    """The verdict for a bucket's debt, in parts of a request, of which a minute refills `parts` times the limit."""
     if limit <= 0:
         return RateVerdict(False, 0, 0, int(wall_seconds) + 60, 60)
     parts_per_second = parts // 60 * limit

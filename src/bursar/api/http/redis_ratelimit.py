@@ -1,6 +1,6 @@
 """Rate limits in Redis: token buckets that several API processes share.
 
-Imported only where a Redis is set: its client takes longer to import than most of the server.
+Imported only if a Redis is configured: its client takes longer to import than most of the server.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ANSWER_SECONDS_MAX = 0.25
 
 _log = structlog.get_logger(__name__)
 
-# The same arithmetic, in microseconds, as Lua's numbers are exact up to 2^53; by the server's clock, which all share.
-# A bucket that is full again is the same as none, so the key lives just as long as its debt.
+# The same arithmetic in microseconds, because Lua's numbers are exact up to 2^53, and by the clock of Redis, which all
+# share. A full bucket equals none, so a key lives as long as its debt.
 _SCRIPT = """
 local limit = tonumber(ARGV[1])
 local parts = 60000000
@@ -50,7 +50,8 @@ _RETRY_NS = NS_PER_SECOND
 
 
 class RedisRateLimit:
-    """Buckets that several API processes share. While Redis is away each process counts alone, and logs that once."""
+    """Token buckets that several API processes share. While Redis is away, each process counts alone, and logs that
+    once."""
 
     def __init__(
         self,
@@ -72,8 +73,8 @@ class RedisRateLimit:
     def open(
         cls, url: str, *, fallback: MemoryRateLimit | None = None, answer_seconds_max: float = ANSWER_SECONDS_MAX
     ) -> RedisRateLimit:
-        """Nothing is connected yet: a Redis that is away does not keep a server from starting."""
-        # A limiter that is late is worse than one that counts alone: it answers soon, or it is away. No retries.
+        """Create the client without connecting, so that a Redis outage does not block the start of the server."""
+        # Time limits are short and there are no retries: a slow limiter is worse than one that counts alone.
         pool = BlockingConnectionPool.from_url(
             url,
             max_connections=16,
@@ -99,7 +100,7 @@ class RedisRateLimit:
         return verdict_of(bool(allowed), limit_per_minute, int(debt), _SCRIPT_PARTS, float(seconds))
 
     def _may_probe(self) -> bool:
-        """While it is away one request at a time finds out whether it is back; the others do not wait."""
+        """Allow one request at a time to probe a Redis that is away; the others do not wait."""
         now_ns = self._clock_ns()
         if now_ns < self._retry_at_ns:
             return False

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from bursar.api.http.context import ApiContext
 
 JSON = "application/json"
-NO_STORE = {"Cache-Control": "no-store"}  # of answers that hold a secret which is nowhere else
-UNREAD: Any = object()  # a body that is not parsed yet
+NO_STORE = {"Cache-Control": "no-store"}  # for responses with a secret
+UNREAD: Any = object()  # a body that is not decoded yet
 
 
 @dataclass(slots=True)
 class Call:
-    """One request, after it was authenticated and its body was read."""
+    """One authenticated request with its body."""
 
     context: ApiContext
     route: Route
@@ -30,12 +30,12 @@ class Call:
     query: Mapping[str, str]
     headers: Mapping[str, str]  # lower-case names
     body: bytes = b""
-    subject: str = ""  # the name of the object that the body is of, for refusals of what the path does not name
-    document: Any = UNREAD  # the body as plain values, where it was read before the handler was called
+    subject: str = ""  # the object's name in the body, if the path has none
+    document: Any = UNREAD  # the decoded body, if it was decoded before the handler
 
     @property
     def media_type(self) -> str:
-        """The body's content type without its parameters; JSON where none is given."""
+        """The body's content type without parameters; JSON by default."""
         return self.headers.get("content-type", JSON).partition(";")[0].strip().lower() or JSON
 
 
@@ -54,11 +54,11 @@ class Stream:
     pieces: Any  # AsyncGenerator[bytes, None]
     media_type: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    breaks: bool = False  # what is cut short must not look whole: the connection breaks instead of ending
+    breaks: bool = False  # a truncated response breaks the connection
 
 
 class BrokenOff(Exception):
-    """The rest of a stream cannot be had now; the message says why."""
+    """A stream cannot continue now; the message says why."""
 
 
 Outcome: TypeAlias = Answer | Stream | Refusal
@@ -80,17 +80,17 @@ class Route:
     path: str  # /api/v1/namespaces/{namespace}/allocations/{name}
     handler: Handler
     summary: str
-    verb: str = "get"  # what core.access knows it as
+    verb: str = "get"  # the verb in core.values.access
     resource: str = ""  # plural noun
     subresource: str = ""
     kind: Kind | None = None
     params: tuple[Param, ...] = ()
     body: type | None = None  # msgspec type of the body
     body_media: tuple[str, ...] = (JSON,)
-    # msgspec type of the answer; of several, one of them; None: any JSON object.
+    # The msgspec type of the response, or one of several; None: any JSON object.
     answer: type | tuple[type, ...] | None = None
     answer_media: tuple[str, ...] = (JSON,)
-    is_list: bool = False  # the answer is a list of `answer`
+    is_list: bool = False  # the response is a list of `answer`
     status: int = 200
     refusals: tuple[int, ...] = ()
     public: bool = False  # needs no token
@@ -102,7 +102,7 @@ class Route:
 
     @property
     def answers(self) -> tuple[type, ...]:
-        """The types of what it may answer."""
+        """The types of its responses."""
         if isinstance(self.answer, tuple):
             return self.answer
         return () if self.answer is None else (self.answer,)

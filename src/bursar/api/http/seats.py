@@ -1,6 +1,6 @@
-"""Seats: how many may do something costly at once, and how many of them for one tenant.
+"""Seats: limits on concurrent expensive operations, in total and per tenant.
 
-A tenant that asks for more than its share waits behind its own requests, and not before those of others.
+A tenant above its share waits behind its own requests, and not before those of others.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Seats:
         self._shares: dict[str, _Share] = {}
 
     def __len__(self) -> int:
-        """The number of parties that have a seat, or wait for one."""
+        """The number of parties that have a seat or wait for one."""
         return len(self._shares)
 
     @asynccontextmanager
     async def taken(self, identity: Identity) -> AsyncIterator[None]:
-        """A seat for the length of a block."""
+        """Hold a seat for the length of a block."""
         who = party(identity)
         share = self._shares.setdefault(who, _Share(self._each))
         share.users += 1
@@ -45,7 +45,7 @@ class Seats:
 
 
 class _Share:
-    """One party's part of the seats, kept while any of its requests has one or waits for one."""
+    """The share of one party, kept while any of its requests has a seat or waits for one."""
 
     __slots__ = ("seats", "users")
 

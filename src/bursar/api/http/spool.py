@@ -1,8 +1,8 @@
-"""Spools: answers that are too long for memory wait in files until they are read.
+"""Spools: responses that are too long for memory are written to files until clients have read them.
 
-An answer is written here as fast as the database gives it, so that neither a connection to the database nor a seat is
-held while a client reads it slowly, or does not. Small ones stay in memory, as long as all of them together are small.
-Files have no name, so nothing is left of them when the process ends, and are read and written by threads.
+A response is spooled as fast as the database delivers it, so that a slow client holds neither a connection nor a seat.
+Small ones stay in memory, as long as all of them together are small. The files have no name, so they vanish with the
+process; threads read and write them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class SpoolFull(Exception):
         super().__init__(bytes_max)
         self.refusal = Refusal(
             Code.OVERLOADED,
-            f"answers of {bytes_max >> 20} MiB wait to be read already",
+            f"responses of {bytes_max >> 20} MiB are still unread",
             "Read them, or list fewer objects at a time with limit and continue.",
             retry_after_seconds=10,
         )
 
 
 class Spools:
-    """The memory and disk that the spools of the process take."""
+    """Memory and disk use of all spools of the process."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Spools:
         self._file_each = file_each
         self._file_all = file_all
         self.memory_bytes = 0
-        self.file_bytes: Counter[str] = Counter()  # by whose they are
+        self.file_bytes: Counter[str] = Counter()  # by party
 
     def open(self, party: str) -> Spool:
         return Spool(self, party)
@@ -81,7 +81,7 @@ class Spools:
 
 
 class Spool:
-    """Bytes that are written, and then read once from the beginning."""
+    """Bytes that are written once, and then read once from the beginning."""
 
     def __init__(self, spools: Spools, party: str) -> None:
         self._spools = spools
@@ -109,7 +109,7 @@ class Spool:
         await asyncio.to_thread(self._file.write, piece)
 
     async def read(self) -> AsyncGenerator[bytes, None]:
-        """All of it, in pieces of bounded size; what was read from memory is let go."""
+        """Read everything in pieces of bounded size; memory is freed as it is read."""
         self._pieces.reverse()
         while self._pieces:
             piece = self._pieces.pop()
@@ -136,7 +136,8 @@ def _file_without_name() -> IO[bytes]:
 
 
 class SpooledPieces:
-    """The pieces of an answer whose middle is in a spool. The spool is closed when it ends, or before it began."""
+    """The pieces of a response whose middle is in a spool. The spool is closed at the end, also if reading never
+    begins."""
 
     def __init__(self, head: bytes, spool: Spool, tail: bytes) -> None:
         self._spool = spool

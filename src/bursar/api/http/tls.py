@@ -1,4 +1,5 @@
-"""Our own certificate authority, for `--tls auto`: made once in the data directory, server certificates renewed."""
+"""The private certificate authority of `--tls auto`: created once in the data directory; server certificates are
+renewed."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ RENEW_DAYS = 30
 def ensure_server_certificate(
     directory: Path, hosts: list[str], readers_gid: int | None = None
 ) -> tuple[Path, Path, Path]:
-    """(certificate, key, CA certificate) for these hosts, signed by our CA; made anew when it is old or another's.
+    """Return (certificate, key, CA certificate) for these hosts, signed by our CA; a certificate that is old or another
+    CA's is replaced.
 
-    The readers' group, if one is given, may read the certificate's key; only the owner may read the CA's.
+    The readers' group, if given, may read the certificate's key; only the owner may read the CA's key.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     ca_path, ca_key_path = directory / "ca.crt", directory / "ca.key"
@@ -58,7 +60,7 @@ def _is_good(path: Path, key_path: Path, hosts: list[str], ca: x509.Certificate)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all, and never readable by others for a moment."""
+    """Write a file atomically, and never readable by others in between."""
     temporary = path.with_suffix(path.suffix + ".new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as file:

@@ -1,9 +1,9 @@
-"""Handlers of nodes' identity: the certificate of a node's key, and the certificate of the authority that signs it.
+"""Handlers of nodes' identity: the certificate of a node's key, and the certificate of the CA that signs it.
 
-A node comes with a token that is good for one use, and for the same key again while it lives, should the answer have
-been lost. If the node does not exist yet it is registered, as it describes itself;
-what it says of itself later, on coming again with another token, changes nothing: labels and taints are the
-administrators'. A node that has a token of its own gets another certificate with it.
+A node enrols with a single-use token, which stays valid for the same key while it lives, in case the response was lost.
+A node that does not exist yet is registered as it describes itself. When it enrols again with another token, its
+description is ignored: labels and taints belong to the administrators. A node with a token of its own gets another
+certificate with it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from bursar.wire.shared.kind import Object
 
 NO_SERVER = Refusal(
     Code.UNAVAILABLE,
-    "this server does not know where agents are served: there is nothing to use a certificate for",
-    "Start it with --grpc HOST:PORT, or name the one that serves them with --grpc-advertise HOST:PORT.",
+    "no gRPC server for agents is configured, so certificates are of no use",
+    "Start the server with --grpc HOST:PORT, or name another one with --grpc-advertise HOST:PORT.",
 )
 
 
 class CertificateOrder(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """The request is PKCS #10 in PEM, and only its key counts: EC on P-256, or RSA from 2048 bits on. `node` is the
-    node as it describes itself; it is used when the node is registered, and never again."""
+    """A request for a certificate: PKCS #10 in PEM, of which only the key is used: EC on P-256, or RSA of at least 2048
+    bits. `node` is the node's description of itself, used only for its registration."""
 
     certificate_request: str
     node: dict[str, Any] = {}
 
 
 class Certificate(msgspec.Struct):
-    """The node's certificate, good for 24 hours, and that of the authority that signed it, both in PEM; `address` is
-    where agents are served, as host:port."""
+    """The node's certificate, valid for 24 hours, and that of its CA, both in PEM; `address` is the agents' gRPC
+    server, as host:port."""
 
     certificate: str
     authority: str
@@ -55,8 +55,8 @@ class Certificate(msgspec.Struct):
 
 
 class AuthorityAnswer(msgspec.Struct):
-    """The certificate, as PEM, by which nodes and the control plane know each other; `address` is where agents are
-    served, empty where that is not known."""
+    """The certificate, as PEM, of the CA by which nodes and the control plane authenticate each other; `address` is the
+    agents' gRPC server, empty if unknown."""
 
     authority: str
     expires: str
@@ -64,13 +64,13 @@ class AuthorityAnswer(msgspec.Struct):
 
 
 async def certify(call: Call) -> Outcome:
-    """A certificate for a node's key."""
+    """Issue a certificate for a node's key."""
     asked = read_action(call, CertificateOrder, "order")
     if isinstance(asked, Refusal):
         return asked
     order, _, dry = asked
     if dry:
-        return invalid("dryRun is not offered here")
+        return invalid("dryRun is not supported here")
     if refusal := others_node(call):
         return refusal
     node, request = _described(call, order.node), order.certificate_request.encode()
@@ -88,7 +88,7 @@ async def certify(call: Call) -> Outcome:
 
 
 def _described(call: Call, document: dict[str, Any]) -> Object | Refusal:
-    """The node as it would be registered; its name is the path's."""
+    """The node document for the registration; its name is that of the path."""
     kind = kind_of(call)
     described = convert(call, kind, {"metadata": {}, **document})
     if isinstance(described, Refusal):
@@ -99,7 +99,7 @@ def _described(call: Call, document: dict[str, Any]) -> Object | Refusal:
 
 
 async def _enrol(call: Call, node: Object, request: bytes) -> Outcome:
-    """Register the node, unless it is there, and begin its identity anew."""
+    """Register the node unless it exists, and begin a new generation of its identity."""
     runtime = call.context.runtime
     if call.identity.bootstrap:
         assert isinstance(node, Node)

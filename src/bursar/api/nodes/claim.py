@@ -19,7 +19,7 @@ from bursar.core.values.replace import replace
 from bursar.ops.nodes import claim as ops
 from bursar.wire.shared.document import encode
 
-# Roles that may also end claims of other users, and claim for them, as far as they see them.
+# Roles that may also claim for other users, and end their claims, as far as they see them.
 _ADMINS = frozenset({Role.SYSTEM_ADMIN, Role.TENANT_ADMIN})
 
 
@@ -64,7 +64,7 @@ class ClaimList(msgspec.Struct, rename="camel"):
 
 
 async def start(call: Call) -> Outcome:
-    """Claim a node. Repeating it is harmless."""
+    """Claim a node. Repeating it has no further effect."""
     asked = read_action(call, ClaimOrder, "claim")
     if isinstance(asked, Refusal):
         return asked
@@ -88,7 +88,7 @@ async def start(call: Call) -> Outcome:
 
 
 async def _whom(call: Call, wanted: str) -> tuple[str, str] | Refusal:
-    """The user of a claim, as (tenant, user)."""
+    """Resolve the user of a claim as (tenant, user)."""
     identity = call.identity
     first, slash, last = wanted.partition("/")
     tenant, user = (first, last) if slash else (identity.tenant, wanted)
@@ -176,4 +176,4 @@ def _shown(node: str, claim: NodeClaim) -> ShownClaim:
 
 
 def _unpaid(claim: NodeClaim) -> str:
-    return f"it is not paid for any more, and is given back once it is empty: {claim.unpaid}" if claim.unpaid else ""
+    return f"it is no longer paid for, and is released once it is empty: {claim.unpaid}" if claim.unpaid else ""

@@ -141,7 +141,7 @@ def _measured(totals: ClusterTotals, name: str) -> MeasuredResource:
 
 
 def _gpus(totals: ClusterTotals) -> CountedDevices:
-    """Devices of all makers together."""
+    """Devices of all vendors together."""
 
     def total(amounts: dict[str, int]) -> int:
         return sum(amount for name, amount in amounts.items() if name.endswith(GPU))

@@ -38,11 +38,11 @@ class DrainStatus(msgspec.Struct, rename="camel", omit_defaults=True):
     allocations_to_evict: int
     estimated_completion_time: str
     progress: Progress
-    blocked_by: list[str] = []  # namespace/name of those that only force evicts
+    blocked_by: list[str] = []  # namespace/name of allocations that need force
 
 
 async def start(call: Call) -> Outcome:
-    """Cordon a node and evict what is placed there. Repeating is harmless."""
+    """Cordon a node and evict its allocations. Repeating it has no further effect."""
     asked = read_action(call, DrainNode, "drain")
     if isinstance(asked, Refusal):
         return asked

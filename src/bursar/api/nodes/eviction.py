@@ -1,7 +1,7 @@
 """Evictions: the notices that nodes receive, and the eviction subresource of Kubernetes clients.
 
-A notice is state: it is in the status of an allocation until its nodes have confirmed its end. So a node that connects
-gets all open notices first, and then new ones, and receiving one twice does no harm.
+A notice is state: it is in the status of an allocation until its nodes have confirmed its end. A node that connects
+gets all open notices first, and then new ones; receiving one twice has no further effect.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def notice_of(key: Key, doc: bytes, status: bytes, *, node: str) -> EvictionEven
 
 @dataclass(slots=True)
 class _Listener:
-    """One watch, and the notices already sent, by uid with their deadlines."""
+    """A watch of notices, with the notices already sent: deadlines by uid."""
 
     watch: Watch
     node: str
@@ -202,7 +202,7 @@ async def _notices(listener: _Listener) -> AsyncGenerator[bytes, None]:
     except FeedLagging:
         metrics.WATCHERS_LET_GO.inc()
     except AWAY:
-        return  # The node connects again, and gets the open notices first.
+        return  # The node reconnects, and gets the open notices first.
 
 
 # The eviction subresource.
@@ -256,7 +256,7 @@ async def evict_pod(call: Call) -> Outcome:
         call.context.runtime, found, notice, Origin(actor, "evict"), dry_run=dry or "All" in options.dry_run
     )
     if isinstance(reply, Refusal):
-        # A pod that ended meanwhile is not there to be evicted any more, and that is all its evictor wanted.
+        # A pod that has ended meanwhile cannot be evicted any more, which is all that the caller wanted.
         return pod_not_found(name) if reply.code is Code.STALE else reply
     success: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
     return Answer(201, encode(success))

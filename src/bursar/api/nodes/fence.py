@@ -1,4 +1,4 @@
-"""Handlers of fencing: an administrator guarantees that nothing runs on a lost node, or takes that back."""
+"""Handlers of fencing: an administrator guarantees that nothing runs on a lost node, or revokes that."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FenceStatus(msgspec.Struct, rename="camel"):
 
 
 async def start(call: Call) -> Outcome:
-    """Fence a silent node. Repeating is harmless."""
+    """Fence a silent node. Repeating it has no further effect."""
     asked = read_action(call, FenceNode, "fence")
     if isinstance(asked, Refusal):
         return asked
@@ -43,7 +43,7 @@ async def start(call: Call) -> Outcome:
     reason = wanted.reason.strip()
     causes = words_faults(reason=reason)
     if not reason:
-        causes.append(field_fault("reason", "must say why nothing of this node can be running any more"))
+        causes.append(field_fault("reason", "must state why nothing can be running on this node"))
     if causes:
         return faulty("fence", causes)
     found = await find(call, key_of(call))
@@ -59,7 +59,7 @@ async def start(call: Call) -> Outcome:
 
 
 async def end(call: Call) -> Outcome:
-    """Remove a fence, and return the node."""
+    """Remove a fence, so that the node can be used again."""
     dry = dry_run(call)
     if isinstance(dry, Refusal):
         return dry

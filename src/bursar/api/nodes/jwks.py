@@ -12,7 +12,7 @@ from bursar.core.values.refusal import Refusal, field_fault, invalid
 from bursar.ops.nodes import signing as ops
 from bursar.wire.shared.document import encode
 
-# A client that caches them longer meets an unknown key, and reads them again.
+# A client with an older cache meets an unknown key, and reads the key set again.
 CACHE = {"Cache-Control": "public, max-age=60"}
 OVERLAP_SECONDS_MAX = 30 * 86_400
 
@@ -49,7 +49,7 @@ async def rotate(call: Call) -> Outcome:
         return asked
     wanted, claim, dry = asked
     if dry:
-        return invalid("dryRun is not offered here")
+        return invalid("dryRun is not supported here")
     causes = words_faults(reason=wanted.reason)
     if not 0 <= wanted.overlap_seconds <= OVERLAP_SECONDS_MAX:
         causes.append(field_fault("overlapSeconds", f"must be between 0 and {OVERLAP_SECONDS_MAX}"))

@@ -24,7 +24,7 @@ from bursar.wire.shared.document import encode
 
 
 async def register(call: Call) -> Outcome:
-    """Create a node. The answer has the node's own token, once."""
+    """Create a node. Only this response contains the node's token."""
     body, dry = await read_object(call, kind_of(call)), dry_run(call)
     if isinstance(body, Refusal):
         return body
@@ -33,7 +33,7 @@ async def register(call: Call) -> Outcome:
     identity, name = call.identity, body.object.metadata.name
     if identity.bootstrap and name != identity.node:
         return Refusal(Code.FORBIDDEN, f"this token is for node {identity.node!r}, not {name!r}")
-    # A table would have no place for the token.
+    # A table has no column for the token.
     call.headers = {**call.headers, "accept": JSON}
     if dry:
         return await create_object(call, kind_of(call), body)
@@ -62,7 +62,8 @@ async def use_up_token(call: Call, act: Callable[[], Awaitable[Outcome]], key: b
 async def _used_up(db: Connection, token_id: str) -> Refusal:
     record = (await token_ops.find_tokens(db, [token_id])).get(token_id)
     used_at = record.used_at if record is not None else None
-    message = token_ops.token_use(used_at) if used_at is not None else "the token is good no more"
+    unusable = "the token has expired, was revoked or was already used"
+    message = token_ops.token_use(used_at) if used_at is not None else unusable
     return Refusal(Code.UNAUTHENTICATED, message, "Ask for a new one: bursar node token")
 
 
@@ -88,7 +89,7 @@ async def _create(call: Call, body: Body) -> Outcome:
 
 def others_node(call: Call) -> Refusal | None:
     if call.identity.role is Role.NODE and call.parameters["name"] != call.identity.node:
-        return Refusal(Code.FORBIDDEN, f"node {call.identity.node!r} may speak only for itself")
+        return Refusal(Code.FORBIDDEN, f"node {call.identity.node!r} may report only for itself")
     return None
 
 

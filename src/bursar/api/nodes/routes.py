@@ -1,4 +1,5 @@
-"""Routes of nodes beside those of every kind: claims, drains, fences, certificates, and how full the cluster is."""
+"""Routes of nodes beside those of every kind: claims, drains, fences, certificates, and the utilization of the
+cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from bursar.wire.kinds.node import NODE
 def node_routes() -> Iterator[Route]:
     item = f"{base_path(NODE)}/{{name}}"
     yield Route(
-        "POST", f"{item}/drain", drain.start, "Empty a node: cordon it, and evict what is placed there.", "drain",
+        "POST", f"{item}/drain", drain.start, "Drain a node: cordon it, and evict its allocations.", "drain",
         NODE.plural, kind=NODE, params=(DRY_RUN,), body=drain.DrainNode, answer=drain.DrainStatus, refusals=(409, 422),
     )  # fmt: skip
     yield Route(
@@ -23,20 +24,20 @@ def node_routes() -> Iterator[Route]:
         answer=drain.DrainStatus,
     )  # fmt: skip
     yield Route(
-        "POST", f"{item}/fence", fence.start, "Say that nothing of a silent node runs any more, and end its work.",
+        "POST", f"{item}/fence", fence.start, "Fence a silent node: confirm that nothing runs on it, and end its work.",
         "fence", NODE.plural, kind=NODE, params=(DRY_RUN,), body=fence.FenceNode, answer=fence.FenceStatus,
         refusals=(409, 422),
     )  # fmt: skip
     yield Route(
-        "DELETE", f"{item}/fence", fence.end, "Take a fence back.", "fence", NODE.plural, kind=NODE, params=(DRY_RUN,),
+        "DELETE", f"{item}/fence", fence.end, "Remove a fence.", "fence", NODE.plural, kind=NODE, params=(DRY_RUN,),
         answer=NODE.type, refusals=(409,),
     )  # fmt: skip
     yield from _claim_routes()
     yield Route(
-        "GET", f"{item}/evictions", eviction.list_or_watch, "List what must end on a node, with deadlines.", "list",
+        "GET", f"{item}/evictions", eviction.list_or_watch, "List the evictions on a node, with deadlines.", "list",
         NODE.plural, "evictions", kind=NODE, answer=eviction.EvictionList, answer_media=(JSON, SSE),
-        params=(Param("watch", "true: stream notices as they are given.", "boolean"),
-                Param("timeoutSeconds", "End the watch after so long.", "integer")),
+        params=(Param("watch", "true: stream new notices.", "boolean"),
+                Param("timeoutSeconds", "End the watch after this many seconds.", "integer")),
     )  # fmt: skip
     yield Route(
         "POST", f"{item}/certificates", certificate.certify, "Certify a node's key; the node joins if it is new.",
@@ -45,7 +46,7 @@ def node_routes() -> Iterator[Route]:
     )  # fmt: skip
     yield Route(
         "POST", f"{ROOT}/namespaces/{{namespace}}/pods/{{name}}/eviction", eviction.evict_pod,
-        "Stop an allocation, as kubectl drain asks for it.",
+        "Evict an allocation, in the form of kubectl drain.",
         "create", "pods", "eviction", params=(DRY_RUN, MANAGER, VALIDATION), body=eviction.Eviction,
         body_media=(JSON, PROTOBUF), status=201, refusals=(409,),
     )  # fmt: skip
@@ -64,13 +65,13 @@ def node_routes() -> Iterator[Route]:
 
 
 def _claim_routes() -> Iterator[Route]:
-    """Nodes for sensitive work."""
+    """Routes of nodes for sensitive work."""
     item = f"{base_path(NODE)}/{{name}}"
     for path, handler, summary, verb, body in (
         ("claim", claim.start, "Claim a node for sensitive work.", "claim", claim.ClaimOrder),
-        ("release", claim.end, "Give a claimed node back, to be wiped.", "release", claim.ReleaseOrder),
-        ("wipe", claim.wipe, "Have a node that was given back wiped again.", "wipe", claim.ReleaseOrder),
-        ("wiped", claim.confirm, "Say that a node that was given back is wiped.", "wipe", claim.ReleaseOrder),
+        ("release", claim.end, "Release a claimed node, which is then wiped.", "release", claim.ReleaseOrder),
+        ("wipe", claim.wipe, "Retry the wipe of a released node.", "wipe", claim.ReleaseOrder),
+        ("wiped", claim.confirm, "Confirm that a released node is wiped.", "wipe", claim.ReleaseOrder),
     ):
         yield Route(
             "POST", f"{item}/{path}", handler, summary, verb, NODE.plural, kind=NODE, params=(DRY_RUN,), body=body,

@@ -1,4 +1,4 @@
-"""Handlers that delete: one object, or all that match."""
+"""Handlers of deletion: one object, or all that match."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def delete_options(call: Call) -> DeleteOptions | Refusal:
 
 
 def is_orphaning(options: DeleteOptions) -> bool:
-    """Whether what an object has made stays when it goes."""
+    """Whether objects that this one created are kept."""
     return options.propagation_policy == "Orphan" or options.orphan_dependents is True
 
 
@@ -102,7 +102,7 @@ async def delete(call: Call) -> Outcome:
 
 
 async def delete_collection(call: Call) -> Outcome:
-    """Delete everything that matches; objects deleted meanwhile are skipped."""
+    """Delete all matching objects; objects deleted meanwhile are skipped."""
     query, options, dry = await query_of(call), delete_options(call), dry_run(call)
     for refusal in (query, options, dry):
         if isinstance(refusal, Refusal):

@@ -56,7 +56,7 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 SPEC_REMOVED = "it would remove the whole spec, every limit and setting in it"
-SPEC_HINT = 'Name the fields to change or, where all of them are meant to go, replace the object with "spec": {}.'
+SPEC_HINT = 'Name the fields to change or, to remove all of them, replace the object with "spec": {}.'
 PATCHES = (MERGE_PATCH, STRATEGIC_PATCH, JSON_PATCH, APPLY_PATCH)
 
 
@@ -65,7 +65,7 @@ def as_it_is(_: Object) -> None:
 
 
 async def replace_object(call: Call, settle: Callable[[Object], None] = as_it_is) -> Outcome:
-    """PUT: the body is the whole object; a field that it leaves out is removed. The status has its own path."""
+    """PUT: the body is the complete object; omitted fields are removed. The status has its own path."""
     kind = kind_of(call)
     body = await read_object(call, kind)
     if isinstance(body, Refusal):
@@ -84,7 +84,7 @@ async def replace_object(call: Call, settle: Callable[[Object], None] = as_it_is
 
 
 def _says_no_spec(call: Call) -> bool:
-    """Whether a body leaves spec out, or says null: neither asks for an empty one."""
+    """Whether a body omits spec or sets it to null; neither requests an empty one."""
     document = read_document(call)
     return isinstance(document, dict) and document.get("spec") is None
 
@@ -102,7 +102,7 @@ async def patch_object(call: Call, settle: Callable[[Object], None] = as_it_is) 
     if isinstance(patch, Refusal):
         return patch
     if media == APPLY_PATCH and isinstance(missing := await find(call, key_of(call)), Refusal):
-        # A part of what does not exist cannot be made without the rest.
+        # A subresource of a missing object cannot be created.
         return missing if call.route.subresource else await _apply_new(call, kind, patch)
 
     if media != JSON_PATCH and not isinstance(patch, dict):
@@ -124,7 +124,7 @@ def _patched(kind: Kind, media: str, patch: Any, document: Document) -> Any:
 
 
 def _deletes_spec(patch: Document) -> bool:
-    """Whether a strategic merge patch takes all of spec away by its directive, which leaves an empty object."""
+    """Whether a strategic merge patch deletes the whole spec by its directive, which leaves an empty object."""
     spec = patch.get("spec")
     return isinstance(spec, dict) and spec.get("$patch") == "delete"
 
@@ -146,21 +146,21 @@ async def _apply_new(call: Call, kind: Kind, document: Any) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """An edit of an object: a pure function of the version that it is applied to, so that it can be tried again.
+    """An edit of an object: a pure function of the version that it is applied to, so that it can be retried.
 
-    An edit that `lacks_spec` wants no spec, and is refused where there is one to lose; where that is None, an edit
-    lacks it if its result does.
+    An edit that `lacks_spec` requests no spec, and is refused if the object has one; if that is None, the result of the
+    patch decides.
     """
 
     call: Call
-    patch: Callable[[Document], Any]  # from the stored document to the wanted one
+    patch: Callable[[Document], Any]  # from the stored document to the requested one
     tree: Tree
     claim: IdempotencyKey | None = None
     lacks_spec: bool | None = None
-    settle: Callable[[Object], None] = as_it_is  # what its kind does to the checked object
+    settle: Callable[[Object], None] = as_it_is  # adjusts the checked object
 
     def next(self, before: Stored, document: Document) -> Unchanged | Command | Refusal:
-        """The command that stores the next version of an object, of which `document` is the stored one."""
+        """Make the command that stores the next version of an object; `document` is the stored version."""
         wanted = self._wanted(before, document)
         if isinstance(wanted, Refusal):
             return wanted
@@ -199,7 +199,7 @@ class Edit:
         return self.call.route.subresource == "status"
 
     def _wanted(self, before: Stored, document: Document) -> Document | Refusal:
-        """The patched document, as far as it may be read and is of the same object and version."""
+        """Apply the patch; refuse a result that is unreadable or belongs to another object or version."""
         try:
             wanted = self.patch(document)
         except TestFailed as error:
@@ -217,7 +217,7 @@ class Edit:
         return _other_identity(before, wanted) or wanted
 
     def _checked(self, document: Document) -> Object | Refusal:
-        """The object of a document, in the form in which it is stored."""
+        """Decode a document to an object in its stored form."""
         body = convert(self.call, self._kind, document)
         if isinstance(body, Refusal):
             return body
@@ -248,7 +248,7 @@ async def edit_object(
     lacks_spec: bool | None = None,
     settle: Callable[[Object], None] = as_it_is,
 ) -> Outcome:
-    """Apply an edit to the latest version, and again while others are faster, unless the caller named a version."""
+    """Apply an edit to the latest version; retry after conflicts, unless the caller named a version."""
     key = key_of(call)
     claim, dry = claim_of(call, request_id), dry_run(call)
     if isinstance(claim, Refusal):
@@ -258,7 +258,7 @@ async def edit_object(
     found = await find(call, key)
     if isinstance(found, Refusal):
         return await recalled(call, claim, found)
-    # The tree was read when the object was found.
+    # Finding the object has refreshed the tree.
     edit = Edit(call, patch, call.context.runtime.trees.latest, claim, lacks_spec, settle)
     reply = await ops.change(
         call.context.runtime,
@@ -276,7 +276,7 @@ async def edit_object(
 
 
 def _spec(document: Document) -> Document:
-    """Everything but metadata and status: not every kind calls it spec."""
+    """All fields except metadata and status: not every kind calls them spec."""
     return {name: value for name, value in document.items() if name not in ("metadata", "status")}
 
 
@@ -297,7 +297,7 @@ _OURS = (
 
 
 def _only_what_may_change(is_status: bool, before: Document, wanted: Document) -> Document:
-    """A write of the status changes nothing else; a write of the object never changes its status."""
+    """Limit a write of the status to the status, and a write of the object to the rest."""
     if is_status:
         return {**before, "status": wanted.get("status") or {}}
     metadata = {

@@ -1,4 +1,4 @@
-"""Kubernetes Events, served from the change feed: what happened to an object, who did it, and why."""
+"""Kubernetes Events, served from the change feed: changes of an object, their actors and reasons."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bursar.wire.kinds.registry import BY_NAME
 from bursar.wire.shared.document import encode
 
 EVENTS_MAX = 500
-# Of so many the selector chooses, where it asks for more than one object's.
+# The number of lines that a selector without an object's name may examine.
 LOOKED_THROUGH_MAX = 10_000
 # Without an object's name, only the newest revisions are searched.
 RECENT_REVISIONS = 100_000
@@ -72,7 +72,7 @@ async def list_events(call: Call) -> Outcome:
 async def _load(
     db: Connection, namespace: str, selector: Selector, tenants: Sequence[str] | None, revision: int
 ) -> list[AuditLine]:
-    """The lines that the selector may choose from, newest first."""
+    """Load the lines that the selector may match, newest first."""
     wanted = {term.key.removeprefix("involvedObject."): term.values[0] for term in selector.terms if term.op is Op.IN}
     namespace = namespace or wanted.get("namespace", "")
     if name := wanted.get("name"):
@@ -84,7 +84,7 @@ async def _load(
 
 
 def _visible(whose: Reach, tree: Tree, one: AuditLine) -> bool:
-    """Whether the reader may see the event. Events of an earlier tenant of the same name are for administrators."""
+    """Whether the reader may see the event. Events of a deleted tenant of the same name are for administrators."""
     if whose.everything:
         return True
     if tenant := _tenant(one):

@@ -1,6 +1,6 @@
-"""Figures that are joined to objects when they are read: counters of quotas, the load of nodes, priorities in force.
+"""Figures joined to objects when they are read: quota counters, the load of nodes, effective priorities.
 
-They change with writes elsewhere; they are never stored in the object they belong to, so they cost no change, and are
+They change with writes elsewhere and are never stored in the objects that show them, so they cause no changes and are
 always exact. `JOINS` has them by kind.
 """
 
@@ -46,7 +46,7 @@ def quota_status(
     counters: dict[tuple[str, str], Counter],
     earlier: dict[tuple[str, str], tuple[int, int]],
 ) -> dict[str, Any]:
-    """hard, used and how they relate; soft limits only warn."""
+    """hard, used and their relation; soft limits only warn."""
     hard, soft = spec.get("hard", {}), spec.get("soft", {})
     status: dict[str, Any] = {"hard": hard, "used": {}, "utilization": {}, "bound": {}}
     trend: dict[str, str] = {}
@@ -99,7 +99,7 @@ JOINS: Final[Mapping[str, Callable[[Connection, Documents], Awaitable[None]]]] =
     RESOURCE_QUOTA.name: _join_quotas,
     NODE.name: _join_nodes,
 }
-# The figures that only columns of a table show.
+# Figures that only columns of a table show.
 TABLE_JOINS: Final[Mapping[str, Callable[[ApiContext, Documents], Awaitable[None]]]] = {
     ALLOCATION.name: _join_priorities,
 }

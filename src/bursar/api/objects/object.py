@@ -1,4 +1,4 @@
-"""Handlers for objects of any kind: Kubernetes' verbs over the verbs of ops."""
+"""Handlers for objects of any kind: Kubernetes' verbs on top of the verbs in ops."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from bursar.wire.shared.document import encode, finalizers_of, is_ending, render
 from bursar.wire.shared.kind import Kind, Object
 
 LIMIT_MAX = 10_000
-PAGE_MAX = 200  # objects that are read by one statement
-WHOLE_BYTES_MAX = 256 << 10  # what is sent at once; longer answers wait in a spool for slow readers
-_NOT_OURS = invalid("the continue token is not one of ours", hint="Start the list anew, without it.")
+PAGE_MAX = 200  # objects read by one statement
+WHOLE_BYTES_MAX = 256 << 10  # longer responses are spooled for slow clients
+_NOT_OURS = invalid("the continue token is invalid", hint="Start the list again without it.")
 
 
 def kind_of(call: Call) -> Kind:
@@ -57,7 +57,7 @@ def origin_of(call: Call, reason: str = "") -> Origin:
 
 
 def is_admin(call: Call) -> bool:
-    """Whether the caller may admit work beyond what its tenant may request."""
+    """Whether the caller may exempt work from the permits of its tenant."""
     return call.identity.role is Role.SYSTEM_ADMIN
 
 
@@ -65,7 +65,7 @@ def is_admin(call: Call) -> bool:
 
 
 async def find(call: Call, key: Key) -> Stored | Refusal:
-    """An object that the caller may see; another tenant's object is not found."""
+    """Find an object that the caller may see; another tenant's object is not found."""
     found = await ops.get(call.context.runtime, key)
     if isinstance(found, Refusal):
         return found
@@ -103,8 +103,8 @@ async def one_answer(call: Call, status: int, one: ListedObject) -> Answer:
 
 
 async def query_of(call: Call) -> Query | Refusal:
-    """The query of a list, a watch or the deletion of a collection. In a namespace of another tenant it finds nothing,
-    as in one that does not exist, so that the two cannot be distinguished."""
+    """Parse the query of a list, a watch or the deletion of a collection. In a namespace of another tenant it matches
+    nothing, as in a missing one, so that the two cannot be distinguished."""
     kind = kind_of(call)
     try:
         labels = parse(call.query.get("labelSelector", ""))
@@ -155,7 +155,7 @@ async def list_objects(call: Call, query: Query) -> Outcome:
 
 
 async def _list_in_pages(call: Call, query: Query, first_revision: int) -> Outcome:
-    """Spool a list that may be long page by page, and send it when it holds no connection any more."""
+    """Spool a list of several pages, and send it without holding a connection."""
     context = call.context
     spool = context.spools.open(party(call.identity))
     try:
@@ -182,13 +182,13 @@ async def _list_in_pages(call: Call, query: Query, first_revision: int) -> Outco
 
 
 def _spooled(head: bytes, spool: Spool, tail: bytes) -> Stream:
-    """An answer of known length whose middle is in a spool. Cut short, it must not look whole."""
+    """A response of known length whose middle is in a spool. If it is truncated, the connection breaks."""
     length = len(head) + spool.size + len(tail)
     return Stream(SpooledPieces(head, spool, tail), JSON, {"Content-Length": str(length)}, breaks=True)
 
 
 async def _shown(call: Call, items: Sequence[ListedObject]) -> list[bytes]:
-    """Objects of a list, or rows of a table."""
+    """Render objects of a list, or rows of a table."""
     kind = kind_of(call)
     if not wants_table(call.headers.get("accept", "")):
         return await show(call.context, kind, items, call.identity)
@@ -199,7 +199,7 @@ async def _shown(call: Call, items: Sequence[ListedObject]) -> list[bytes]:
 
 
 def _around(call: Call, revision: int, found: ListPage) -> tuple[bytes, bytes]:
-    """The text before the objects of a list, or the rows of a table, and the text behind them."""
+    """The text before and after the objects of a list or the rows of a table."""
     kind, token = kind_of(call), ""
     if found.more:
         last = found.items[-1]
@@ -256,7 +256,7 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
     if isinstance(seen, Refusal):
         return seen
     if never := await never_runs(call, kind, one, seen):
-        # What was let in before is answered as before, whatever has become of the nodes.
+        # A request that was accepted before gets the same response, whatever has become of the nodes.
         reply = await recall(call, claim, never)
         if isinstance(reply, Written):
             reply = await with_place(call, kind, one, reply)
@@ -285,7 +285,7 @@ def finalizers_refused(call: Call, kind: Kind, one: Object, before: Stored | Non
     new = added(were, are)
     wrong = reserved(new)
     if new and before is not None and is_ending(before.doc):
-        wrong = f"none can be added to what is being deleted: {', '.join(new)}"
+        wrong = f"cannot be added to an object that is being deleted: {', '.join(new)}"
     if not wrong:
         return None
     cause = field_fault("metadata.finalizers", wrong)
@@ -293,7 +293,7 @@ def finalizers_refused(call: Call, kind: Kind, one: Object, before: Stored | Non
 
 
 async def never_runs(call: Call, kind: Kind, one: Object, tenant: str | None) -> Refusal | None:
-    """Why this could never run on the nodes that its tenant may use."""
+    """Refuse work that could never run on the nodes that its tenant may use."""
     if kind.demand is None:
         return None
     demand = kind.demand(one)
@@ -327,8 +327,9 @@ async def namespace_tenant(call: Call, kind: Kind) -> str | Refusal | None:
 
 
 def _missing_namespace(identity: Identity, name: str) -> Refusal:
-    """Hint to create the namespace only for a caller who sees all: for others it may exist, and be hidden."""
-    hint = "Name another one with -n: `bursar get namespaces` lists yours."
+    """Not found; the hint to create the namespace is only for callers who see all: for others it may exist and be
+    hidden."""
+    hint = "Name another namespace with -n: `bursar get namespaces` lists yours."
     if reach(identity).everything:
         hint = f"Create it first: bursar create namespace {name}"
     return Refusal(Code.NOT_FOUND, f'namespaces "{name}" not found', hint)
@@ -353,7 +354,7 @@ async def written_answer(
 
 
 async def recalled(call: Call, claim: IdempotencyKey | None, otherwise: Reply) -> Outcome:
-    """Answer a request that changes nothing: a repetition gets the answer that it got before."""
+    """Answer a request that changes nothing; a repeated request gets its earlier response."""
     return await written_answer(call, kind_of(call), await recall(call, claim, otherwise))
 
 

@@ -1,7 +1,7 @@
-"""Queue position and start estimate, shown in the answer to a submission and when one object is read.
+"""Queue position and start estimate, shown in the response to a submission and when a single object is read.
 
-A read asks the leader. The answer to a submission has the last position of its queue, for it may be one of thousands:
-only a job, which represents many allocations, asks the leader as well.
+A read asks the leader. The response to a submission shows the last position of its queue, because it may be one of
+thousands; only a job, which represents many allocations, asks the leader as well.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ WAITING = ("Pending", "Queued")
 
 
 async def with_glimpse(call: Call, one: Stored) -> Stored:
-    """A pending object with its position and estimate, if the leader answers in time."""
+    """Add the position and the estimate to a pending object, if the leader answers in time."""
     look = _LOOKS.get((one.key.kind, one.fields.get("status.phase", "")))
     seen = await call.context.leader_queries.glimpse(look(one)) if look is not None else None
     return one if seen is None else replace(one, status=_shown(msgspec.json.decode(one.status), seen))
 
 
 async def with_place(call: Call, kind: Kind, submitted: Object, one: Written) -> Written:
-    """A submitted object with its position. The leader does not order members of an incomplete gang: for them too it
-    is the last of the queue."""
+    """Add the position to a submitted object. The leader does not order members of an incomplete gang, so they too get
+    the last position of the queue."""
     if kind.queue is None:
         return one
     status = msgspec.json.decode(one.status)

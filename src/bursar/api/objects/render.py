@@ -1,4 +1,4 @@
-"""Rendering of objects for a reader: most as they are stored, some with joined figures, or without names of tenants."""
+"""Rendering of objects for a reader: as stored, with joined figures, or without names of tenants."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def shown(written: Written) -> bytes:
 
 
 def conceals(kind: Kind, reader: Identity) -> bool:
-    """Whether objects of a kind are shown to this reader without the names and figures of tenants they do not see."""
+    """Whether this reader sees objects of a kind without the names and figures of tenants that they do not see."""
     return kind.names_tenants is not None and not reach(reader).everything
 
 
 async def show(context: ApiContext, kind: Kind, items: Sequence[ListedObject], reader: Identity) -> list[bytes]:
-    """The items as this reader sees them."""
+    """Render the items for this reader."""
     if not items or not (kind.name in JOINS or conceals(kind, reader)):
         return [render(item.doc, item.status, item.revision) for item in items]
     return [encode(document) for document in await _conceal_all(context, kind, items, reader)]
@@ -39,7 +39,7 @@ async def show(context: ApiContext, kind: Kind, items: Sequence[ListedObject], r
 async def rows(
     context: ApiContext, kind: Kind, items: Sequence[ListedObject], reader: Identity
 ) -> list[dict[str, Any]]:
-    """The same, as plain documents for a table, with the figures that only its columns show."""
+    """Render the items as plain documents for a table, with the figures that only its columns show."""
     plain = await _conceal_all(context, kind, items, reader)
     if kind.name in TABLE_JOINS and plain:
         await TABLE_JOINS[kind.name](context, plain)
@@ -59,8 +59,8 @@ async def _conceal_all(
 
 
 def _conceal(tree: Tree, whose: Reach, kind: Kind, document: dict[str, Any]) -> None:
-    """Take out the names of tenants that the reader does not see, and the figures that are for such tenants alone. A
-    node reads its own object as it is."""
+    """Remove the names of tenants that the reader does not see, and figures for such tenants only. A node reads its own
+    object unfiltered."""
     grant = kind.names_tenants
     assert grant is not None
     if grant.own and whose.node == document["metadata"]["name"]:
@@ -71,7 +71,7 @@ def _conceal(tree: Tree, whose: Reach, kind: Kind, document: dict[str, Any]) -> 
     if (concealed := conceal_grant(tree, whose, names)) == names:
         return
     where[field] = concealed
-    # The last-applied annotation of kubectl names them as well.
+    # kubectl's last-applied annotation contains the names as well.
     (document["metadata"].get("annotations") or {}).pop(LAST_APPLIED, None)
     if is_strangers(tree, whose, names):
         for figures in grant.figures:
@@ -79,7 +79,7 @@ def _conceal(tree: Tree, whose: Reach, kind: Kind, document: dict[str, Any]) -> 
 
 
 async def documents(database: Database, kind: Kind, items: Sequence[ListedObject]) -> list[dict[str, Any]]:
-    """The same, as plain documents."""
+    """Decode the items to plain documents."""
     plain: list[dict[str, Any]] = [msgspec.json.decode(render(one.doc, one.status, one.revision)) for one in items]
     if kind.name in JOINS and plain:
         async with database.reader() as db:

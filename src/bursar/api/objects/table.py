@@ -1,6 +1,6 @@
-"""The server-side table: what `kubectl get` prints.
+"""The server-side table that `kubectl get` prints.
 
-The server decides the columns and writes the cells, ages included, so a client needs to know nothing of the kinds.
+The server decides the columns and formats the cells, ages included, so a client needs no knowledge of the kinds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def wants_table(accept: str) -> bool:
     if "as=Table" not in accept:
         return False
     ranges = [_media_range(text) for text in accept.split(",")[:RANGES_MAX]]
-    # Sorting is stable: among equals, what is named first is preferred.
+    # Sorting is stable: among equals, the first one named is preferred.
     for media, parameters, quality in sorted(ranges, key=lambda one: -one[2]):
         if media not in _PLAIN or not quality:
             continue
@@ -47,10 +47,10 @@ def table(
     include_object: IncludeObject = "Metadata",
     with_columns: bool = True,
 ) -> dict[str, Any]:
-    """A Table of these documents.
+    """Build a Table of these documents.
 
-    In a watch every event carries a Table of one row, and only the first needs to say what the columns are: clients
-    keep them, and without them in every event the stream is a fraction as long.
+    In a watch, every event carries a Table of one row, and only the first defines the columns: clients remember them,
+    and the stream is a fraction as long.
     """
     return {
         "kind": "Table",
@@ -63,7 +63,7 @@ def table(
 
 def column_definitions(kind: Kind) -> list[dict[str, Any]]:
     """Name first and Age last, around the kind's own; those with priority 1 show only with `-o wide`."""
-    # The last of the narrow columns is the age, as everywhere in Kubernetes; wide ones come after it.
+    # The age is the last narrow column, as everywhere in Kubernetes; wide ones follow it.
     narrow, wide = _split(kind.columns)
     return [
         _definition("Name", format="name", description="Name, unique among those of its kind in its namespace."),
@@ -117,7 +117,7 @@ def _metadata_only(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def age(timestamp: object, now_seconds: float) -> str:
-    """The age of an RFC 3339 time, as kubectl writes it."""
+    """Format the age of an RFC 3339 time as kubectl does."""
     try:
         created = datetime.fromisoformat(str(timestamp))
     except ValueError:
@@ -135,7 +135,7 @@ def _media_range(text: str) -> tuple[str, dict[str, str], float]:
 
 
 def _quality(text: str) -> float:
-    """Between 0 and 1; what cannot be read is not wanted."""
+    """A quality between 0 and 1; an invalid one is 0."""
     try:
         quality = float(text)
     except ValueError:

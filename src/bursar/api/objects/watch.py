@@ -1,8 +1,8 @@
 """Watches: every change once, in commit order, from a revision on.
 
-A watch joins the process's feed first and reads what lies between its revision and that point from the database, so
-nothing falls between. Changes are rendered once per format and shared by all watchers. A slow
-watcher is disconnected: it resumes from the last revision it saw. Each watch is authenticated again periodically.
+A watch joins the process's feed first, and then reads the changes between its revision and that point from the
+database, so that none is missed. Changes are rendered once per format and shared by all watchers. A slow watcher is
+disconnected: it resumes from the last revision it saw. Each watch is authenticated again periodically.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ class Watch:
     format: str  # lines, sse, or table
     bookmarks: bool
     until: float
-    seen: int = 0  # the last revision that was sent, or passed over
+    seen: int = 0  # the last revision that was sent or skipped
     columns_sent: bool = False
     follower: Follower | None = None
-    known_at: float = field(default_factory=time.monotonic)  # when the caller last proved who they are
+    known_at: float = field(default_factory=time.monotonic)  # time of the caller's last authentication
 
     @property
     def as_table(self) -> bool:
@@ -75,7 +75,7 @@ class WatchOver(Exception):
 
 
 class WatchEvents:
-    """The pieces of a watch. Its seat is given back when it ends, or is closed before it began."""
+    """The pieces of a watch. Its seat is released at the end, also if reading never begins."""
 
     def __init__(self, one: Watch, pieces: AsyncGenerator[bytes, None]) -> None:
         self._one = one
@@ -140,7 +140,7 @@ async def watch(call: Call, query: Query) -> Outcome:
             return refusal
         one.seen = start
         one.follower = await call.context.feed.follow(query.kind, query.namespace, start)
-    if refusal := no_seat(call):  # Others came in meanwhile.
+    if refusal := no_seat(call):  # Other watches may have taken the seats meanwhile.
         if one.follower is not None:
             call.context.feed.leave(one.follower)
         return refusal
@@ -149,13 +149,15 @@ async def watch(call: Call, query: Query) -> Outcome:
 
 
 def no_seat(call: Call) -> Refusal | None:
-    """Every watch costs memory for as long as it lasts: there are so many seats, and so many of them for one tenant."""
-    watches, hint = call.context.watches, "End watches that are not needed, or try again later."
+    """Refuse a watch beyond the limits, in total or per tenant: every watch holds memory while it lasts."""
+    watches, hint = call.context.watches, "End watches that are not needed, or retry later."
     if watches[party(call.identity)] >= WATCHES_PER_TENANT_MAX:
-        message = f"{WATCHES_PER_TENANT_MAX} watches of yours are open here, and more are not allowed"
+        message = f"you have {WATCHES_PER_TENANT_MAX} open watches here, the maximum"
         return Refusal(Code.RATE_LIMITED, message, hint, retry_after_seconds=10)
     if watches.total() >= WATCHES_MAX:
-        return Refusal(Code.OVERLOADED, f"{WATCHES_MAX} watches are open here", hint, retry_after_seconds=10)
+        return Refusal(
+            Code.OVERLOADED, f"{WATCHES_MAX} watches are open here, the maximum", hint, retry_after_seconds=10
+        )
     return None
 
 
@@ -182,7 +184,7 @@ async def _events(one: Watch, *, from_state: bool, mark_end: bool) -> AsyncGener
                 async for piece in pieces:
                     yield piece
         if one.follower is None:
-            # Only now: what happens while the state is sent need not wait in a queue, for it is read when catching up.
+            # Join the feed only now: changes while the state was sent are read when catching up.
             one.follower = await one.call.context.feed.follow(one.query.kind, one.query.namespace, one.seen)
         async for piece in _catch_up(one, one.follower.after):
             yield piece
@@ -194,11 +196,11 @@ async def _events(one: Watch, *, from_state: bool, mark_end: bool) -> AsyncGener
     except FeedLagging:
         metrics.WATCHERS_LET_GO.inc()
     except AWAY:
-        return  # The client resumes from where it was.
+        return  # The client resumes from its last revision.
 
 
 async def check_identity(one: Watch) -> None:
-    """End the watch of a caller who is no longer authorized. While the database is away no watch is ended."""
+    """End the watch of a caller who is no longer authorized. While the database is away, no watch is ended."""
     if time.monotonic() - one.known_at < KEEPALIVE_SECONDS:
         return
     one.known_at = time.monotonic()
@@ -209,15 +211,15 @@ async def check_identity(one: Watch) -> None:
     if isinstance(identity, Refusal):
         raise WatchOver(identity)
     if identity != one.call.identity:
-        raise WatchOver(None)  # Another identity by now: its visibility is resolved when it reconnects.
+        raise WatchOver(None)  # The identity has changed: visibility is resolved on reconnect.
 
 
 async def _current_state(one: Watch, *, mark_end: bool) -> AsyncGenerator[bytes, None]:
-    """The current objects, as ADDED events; the watch goes on from the revision of that state."""
+    """Send the current objects as ADDED events; the watch continues from the revision of that state."""
     context = one.call.context
     spool = context.spools.open(party(one.call.identity))
     try:
-        # Put away before anything is sent: who reads slowly, or not at all, holds no seat and no connection.
+        # Spooled before anything is sent, so that a slow client holds no seat and no connection.
         async with (
             context.states.taken(one.call.identity),
             context.database.reader() as db,
@@ -241,13 +243,13 @@ async def _current_state(one: Watch, *, mark_end: bool) -> AsyncGenerator[bytes,
 
 
 async def _catch_up(one: Watch, until: int) -> AsyncGenerator[bytes, None]:
-    """The changes between the watch's revision and the moment it joined the feed."""
+    """Send the changes between the watch's revision and the moment it joined the feed."""
     limit = min(READ_START, CATCH_UP)
     while one.seen < until:
         await check_identity(one)
         async with one.call.context.database.reader() as db:
             changes = await change_store.load_between(db, one.seen, until, one.query.kind, one.query.namespace, limit)
-            # Afterwards: the floor rises before anything is dropped, so what lies above it now was all there.
+            # Read after the changes: the floor rises before changes are dropped, so nothing above it was missing.
             floor = (await change_store.load_position(db)).floor
         if one.seen < floor:
             raise WatchOver(expired(one.seen))
@@ -296,7 +298,7 @@ async def _event(one: Watch, fed: FedChange) -> bytes | None:
     if is_hidden or one.kind.name in JOINS or one.as_table or conceals(one.kind, one.call.identity):
         (piece,) = await _rendered(one, kind_of_event, [_gone(change) if is_hidden else _item(change)])
         return piece
-    # The same for all watchers of this format: rendered once.
+    # Rendered once for all watchers of this format.
     known = fed.rendered.get((one.format, kind_of_event))
     if known is None:
         body = render(change.doc, change.status, change.revision)
@@ -313,7 +315,7 @@ class Sight(NamedTuple):
 
 
 async def visibility(call: Call, fed: FedChange) -> Sight:
-    """Resolved for each change, because the tree changes."""
+    """Resolve the visibility of each change, because the tree changes."""
     whose: Reach = reach(call.identity)
     tenant, before = fed.change.tenant, fed.change.before_tenant
     if whose.everything or not tenant:
@@ -327,14 +329,14 @@ async def visibility(call: Call, fed: FedChange) -> Sight:
 async def _saw(call: Call, whose: Reach, tenant: str, revision: int) -> bool:
     tree = await call.context.tree_for(whose)
     if tenant not in tree.tenants:
-        tree = await call.context.tree(fresh=True)  # It may have been born through another process a moment ago.
+        tree = await call.context.tree(fresh=True)  # Another process may have created the tenant just now.
     if not is_current(tree, whose):
-        raise WatchOver(None)  # The caller's tenant was deleted, and another has its name.
+        raise WatchOver(None)  # The caller's tenant was deleted, and another one has its name.
     return saw(tree, whose, tenant, revision)
 
 
 def event_type(query: Query, fed: FedChange, sight: Sight) -> str | None:
-    """A watcher's event: an object that leaves its selectors or its sight is DELETED, a new one is ADDED."""
+    """The event of a watcher: an object that leaves its selectors or visibility is DELETED, a new one is ADDED."""
     type_ = fed.change.type
     before = (
         type_ != "ADDED"
@@ -359,7 +361,7 @@ def _item(change: Change) -> ListedObject:
 
 
 def _gone(change: Change) -> ListedObject:
-    """The identifying fields of an object, all that a watcher gets who does not see it any more."""
+    """The identifying fields of an object, sent to a watcher who does not see it any more."""
     key = change.key
     metadata = {"name": key.name, "uid": change.uid, **({"namespace": key.namespace} if key.namespace else {})}
     doc = encode({"apiVersion": API_VERSION, "kind": key.kind, "metadata": metadata})

@@ -1,4 +1,4 @@
-"""Handlers of webhooks: made, listed, removed. The secret is in the answer that made it, and nowhere else."""
+"""Handlers of webhooks: create, list, remove. Only the response that creates one contains its secret."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from bursar.wire.reports.credit import Moved
 from bursar.wire.shared.document import encode
 
 DELIVERIES_MAX = 500
-PAGING = (Param("limit", "At most so many; the rest follows with continue.", "integer"),
-          Param("continue", "From the page before."))  # fmt: skip
+PAGING = (Param("limit", "Maximum number of items; fetch the rest with continue.", "integer"),
+          Param("continue", "The continue token of the previous page."))  # fmt: skip
 
 
 class NewWebhook(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """`direction` is out, for notices that are sent to `url`, or in, for payments that are signed with the secret. No
-    `types` are all of them; no `tenant` is all tenants. `allowLocal`: it may be on this machine, or link-local."""
+    """A new webhook. `direction` is out, for events sent to `url`, or in, for payments signed with the secret. Without
+    `types` it gets all events; without `tenant` those of all tenants. `allowLocal` permits loopback and link-local
+    addresses."""
 
     name: str
     url: str = ""
@@ -82,7 +83,7 @@ class Trial(msgspec.Struct):
 
 
 class DeliveryView(msgspec.Struct, rename="camel"):
-    """A notice that was not taken yet; `nextAt` is null where it is given up."""
+    """An undelivered event; `nextAt` is null if delivery was abandoned."""
 
     notice: str
     type: str
@@ -100,9 +101,9 @@ class DeliveryList(msgspec.Struct, rename="camel"):
 
 
 def webhook_routes(root: str) -> Iterator[Route]:
-    """Part of the one table in routes.py."""
+    """The routes of webhooks, part of the route table."""
     yield Route(
-        "POST", f"{root}/webhooks", create, "Have notices sent, or payments believed.", "create", "webhooks",
+        "POST", f"{root}/webhooks", create, "Create a webhook for events or for payments.", "create", "webhooks",
         body=NewWebhook, answer=WebhookView, status=201, refusals=(404, 409),
     )  # fmt: skip
     yield Route(
@@ -141,11 +142,11 @@ async def create(call: Call) -> Outcome:
     asked = read_action(call, NewWebhook, "webhook")
     if isinstance(asked, Refusal):
         return asked
-    # A request id is accepted and not needed: a name is taken once. The answer could not be given again, for a secret
-    # is remembered nowhere.
+    # A request id is accepted but not needed, because a name is taken once. A repeated request cannot get the response
+    # again: the secret is not stored.
     wanted, _, dry = asked
     if dry:
-        return invalid("dryRun is not offered here")
+        return invalid("dryRun is not supported here")
     webhook = Webhook(
         wanted.name, wanted.direction, wanted.tenant, wanted.url, tuple(wanted.types), wanted.allow_local,
         call.identity.actor,

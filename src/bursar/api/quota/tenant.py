@@ -41,13 +41,13 @@ class TenantQuotas(msgspec.Struct, rename="camel"):
 
 def tenant_routes() -> Iterator[Route]:
     yield Route(
-        "GET", f"{ROOT}/tenants/{{name}}/quotas", get_quotas, "Effective limits, their sources, and usage.", "get",
+        "GET", f"{ROOT}/tenants/{{name}}/quotas", get_quotas, "List effective limits, their sources, and usage.", "get",
         TENANT.plural, "quotas", kind=TENANT, answer=TenantQuotas,
     )  # fmt: skip
 
 
 async def put_tenant(call: Call) -> Outcome:
-    """A body with metadata or spec replaces the tenant; the flat form changes only the fields it names."""
+    """PUT: a body with metadata or spec replaces the tenant; the flat form changes only the fields it names."""
     document = read_document(call)
     if isinstance(document, Refusal):
         return document
@@ -67,14 +67,14 @@ async def put_tenant(call: Call) -> Outcome:
 
 
 async def get_quotas(call: Call) -> Outcome:
-    """List every dimension that the tenant uses or has a limit on: limit, source, accepted, bound."""
+    """List every dimension that the tenant uses or that has a limit: limit, source, accepted, bound."""
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
     tree = await call.context.tree(fresh=True)
     name = call.parameters["name"]
     if name not in tree.tenants:
-        return not_found(key_of(call))  # It was deleted since it was found.
+        return not_found(key_of(call))  # It has been deleted since.
     async with call.context.database.reader() as db:
         rows = await quota_store.load_scopes(db, [tenant_scope(name)])
     limits = effective_limits(tree, tree.tenants[name])

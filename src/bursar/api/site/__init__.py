@@ -1,4 +1,4 @@
-"""The route table, and what is made from it: discovery, OpenAPI, the documentation page, health and metrics.
+"""The route table, and everything generated from it: discovery, OpenAPI, the documentation page, health and metrics.
 
 Read `routes.py` first.
 """

@@ -1,8 +1,8 @@
 """Kubernetes discovery: the resources, their names and their verbs.
 
-All of it follows from the route table, so nothing is announced that is not served. A path says what it is by its shape:
-`/api/v1/nodes` is a collection, `/api/v1/nodes/{name}` an item, `/api/v1/nodes/{name}/status` a part of an item; and
-the method says the verb. Paths of other shapes (reports, bulk verbs) are ours alone and are not announced.
+It is generated from the route table, so only served paths are announced. The shape of a path shows its type:
+`/api/v1/nodes` is a collection, `/api/v1/nodes/{name}` an item, `/api/v1/nodes/{name}/status` a subresource; the method
+gives the verb. Paths of other shapes (reports, bulk verbs) are Bursar's own and are not announced.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ _FOREIGN = {
     "selfsubjectreviews": DiscoveredResource("SelfSubjectReview", "selfsubjectreview", False),
 }
 
-# Parts whose messages are of another kind than the item's; kubectl drain looks for the eviction's group and version.
+# Subresources whose messages are of another kind than the item; kubectl drain looks for the group and version of
+# evictions.
 _PART_KINDS = {"pods/eviction": {"kind": "Eviction", "group": "policy", "version": "v1"}}
 
 
 def documents(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release: str) -> dict[str, bytes]:
-    """Path → body of every discovery document, ready to be sent; `release` is Bursar's own version."""
+    """Render every discovery document by path; `release` is Bursar's own version."""
     known = nouns(kinds)
     lists = _resource_lists(routes, known)
     groups = [_group(name) for name in lists if "/" in name]
@@ -73,7 +74,7 @@ def documents(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release
 
 
 def nouns(kinds: Iterable[Kind]) -> dict[str, DiscoveredResource]:
-    """Plural → names, of every resource that may be announced."""
+    """Map plurals to the names of every resource that may be announced."""
     ours = {
         kind.plural: DiscoveredResource(kind.name, kind.singular, kind.namespaced, kind.short_names, kind.in_all)
         for kind in kinds
@@ -82,7 +83,7 @@ def nouns(kinds: Iterable[Kind]) -> dict[str, DiscoveredResource]:
 
 
 def version(release: str) -> dict[str, str]:
-    """Clients decide by major and minor what they may ask for; the Python client wants every field to be there."""
+    """The version document. Clients choose features by major and minor; the Python client requires every field."""
     return {
         "major": "1",
         "minor": KUBERNETES_MINOR,
@@ -126,7 +127,7 @@ def _announced(route: Route, known: Mapping[str, DiscoveredResource]) -> Iterato
 
 
 def _split(path: str, known: Mapping[str, DiscoveredResource]) -> tuple[str, list[str]]:
-    """Group and version, and the steps after them without the namespace that an object is in."""
+    """Split a path into group and version, and its steps without the namespace."""
     steps = path.strip("/").split("/")
     if steps[:2] == ["api", CORE]:
         group_version, steps = CORE, steps[2:]
@@ -134,7 +135,7 @@ def _split(path: str, known: Mapping[str, DiscoveredResource]) -> tuple[str, lis
         group_version, steps = "/".join(steps[1:3]), steps[3:]
     else:
         return "", []
-    # A namespace has parts of its own, which are no resources.
+    # A namespace has subresources of its own, which are no resources.
     in_namespace = steps[0] == "namespaces" and len(steps) > 2 and steps[2] in known
     return group_version, steps[2:] if in_namespace else steps
 

@@ -1,8 +1,7 @@
-"""The documentation for people: one page, made from the OpenAPI document.
+"""The documentation page, generated from the OpenAPI document.
 
-It needs nothing from anywhere else, reads well without JavaScript, and follows the reader's choice of light or dark.
-The little script there is only filters; `CONTENT_SECURITY_POLICY` allows it and the style by their hashes and nothing
-besides.
+It loads nothing from elsewhere, works without JavaScript, and follows the reader's choice of light or dark. The only
+script filters; `CONTENT_SECURITY_POLICY` allows only this script and the style, by their hashes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _SCHEMAS: Final = "#/components/schemas/"
 
 
 def page(document: Document) -> bytes:
-    """The whole page, as it is sent."""
+    """Render the whole page."""
     return "".join(_page(document)).encode()
 
 
@@ -43,7 +42,7 @@ def _page(document: Document) -> Iterator[str]:
 
 
 def _by_tag(document: Document) -> dict[str, list[tuple[str, str, Document]]]:
-    """Tag → (method, path, operation), in the document's order."""
+    """Operations by tag as (method, path, operation), in the document's order."""
     groups: dict[str, list[tuple[str, str, Document]]] = {tag["name"]: [] for tag in document.get("tags", ())}
     for path, item in document["paths"].items():
         for method in METHODS:
@@ -198,7 +197,7 @@ def _fields(schema: Document) -> Iterator[str]:
 
 
 def _type(schema: Document) -> str:
-    """A type in one line, with links to what it names."""
+    """Render a type in one line, with links to named types."""
     if "$ref" in schema:
         name = schema["$ref"].removeprefix(_SCHEMAS)
         return f"<a href='#{_anchor('schema', name)}'>{_text(name)}</a>"
@@ -232,7 +231,7 @@ def _text(value: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text in which backticks mark code."""
+    """Render text in which backticks mark code."""
     pieces = _text(text).split("`")
     return "".join(f"<code>{piece}</code>" if index % 2 else piece for index, piece in enumerate(pieces))
 

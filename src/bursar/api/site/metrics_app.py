@@ -1,4 +1,4 @@
-"""`--metrics HOST:PORT`: /metrics on a socket of its own, for a scraper without a token, and nothing else there."""
+"""`--metrics HOST:PORT`: /metrics alone, on a socket of its own, for a scraper without a token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PLAIN = "text/plain; charset=utf-8"
 
 
 class MetricsApp:
-    """An ASGI application of one path. There is no authentication: the address of its socket limits its readers."""
+    """An ASGI application with one path. There is no authentication: the address of its socket limits its readers."""
 
     def __init__(self, context: ApiContext) -> None:
         self._context = context
@@ -30,7 +30,7 @@ class MetricsApp:
         if scope["path"] != "/metrics":
             status, media, body = 404, PLAIN, b"only /metrics is served here\n"
         elif scope["method"] not in ("GET", "HEAD"):
-            status, media, body = 405, PLAIN, b"only GET is offered here\n"
+            status, media, body = 405, PLAIN, b"only GET is supported here\n"
         else:
             status, media, body = 200, CONTENT_TYPE_LATEST, await read_metrics(self._context)
         headers = [(b"content-type", media.encode()), (b"content-length", str(len(body)).encode())]

@@ -1,7 +1,7 @@
-"""OpenAPI, generated from the route table and from the types with which the server itself reads and writes.
+"""OpenAPI, generated from the route table and from the types that the server reads and writes.
 
 `/openapi.json` is the whole API, in OpenAPI 3.1. `/openapi/v3/api/v1` is the part that kubectl reads before `apply` and
-for `explain`: the kinds, in Kubernetes' dialect. `/openapi/v2` shows old clients where they may use dry runs.
+for `explain`: the kinds, in Kubernetes' dialect. `/openapi/v2` only lists where old clients may use dry runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _GVK: Final = "x-kubernetes-group-version-kind"
 
 
 def documents(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release: str) -> dict[str, bytes]:
-    """Path → body of everything this module publishes, ready to be sent; `release` is Bursar's own version."""
+    """Render every document by path; `release` is Bursar's own version."""
     routes, kinds = tuple(routes), tuple(kinds)
     for_kubectl = msgspec.json.encode(kubectl_document(routes, kinds, release=release))
     return {
@@ -91,7 +91,7 @@ _INTRODUCTION: Final = (
 
 
 def _documented(routes: Iterable[Route]) -> tuple[Route, ...]:
-    """Without the second spelling of a path, with a slash at its end."""
+    """The routes without duplicate spellings that end in a slash."""
     routes = tuple(routes)
     paths = {route.path for route in routes}
     return tuple(one for one in routes if one.path == "/" or one.path.rstrip("/") not in paths - {one.path})
@@ -138,7 +138,7 @@ def _request_body(route: Route, roots: Mapping[Any, Document]) -> Document:
         example = route.kind.example if route.kind else None
         if example and media == JSON and route.kind and route.body is route.kind.type and not route.subresource:
             content[media]["example"] = example
-    # Kubernetes' clients delete with options in the body, all others without.
+    # Kubernetes' clients send options in the body of a DELETE; other clients send none.
     return {"required": route.method != "DELETE", "content": content}
 
 
@@ -153,7 +153,7 @@ def _body_schema(media: str, root: Document) -> Document:
 
 
 def _responses(route: Route, roots: Mapping[Any, Document]) -> Document:
-    """Each answer there may be, by status code."""
+    """The possible responses by status code."""
     responses: Document = {}
     for status in sorted({route.status, *(code for code in route.refusals if code < 400)}):
         responses[str(status)] = {"description": HTTPStatus(status).phrase}
@@ -179,7 +179,7 @@ def _answer_media(media: str, schema: Document) -> Document:
 
 
 def refusals(route: Route) -> list[int]:
-    """Every status of 400 and above that the route may answer with: what it names, and what follows from its form."""
+    """Every status of 400 and above that the route may return: those it lists, and those that follow from its form."""
     writes_kind = route.kind is not None and route.method != "GET"
     has_body, has_variables = route.body is not None, "{" in route.path
     is_watched = any(param.name == "watch" for param in route.params)
@@ -228,7 +228,7 @@ def _tag(route: Route) -> str:
 
 
 def _tags(routes: Sequence[Route]) -> list[Document]:
-    """Each tag once, in the order in which the routes use them; what belongs to no noun comes last."""
+    """Each tag once, in order of first use; routes without a resource come last."""
     described = {_tag(route): route.kind.description if route.kind else "" for route in reversed(routes)}
     ordered = sorted(dict.fromkeys(map(_tag, routes)), key=lambda tag: tag == _OTHER_TAG)
     return [{"name": tag, "description": described[tag]} if described[tag] else {"name": tag} for tag in ordered]
@@ -239,7 +239,7 @@ _ITEM_WORDS: Final = {"GET": "get", "POST": "create", "PUT": "replace", "PATCH":
 
 
 def operation_ids(routes: Sequence[Route]) -> dict[tuple[str, str], str]:
-    """A name for each (method, path) that reads like a function's and that no other has."""
+    """Give each (method, path) a unique name in the form of a function name."""
     short = {(route.method, route.path): _operation_name(route) for route in routes}
     uses = Counter(short.values())
     return {key: name if uses[name] == 1 else f"{name}At{_path_name(key[1])}" for key, name in short.items()}
@@ -250,7 +250,7 @@ def _operation_name(route: Route) -> str:
     plural, noun = _noun(route)
     if noun is None or plural not in steps:
         return _word(route) + _pascal(step for step in steps if not step.startswith("{") and step != route.verb)
-    # The plural furthest to the right is what the path is about: /namespaces/{namespace}/allocations.
+    # The rightmost plural is the subject of a path: /namespaces/{namespace}/allocations.
     tail = steps[len(steps) - steps[::-1].index(plural) :]
     if not tail:
         everywhere = "ForAllNamespaces" if noun.namespaced and "{namespace}" not in steps else ""
@@ -283,7 +283,7 @@ def _word(route: Route) -> str:
 
 
 def _plural_name(plural: str, noun: DiscoveredResource) -> str:
-    """PriorityClasses, of priorityclasses and PriorityClass."""
+    """The plural in the spelling of the kind: PriorityClasses, from priorityclasses and PriorityClass."""
     return noun.kind + plural[len(noun.kind) :] if plural.startswith(noun.singular) else plural.capitalize()
 
 
@@ -331,7 +331,10 @@ def _list_schema(name: str) -> Document:
         "properties": {
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
-            "metadata": {"$ref": f"{_SCHEMAS}ListMeta", "description": "Where to watch from, and how to go on."},
+            "metadata": {
+                "$ref": f"{_SCHEMAS}ListMeta",
+                "description": "The revision to watch from, and the continue token.",
+            },
             "items": {"type": "array", "items": {"$ref": f"{_SCHEMAS}{name}"}},
         },
         "required": ["items"],
@@ -339,7 +342,7 @@ def _list_schema(name: str) -> Document:
 
 
 def _describe(name: str, schema: Document, words: Mapping[str, str]) -> None:
-    """Puts into words what the fields mean, where that is known."""
+    """Add known descriptions to the fields of a schema."""
     if not schema.get("required", True):
         del schema["required"]
     for field, inner in schema.get("properties", {}).items():
@@ -351,14 +354,14 @@ _COMMON_SCHEMAS: Final[dict[str, Document]] = {
     "Status": {
         "title": "Status",
         "type": "object",
-        "description": "Why a request was refused, or what became of it.",
+        "description": "The outcome of a request: its refusal or success.",
         "properties": {
             "kind": {"type": "string", "const": "Status"},
             "apiVersion": {"type": "string"},
             "metadata": {"type": "object", "description": "Empty."},
             "status": {"type": "string", "description": "Success or Failure."},
             "code": {"type": "integer", "description": "The HTTP status."},
-            "reason": {"type": "string", "description": "One word that programs may rely on, such as NotFound."},
+            "reason": {"type": "string", "description": "A stable word for programs, such as NotFound."},
             "message": {"type": "string", "description": "A sentence for people, with the numbers that explain it."},
             "details": {
                 "type": "object",
@@ -376,11 +379,11 @@ _COMMON_SCHEMAS: Final[dict[str, Document]] = {
     "StatusCause": {
         "title": "StatusCause",
         "type": "object",
-        "description": "One reason among several: a field that is wrong, or a limit without headroom.",
+        "description": "One of the causes: an invalid field, or an exceeded limit.",
         "properties": {
             "reason": {"type": "string"},
             "message": {"type": "string"},
-            "field": {"type": "string", "description": "Where in the body, as in spec.taints[0].key."},
+            "field": {"type": "string", "description": "The path in the body, as in spec.taints[0].key."},
         },
     },
     "ListMeta": {
@@ -388,7 +391,7 @@ _COMMON_SCHEMAS: Final[dict[str, Document]] = {
         "type": "object",
         "properties": {
             "resourceVersion": {"type": "string", "description": "The revision to watch from."},
-            "continue": {"type": "string", "description": "Asks for the next page; absent on the last."},
+            "continue": {"type": "string", "description": "Fetches the next page; absent on the last one."},
             "remainingItemCount": {"type": "integer"},
         },
     },
@@ -410,22 +413,22 @@ _COMMON_SCHEMAS: Final[dict[str, Document]] = {
     "Table": {
         "title": "Table",
         "type": "object",
-        "description": "What kubectl prints: columns and rows.",
+        "description": "A table for kubectl: columns and rows.",
         "properties": {
             "kind": {"type": "string", "const": "Table"},
             "apiVersion": {"type": "string", "const": "meta.k8s.io/v1"},
-            "metadata": {"$ref": f"{_SCHEMAS}ListMeta", "description": "As of the list that it shows."},
+            "metadata": {"$ref": f"{_SCHEMAS}ListMeta", "description": "The metadata of the list."},
             "columnDefinitions": {"type": ["array", "null"], "items": {"type": "object"}},
             "rows": {"type": "array", "items": {"type": "object"}},
         },
     },
 }
 
-# Descriptions of fields: of one schema (`AllocationSpec.ttl`), or wherever a field has this name.
+# Descriptions of fields: of one schema (`AllocationSpec.ttl`), or of every field with this name.
 
 
 def kubectl_document(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release: str) -> Document:
-    """The kinds in Kubernetes' dialect of OpenAPI 3.0; only what kubectl looks at, as it reads this at every apply."""
+    """The kinds in Kubernetes' dialect of OpenAPI 3.0, reduced to the parts that kubectl reads at every apply."""
     routes, kinds = _documented(routes), tuple(kinds)
     _, schemas = _schemas((), kinds)
     for kind in kinds:
@@ -455,13 +458,13 @@ def _patches(routes: Iterable[Route]) -> Iterable[tuple[str, str, dict[str, str]
 
 
 def kubectl_index(body: bytes) -> Document:
-    """The index of the document. Clients cache it by its address, so the address changes with the document."""
+    """The index of the document. Its address changes with the document, because clients cache by address."""
     digest = hashlib.sha256(body).hexdigest()[:32]
     return {"paths": {"api/v1": {"serverRelativeURL": f"/openapi/v3/api/v1?hash={digest}"}}}
 
 
 def _is_of_kind(path: str, kind: Kind) -> bool:
-    """Whether it is the kind's collection or item. kubectl takes any PATCH of a kind for the item's."""
+    """Whether a path is the kind's collection or item. kubectl takes any PATCH of a kind for the item's."""
     steps = _steps(path)
     return steps[-1] == kind.plural or (steps[-2:-1] == [kind.plural] and steps[-1].startswith("{"))
 
@@ -473,7 +476,7 @@ def _group_version_kind(kind: Kind) -> dict[str, str]:
 def _kubectl_operation(route: Route, kind: Kind, name: str) -> Document:
     known = {param.name: param.type for param in route.params}
     if route.method in ("POST", "PUT", "PATCH"):
-        # Without this one, kubectl would check bodies by itself, against schemas that it does not have.
+        # Without this parameter, kubectl would validate bodies against schemas that it does not have.
         known["fieldValidation"] = "string"
     parameters = [{"name": name, "in": "query", "schema": {"type": type_}} for name, type_ in known.items()]
     return {
@@ -485,7 +488,7 @@ def _kubectl_operation(route: Route, kind: Kind, name: str) -> Document:
 
 
 def _in_dialect(schema: Any) -> Any:
-    """In OpenAPI 3.0 a reference has nothing beside it, and Kubernetes has its own way to say "text or a number"."""
+    """Convert to OpenAPI 3.0, in which a reference has no siblings, and to Kubernetes' form of "text or a number"."""
     if isinstance(schema, list):
         return [_in_dialect(one) for one in schema]
     if not isinstance(schema, dict):

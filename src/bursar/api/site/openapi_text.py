@@ -18,7 +18,7 @@ FIELD_WORDS: Final = {
     "annotations": "Key-value pairs that selectors ignore.",
     "resourceVersion": "The revision of its last change. Send it back to prevent overwriting a concurrent change.",
     "uid": "Unique for all time, even if the name is reused.",
-    "limits": "The most that may be used, by dimension.",
+    "limits": "Limits of usage, by dimension.",
     "description": "A description for human readers.",
     "enforcement": "The effect of a request that exceeds a limit.",
     "nodeSelector": "Labels that a node must have.",

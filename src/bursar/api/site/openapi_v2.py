@@ -1,7 +1,7 @@
-"""OpenAPI 2 as clients up to kubectl 1.26 ask for it: a protobuf document that names what can be tried without effect.
+"""OpenAPI 2 for clients up to kubectl 1.26: a protobuf document that lists the operations with dry runs.
 
 Such clients refuse `diff` and `--dry-run=server` unless the PATCH operation of the kind has a `dryRun` parameter here.
-That is all there is in it: schemas would make them check bodies by themselves, and the server does that better.
+It contains nothing else: with schemas they would validate bodies themselves, and the server does that better.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Final
 
-# With an `@` in it, as the registered name has, client-go would not know how to read the body.
+# With an `@`, as in the registered name, client-go could not parse the body.
 MEDIA_TYPE: Final = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 EXTENSION: Final = "x-kubernetes-group-version-kind"
 

@@ -1,4 +1,4 @@
-"""The one route table. The server serves it, discovery announces it, OpenAPI documents it."""
+"""The route table, from which the server, discovery and OpenAPI are built."""
 
 from __future__ import annotations
 

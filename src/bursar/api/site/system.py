@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 
 async def hello(_: Call) -> Outcome:
-    """The bare route: what the server can answer when there is nothing to do."""
+    """The minimal route, as a baseline for benchmarks."""
     return Answer(200, b'{"hello":"world"}')
 
 
 async def healthz(_: Call) -> Outcome:
-    """The process lives and its event loop turns."""
+    """Liveness: the process runs and its event loop responds."""
     return Answer(200, b"ok", "text/plain; charset=utf-8")
 
 
 async def readyz(call: Call) -> Outcome:
-    """Whether requests can be served now: the database answers, and is the one that takes writes."""
+    """Readiness: the database answers and accepts writes."""
     if fault := await call.context.fault():
         return Refusal(Code.UNAVAILABLE, f"not ready: {fault}", retry_after_seconds=1)
     return Answer(200, b"ok", "text/plain; charset=utf-8")
 
 
 async def show_metrics(call: Call) -> Outcome:
-    """The metrics, which name every tenant: for roles that see everything, wherever the request comes from.
+    """The metrics, which name every tenant: for roles that see everything, from any address.
 
-    A client address is no authentication: behind a proxy on this machine all requests come from it.
+    A client address is no authentication: behind a proxy on this machine, all requests come from it.
     """
     identity = await call.context.authenticator.authenticate(call.headers.get("authorization"))
     if isinstance(identity, Refusal):
@@ -59,7 +59,7 @@ async def show_metrics(call: Call) -> Outcome:
 
 
 async def read_metrics(context: ApiContext) -> bytes:
-    """Counters kept by this process, and usage from the database, in Prometheus' text format."""
+    """Render the counters of this process, and usage from the database, in Prometheus' text format."""
     await show_scheduling(context)
     await show_nodes(context)
     await show_drift(context.runtime)
@@ -94,7 +94,7 @@ def _show_usage(rows: Mapping[tuple[str, str], Counter]) -> None:
 
 
 def fixed(body: bytes, media_type: str = JSON, headers: Mapping[str, str] | None = None) -> Handler:
-    """A handler for a document that was made once."""
+    """A handler that serves a constant document."""
     answer = Answer(200, body, media_type, headers or {})
 
     async def handler(_: Call) -> Outcome:

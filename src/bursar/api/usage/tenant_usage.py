@@ -1,4 +1,4 @@
-"""Handlers of usage reports: the usage of tenants and users, its part of quotas and budgets, and its cost."""
+"""Handlers of usage reports: usage of tenants and users, in relation to quotas and budgets, and its cost."""
 
 from __future__ import annotations
 
@@ -66,28 +66,28 @@ NAME_CHARS_MAX: Final = 253
 PERIOD: Final = "24h"
 PERIOD_SECONDS_MIN: Final = 3600
 PERIOD_SECONDS_MAX: Final = 400 * 86_400
-# Up to this length peaks are hourly, else daily.
+# Peaks are hourly up to this length, and daily above it.
 HOURLY_SECONDS_MAX: Final = 8 * 86_400
 
-DAYS = Param("days", "How many days up to now; else those that budgets are for.", "integer")
-BY = Param("by", "day: also day by day.")
-USERS = Param("users", f"How many users are listed, up to {USERS_MAX}; default {USERS_SHOWN}.", "integer")
+DAYS = Param("days", "Number of days up to now; default: the period of budgets.", "integer")
+BY = Param("by", "day: daily figures as well.")
+USERS = Param("users", f"Number of users listed, up to {USERS_MAX}; default: {USERS_SHOWN}.", "integer")
 
 
 def usage_routes(root: str) -> Iterator[Route]:
     yield Route(
-        "GET", f"{root}/tenants/{{name}}/usage", tenant_usage, "The usage of a tenant's budgets, by user.",
+        "GET", f"{root}/tenants/{{name}}/usage", tenant_usage, "Get the usage of a tenant's budgets, by user.",
         "get", TENANT.plural, "usage", kind=TENANT, params=(DAYS, BY, USERS), answer=TenantUsage,
     )  # fmt: skip
     yield Route(
-        "GET", f"{root}/usage", user_usage, "The usage of a user (default: the caller).", "get", "usage",
+        "GET", f"{root}/usage", user_usage, "Get the usage of a user (default: the caller).", "get", "usage",
         params=(Param("user", "A name within the caller's tenant, or tenant/name."), DAYS, BY), answer=UserUsage,
         refusals=(404,),
     )  # fmt: skip
     yield Route(
         "GET", f"{root}/metrics/tenants/{{name}}/usage", period_usage,
         "Get a tenant's usage and its cost, now and in a period, against its quota.", "get", "metrics",
-        params=(Param("period", f"From 1h to 400d; default {PERIOD}."),), answer=PeriodUsage,
+        params=(Param("period", f"From 1h to 400d; default: {PERIOD}."),), answer=PeriodUsage,
         refusals=(404,),
     )  # fmt: skip
     yield from export_routes(root)
@@ -97,11 +97,11 @@ class ReportRequest(Struct, frozen=True):
     """The query of a report."""
 
     days: int
-    of_budgets: bool  # whether they are those that budgets are for
+    of_budgets: bool  # whether the window is that of budgets
     begin: datetime
     end: datetime
     by_day: bool
-    users: int  # how many are named
+    users: int  # number of users listed
 
 
 # A tenant.
@@ -154,7 +154,7 @@ def _sees_below(call: Call) -> bool:
 
 
 def _by_user(users: store.UserWindows) -> dict[str, Uses]:
-    """Usage of a user may be spread over several tenants."""
+    """Sum the usage of a user, which may be spread over several tenants."""
     several: dict[str, list[Uses]] = defaultdict(list)
     for (_, user), uses in users.items():
         several[user].append(uses)
@@ -239,8 +239,8 @@ async def _only_one(call: Call, name: str) -> str | Refusal:
     listed = ", ".join(found[:NAMESAKES_SHOWN])
     return invalid(
         f"there are {len(found)} users named {name}: {listed}",
-        field_fault("user", "is the name of several"),
-        hint="Say which as tenant/name.",
+        field_fault("user", "is the name of several users"),
+        hint="Name one as tenant/name.",
     )
 
 

@@ -28,19 +28,19 @@ from bursar.wire.reports.tenant_usage import COLUMNS, USER_COLUMNS, table_lines
 
 CSV: Final = "text/csv"
 DAYS_MAX: Final = 3660
-# How the name of a period is written.
+# Formats of the names of periods.
 PERIODS: Final = {"day": "%Y-%m-%d", "month": "%Y-%m", "user": ""}
 
 
 def export_routes(root: str) -> Iterator[Route]:
     yield Route(
-        "GET", f"{root}/usage/export", export, "Usage by day, month or user, tenant and resource, as a table.",
+        "GET", f"{root}/usage/export", export, "Export usage by day, month or user, tenant and resource, as CSV.",
         "get", "usage", answer_media=(CSV,), refusals=(404,),
         params=(
-            Param("tenant", "Of this one and all below it; else of all that the caller may see."),
-            Param("from", "The first day; else that of this month."),
-            Param("to", "The day after the last; else up to now."),
-            Param("by", "day or month; or user, for the whole time at once. day unless said otherwise."),
+            Param("tenant", "A tenant with its descendants; default: all visible tenants."),
+            Param("from", "First day; default: the first of this month."),
+            Param("to", "The day after the last one; default: up to now."),
+            Param("by", "day, month, or user for the whole period; default: day."),
             Param("format", "csv."),
         ),
     )  # fmt: skip
@@ -52,7 +52,7 @@ Cells = tuple[str, ...]
 class ExportOptions(Struct, frozen=True):
     begin: datetime
     end: datetime
-    period: str  # how it is written; by user there is only one
+    period: str  # its name; empty for reports by user
 
 
 async def export(call: Call) -> Outcome:

@@ -1,4 +1,4 @@
-"""Handlers of allocations beside the common ones: bulk release, and what nodes report."""
+"""Handlers of allocations beside the common ones: bulk release, and status reports of nodes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Released(msgspec.Struct, rename="camel"):
 
 
 async def bulk_release(call: Call) -> Outcome:
-    """Release everything that a selector matches. Pending work counts as released; only bound resources are freed."""
+    """Release all matching allocations. Pending work counts as released; only bound resources are freed."""
     document, dry = read_document(call), dry_run(call)
     if isinstance(document, Refusal):
         return document
@@ -57,9 +57,9 @@ async def bulk_release(call: Call) -> Outcome:
         return invalid(f"the bulk release is invalid: {error}")
     if not labels.terms:
         return invalid(
-            "labelSelector is required: nothing is released without saying what",
+            "labelSelector is required: it selects the allocations to release",
             field_fault("labelSelector", "is required"),
-            hint='Name what to release, as in {"labelSelector": "batch-id=job-1"}.',
+            hint='For example {"labelSelector": "batch-id=job-1"}.',
         )
     if not 0 <= wanted.grace_period_seconds < 10**7:
         return invalid("gracePeriodSeconds must be a number of seconds, not negative")
@@ -96,7 +96,7 @@ async def _release_all(call: Call, query: Query, wanted: BulkRelease) -> Outcome
 
 
 async def report_status(call: Call) -> Outcome:
-    """PATCH or PUT of a status: what a node says of what is bound to it. Ends give back what was held."""
+    """PATCH or PUT of a status: a node's report on its allocations. An end releases their resources."""
     key = allocation_key(call)
     found = await find(call, key)
     if isinstance(found, Refusal):

@@ -1,4 +1,4 @@
-"""Explain and simulate: why work is pending, and the outcome of a submission that was not made."""
+"""Explain and simulate: the reason why work is pending, and the outcome of a simulated submission."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def explain(call: Call) -> Outcome:
 
 
 async def explain_job(call: Call) -> Outcome:
-    """A job is explained by its first pending allocation."""
+    """Explain a job by its first pending allocation."""
     job = await find(call, key_of(call))
     if isinstance(job, Refusal):
         return job
@@ -106,14 +106,14 @@ async def _explained(call: Call, one: Stored) -> Outcome:
 
 
 def _settled(one: Stored, status: dict[str, Any], unpaid: str, holding: told.Holding | None) -> Explanation:
-    """Work that is not pending: where it is, or was, and why it ended."""
+    """Explain work that is not pending: its nodes, and the reason of its end."""
     phase, nodes = str(status.get("phase", "")), status.get("nodes") or []
     where = ", ".join(node["name"] for node in nodes)
     since = status.get("endTime") or status.get("startTime") or status.get("scheduledTime") or ""
     message = phase
     if where:
         message += f" on {where}" + (f" since {since}" if since else "")
-    # Why it failed, or is about to. For frozen work the node says more than its lease.
+    # The reason of a failure or a coming one. For frozen work, the node knows more than the lease.
     own = ": ".join(each for each in (status.get("reason"), status.get("message")) if each)
     if said := own if status.get("reason") == FROZEN else unpaid or own:
         message += f" ({said})"
@@ -127,7 +127,7 @@ def _settled(one: Stored, status: dict[str, Any], unpaid: str, holding: told.Hol
 
 
 def _stored(one: Stored, status: dict[str, Any]) -> Explanation:
-    """The scheduler does not know it as pending, or not yet: the stored reason."""
+    """Explain by the stored reason, if the scheduler does not know the allocation as pending."""
     code, message = status.get("reason") or "not_yet_tried", status.get("message") or ""
     said = message or "the scheduler has not seen it yet, or is placing it now"
     return Explanation(one.key.name, one.key.namespace, one.uid, "Pending", said, KIND, WaitingReason(code, said))
@@ -145,7 +145,7 @@ async def _sight(call: Call) -> tuple[Sees, bool]:
 
 
 async def _waiting(call: Call, one: Stored, found: told.ExplainAnswer) -> Explanation:
-    """Tenants are strangers: a caller learns its position among other tenants' work, and nothing else about that."""
+    """Explain pending work. A caller learns its position among other tenants' work, and nothing else about that."""
     sees, all_of_it = await _sight(call)
     reason = why(found.reason, sees)
     return Explanation(
@@ -197,7 +197,7 @@ async def simulate(call: Call) -> Outcome:
 
 
 def _allocations(creation: CreateObject) -> list[CreateObject]:
-    """An allocation, or those that a job begins with: each as if it were created by itself."""
+    """An allocation, or the first allocations of a job, each as a submission of its own."""
     if not isinstance(creation, CreateJob):
         return [creation]
     return [
@@ -210,7 +210,7 @@ def _allocations(creation: CreateObject) -> list[CreateObject]:
 
 
 async def _bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
-    """One allocation or job, or several as `items`; no more allocations than can be tried at once."""
+    """Decode one allocation or job, or several as `items`, up to the maximum of a simulation."""
     bodies = await _read_bodies(call)
     if isinstance(bodies, Refusal):
         return bodies
@@ -247,12 +247,13 @@ async def _read_bodies(call: Call) -> list[tuple[Kind, Body]] | Refusal:
 
 
 def _kind_of(document: Any) -> Kind:
-    """The kind of a document: a job if it says so, else an allocation."""
+    """The kind of a document: Job if it says so, else Allocation."""
     return JOB if isinstance(document, dict) and document.get("kind") == JOB.name else ALLOCATION
 
 
 def _draft(number: int, creation: CreateObject, tenant: str) -> Draft:
-    """Of those that are alike the first comes first: it has the smaller uid. Placing needs no variable's value."""
+    """A draft for the simulation. Among equal drafts the first gets the smaller uid and goes first. Values of variables
+    are removed, because placing does not need them."""
     draft = creation.draft
     doc = encode(redacted(msgspec.json.decode(draft.doc)))
     return Draft(f"{number:03}-{draft.uid}", tenant, dict(draft.labels), msgspec.Raw(doc), submitter(creation.origin))
@@ -264,7 +265,7 @@ async def _priorities(call: Call) -> dict[str, PriorityClassView]:
 
 
 async def _outlook(call: Call, found: told.SimulatedOutcome) -> Outlook:
-    """The outcome without the names of other tenants' victims, only with their count."""
+    """The outcome with only the number of other tenants' victims, not their names."""
     named, others = await _victims(call, found.victims)
     shown = Outlook(
         found.name, found.runs_now, "",
@@ -285,7 +286,7 @@ async def _outlook(call: Call, found: told.SimulatedOutcome) -> Outlook:
 
 
 def _costed(shown: Outlook, quote: Quote | None) -> Outlook:
-    """The outcome with its cost. Work that cannot be paid for would be pending whatever capacity is free."""
+    """Add the cost to the outcome. Work that cannot be paid for would stay pending whatever capacity is free."""
     if quote is None:
         return shown
     # Work without a price is not free of charge.
@@ -320,5 +321,5 @@ def _said(shown: Outlook) -> str:
     if shown.would_run:
         return f"it would run now, on {where}"
     if victims:
-        return f"it would run on {where} after {victims} allocation{'s' if victims > 1 else ''} made way"
-    return f"it would wait: {shown.reason.message}" if shown.reason is not None else "it would be given up"
+        return f"it would run on {where} after evicting {victims} allocation{'s' if victims > 1 else ''}"
+    return f"it would wait: {shown.reason.message}" if shown.reason is not None else "it would fail: its gang timed out"

@@ -23,12 +23,12 @@ class ResourceShort(msgspec.Struct, rename="camel"):
     needs: str
     has: str
     short_by: str
-    nodes: int  # on so many it is too little
+    nodes: int  # number of nodes with too little of it
 
 
 class ExcludedNodes(msgspec.Struct, rename="camel"):
     constraint: str
-    nodes: int  # so many it keeps out
+    nodes: int  # number of nodes that it excludes
 
 
 class QuotaShort(msgspec.Struct, rename="camel"):
@@ -41,7 +41,7 @@ class QuotaShort(msgspec.Struct, rename="camel"):
 
 
 class WaitingReason(msgspec.Struct, rename="camel", omit_defaults=True):
-    """One reason to wait, with its numbers and what would help."""
+    """A pending reason with its numbers and remedy."""
 
     code: str
     message: str
@@ -87,7 +87,7 @@ class ShareNow(msgspec.Struct, rename="camel"):
 
 
 class KeptRoom(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Capacity kept for it: from a time on if reserved, until a time if nominated by preemption."""
+    """Capacity reserved for the allocation: from a time on, or until a time if nominated by preemption."""
 
     nodes: list[str]
     from_time: str = ""
@@ -100,7 +100,7 @@ class RoomOn(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class Explanation(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The reason why an allocation is pending; of a placed one, its nodes and since when."""
+    """The reason why an allocation is pending; for a placed one, its nodes and the time of its start."""
 
     name: str
     namespace: str
@@ -121,7 +121,7 @@ class Explanation(msgspec.Struct, rename="camel", omit_defaults=True):
     nomination: KeptRoom | None = None
     nodes: list[RoomOn] = []
     scheduled_time: str = ""
-    burst: bool = False  # beyond its tenant's share
+    burst: bool = False  # above its tenant's share
 
 
 class WouldEvict(msgspec.Struct, rename="camel"):
@@ -136,7 +136,7 @@ class Cost(msgspec.Struct, rename="camel"):
     account: str
     per_second: str
     per_hour: str
-    first_window: str  # held when it is placed
+    first_window: str  # the hold when it is placed
     window_seconds: int
     available: str
 
@@ -162,15 +162,15 @@ class Simulation(msgspec.Struct, rename="camel", kw_only=True):
     """The result of a simulation, which changes nothing."""
 
     kind: str = "Simulation"
-    would_run: bool  # all of them, now
+    would_run: bool  # whether all of them would run now
     allocations: list[Outlook]
 
 
-# From what the leader answers.
+# Conversion of the leader's answers.
 
 
 def why(reason: PendingReason, sees: Sees) -> WaitingReason:
-    """A pending reason, for a reader who sees the figures of these scopes only."""
+    """Convert a pending reason for a reader who sees the figures of these scopes only."""
     reason = reason_for(reason, sees)
     return WaitingReason(
         code=reason.code,
@@ -201,7 +201,7 @@ def why(reason: PendingReason, sees: Sees) -> WaitingReason:
 
 
 def _counted(resource: str, amount: int) -> str:
-    """Members and whole nodes are counted; everything else is measured."""
+    """Format a count of members and whole nodes, or a measured amount."""
     return str(amount) if resource in (MEMBERS, NODES) else format_amount(resource, amount)
 
 

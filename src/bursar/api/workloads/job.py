@@ -1,4 +1,4 @@
-"""Handlers of jobs beside the common ones: how their allocations do, cancelling, and a boost of their priority."""
+"""Handlers of jobs beside the common ones: status with allocations, cancellation, and a priority boost."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Boosted(msgspec.Struct, rename="camel"):
 
 
 async def get_status(call: Call) -> Outcome:
-    """The job, with the allocations there are of it now."""
+    """The job with its present allocations."""
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
@@ -132,7 +132,7 @@ async def _boost(call: Call, job: Stored, wanted: BoostJob, claim: IdempotencyKe
 
 
 async def _boosted(call: Call, reply: Reply) -> Answer:
-    """The position is the scheduler's forecast; without a leader it is left out."""
+    """Add the scheduler's forecast of the position; it is omitted without a leader."""
     assert isinstance(reply, Written)
     stored = msgspec.json.decode(reply.status)["boost"]
     position = await call.context.leader_queries.boosted(reply.key.namespace, reply.key.name, stored["priority"])

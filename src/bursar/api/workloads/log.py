@@ -26,24 +26,24 @@ from bursar.store.objects import change as change_store
 from bursar.store.objects.listing import Query
 from bursar.wire.kinds.allocation import ALLOCATION
 
-CONTAINER = "allocation"  # what the one container of our pods is called
+CONTAINER = "allocation"  # the name of the only container of a pod
 TEXT = "text/plain; charset=utf-8"
 NUMBER_DIGITS_MAX = 18
 
-FOLLOW = Param("follow", "true: go on with what is written, until it has ended.", "boolean")
-TAIL = Param("tailLines", "Only the last so many lines.", "integer")
+FOLLOW = Param("follow", "true: stream further output until the allocation ends.", "boolean")
+TAIL = Param("tailLines", "Number of lines from the end.", "integer")
 PARAMS = (
     FOLLOW,
     TAIL,
-    Param("node", "Of which of its nodes; the first where not given."),
-    Param("epoch", "Of which placement; the last where not given.", "integer"),
-    Param("offset", "From this byte on.", "integer"),
-    Param("limitBytes", "At most so many bytes.", "integer"),
+    Param("node", "The node; default: the first one of the allocation."),
+    Param("epoch", "Placement number; default: the latest.", "integer"),
+    Param("offset", "Number of the first byte.", "integer"),
+    Param("limitBytes", "Maximum number of bytes.", "integer"),
 )
-POD_PARAMS = (FOLLOW, TAIL, Param("limitBytes", "At most so many bytes.", "integer"))
+POD_PARAMS = (FOLLOW, TAIL, Param("limitBytes", "Maximum number of bytes.", "integer"))
 # Parameters of Kubernetes for which nodes keep no data.
 NOT_KEPT = {
-    "previous": "only the last placement's log is found by itself: name an earlier one with node and epoch",
+    "previous": "only the latest placement's log is found without parameters: name an earlier one with node and epoch",
     "sinceSeconds": "nodes do not keep when a line was written; tailLines and limitBytes bound what is read",
     "sinceTime": "nodes do not keep when a line was written; tailLines and limitBytes bound what is read",
     "timestamps": "nodes do not keep when a line was written",
@@ -55,7 +55,7 @@ class _Place(msgspec.Struct):
 
 
 class _Status(msgspec.Struct):
-    """As much of an allocation's status as is needed to find its log."""
+    """The part of an allocation's status that locates its log."""
 
     phase: str = Phase.PENDING
     reason: str = ""
@@ -138,18 +138,19 @@ async def _read(call: Call, found: Stored) -> Outcome:
 
 
 async def _was_there(call: Call, found: Stored, node: str, epoch: int) -> bool:
-    """Whether an earlier placement was on this node: a caller must not make the server call a node of their choice."""
+    """Whether an earlier placement was on this node; a caller must not make the server call an arbitrary node."""
     async with call.context.database.reader() as db:
         return await change_store.was_placed(db, found.key, found.uid, node, epoch)
 
 
 async def _open(call: Call, node: str, found: Stored, epoch: int, asked: LogRequest) -> LogSource | Refusal | None:
     if call.context.informer is None:
-        return Refusal(Code.UNAVAILABLE, "no agents are called from here", "Start the server with --grpc HOST:PORT.")
+        hint = "Start the server with --grpc HOST:PORT."
+        return Refusal(Code.UNAVAILABLE, "this server does not read logs from agents", hint)
     reading = LogReading(found.uid, epoch, asked.offset or 0, asked.tail_lines or 0, asked.follow)
     if asked.tail_lines != 0:
         return await call.context.informer.open(node, reading)
-    # The last no lines: what follows is what comes after the last one that there is.
+    # tailLines=0: only lines after the present end follow.
     last = await call.context.informer.open(node, replace(reading, tail_lines=1, follow=False))
     if last is None or isinstance(last, Refusal):
         return last

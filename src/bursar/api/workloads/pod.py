@@ -45,7 +45,7 @@ POD = Kind(
     plural="pods",
     type=Wire,
     namespaced=True,
-    description="An allocation, as Kubernetes would show it.",
+    description="An allocation in the form of a Kubernetes pod.",
     short_names=("po",),
     columns=(column("Status", "status.phase"), column("Node", "spec.nodeName", default="<none>")),
 )

@@ -21,7 +21,7 @@ def workload_routes() -> Iterator[Route]:
     )  # fmt: skip
     yield Route(
         "POST", f"{ROOT}/namespaces/{{namespace}}/preemptions", preemption.create,
-        "Stop an allocation so that it waits again.", "preempt", "preemptions", kind=ALLOCATION, params=(DRY_RUN,),
+        "Stop an allocation and requeue it.", "preempt", "preemptions", kind=ALLOCATION, params=(DRY_RUN,),
         body=preemption.NewPreemption, answer=preemption.Preemption, status=201, refusals=(409, 422),
     )  # fmt: skip
     yield from _job_routes()
@@ -36,20 +36,20 @@ def _job_routes() -> Iterator[Route]:
         "status", kind=JOB, answer=JOB.type,
     )  # fmt: skip
     yield Route(
-        "POST", f"{item}/cancel", job.cancel, "Stop a job and all that it runs.", "cancel", JOB.plural, kind=JOB,
+        "POST", f"{item}/cancel", job.cancel, "Cancel a job and its allocations.", "cancel", JOB.plural, kind=JOB,
         params=(DRY_RUN,), body=job.CancelJob, answer=job.Cancelled, refusals=(409,),
     )  # fmt: skip
     yield Route(
-        "POST", f"{item}/boost", job.boost, "Give a job another priority for a while.", "boost", JOB.plural, kind=JOB,
-        params=(DRY_RUN,), body=job.BoostJob, answer=job.Boosted, refusals=(409,),
+        "POST", f"{item}/boost", job.boost, "Change the priority of a job for a limited time.", "boost", JOB.plural,
+        kind=JOB, params=(DRY_RUN,), body=job.BoostJob, answer=job.Boosted, refusals=(409,),
     )  # fmt: skip
 
 
 def _asking_routes() -> Iterator[Route]:
     """Queries to the scheduler, and the log and standard input of allocations."""
     yield Route(
-        "GET", f"{base_path(ALLOCATION)}/{{name}}/explain", explain.explain, "Why an allocation waits.", "explain",
-        ALLOCATION.plural, kind=ALLOCATION, answer=explanation.Explanation, refusals=(503,),
+        "GET", f"{base_path(ALLOCATION)}/{{name}}/explain", explain.explain, "Explain why an allocation is pending.",
+        "explain", ALLOCATION.plural, kind=ALLOCATION, answer=explanation.Explanation, refusals=(503,),
     )  # fmt: skip
     yield Route(
         "GET", f"{base_path(ALLOCATION)}/{{name}}/log", log.read_log, "Read the output of an allocation.", "get",
@@ -57,13 +57,13 @@ def _asking_routes() -> Iterator[Route]:
         refusals=(409, 410, 503),
     )  # fmt: skip
     yield Route(
-        "PUT", f"{base_path(ALLOCATION)}/{{name}}/stdin", stdin.send, "Send what its command reads.", "update",
-        ALLOCATION.plural, "stdin", kind=ALLOCATION, params=(DRY_RUN,), body_media=(BYTES,), answer=stdin.Sent,
-        refusals=(409, 413),
+        "PUT", f"{base_path(ALLOCATION)}/{{name}}/stdin", stdin.send, "Send the standard input of its command.",
+        "update", ALLOCATION.plural, "stdin", kind=ALLOCATION, params=(DRY_RUN,), body_media=(BYTES,),
+        answer=stdin.Sent, refusals=(409, 413),
     )  # fmt: skip
     yield Route(
-        "GET", f"{base_path(JOB)}/{{name}}/explain", explain.explain_job, "Why a job waits.", "explain", JOB.plural,
-        kind=JOB, answer=explanation.Explanation, refusals=(503,),
+        "GET", f"{base_path(JOB)}/{{name}}/explain", explain.explain_job, "Explain why a job is pending.", "explain",
+        JOB.plural, kind=JOB, answer=explanation.Explanation, refusals=(503,),
     )  # fmt: skip
     yield Route(
         "POST", f"{base_path(ALLOCATION)}/simulate", explain.simulate,
@@ -76,17 +76,17 @@ def _asking_routes() -> Iterator[Route]:
 
 def _pod_routes() -> Iterator[Route]:
     for path in (f"{ROOT}/pods", f"{ROOT}/namespaces/{{namespace}}/pods"):
-        yield Route("GET", path, pod.list_pods, "Allocations, as Kubernetes would show them.", "list", "pods",
+        yield Route("GET", path, pod.list_pods, "List allocations in the form of Kubernetes pods.", "list", "pods",
                     params=(*SELECTORS, Param("limit", "Accepted for compatibility.", "integer")),
                     refusals=(405,))  # fmt: skip
     one_pod = f"{ROOT}/namespaces/{{namespace}}/pods/{{name}}"
-    yield Route("GET", one_pod, pod.get_pod, "An allocation, as Kubernetes would show it.", "get", "pods")
+    yield Route("GET", one_pod, pod.get_pod, "Read an allocation in the form of a Kubernetes pod.", "get", "pods")
     yield Route(
         "GET", f"{one_pod}/log", log.read_pod_log, "Read the output of an allocation, for kubectl logs.",
         "get", "pods", "log", params=log.POD_PARAMS, answer_media=("text/plain",), refusals=(409, 410, 503),
     )  # fmt: skip
-    # Older kubectl evicts only where the policy group is; nothing here is bound by budgets.
+    # Older kubectl evicts only if the policy group exists; there are no disruption budgets.
     policy = "/apis/policy/v1"
     for path in (f"{policy}/poddisruptionbudgets", f"{policy}/namespaces/{{namespace}}/poddisruptionbudgets"):
-        yield Route("GET", path, pod.list_budgets, "Disruption budgets, of which there are none.", "list",
+        yield Route("GET", path, pod.list_budgets, "List disruption budgets: there are none.", "list",
                     params=(*SELECTORS, Param("limit", "Accepted for compatibility.", "integer")))  # fmt: skip

@@ -56,7 +56,9 @@ def place(manifest: Manifest, connection: Connection, word: str = "") -> tuple[R
     """The kind and namespace of an object; `word` is the kind of objects that have no `kind`."""
     kind = manifest.document.get("kind") or word
     if not kind:
-        raise Problem(f"{manifest.source}: the object has no kind", "add `kind:`, or name the kind in the command")
+        raise Problem(
+            f"{manifest.source}: the object has no `kind` field", "add `kind:`, or name the kind in the command"
+        )
     noun = find(str(kind), connection.client)
     if not noun.namespaced:
         return noun, connection.resource(noun)

@@ -182,7 +182,7 @@ class CancelJobCommand(JobCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoostJobCommand(JobCommand):
-    """Give a job another priority for a while."""
+    """Change the priority of a job for a limited time."""
 
     tenant: str
     boost: dict[str, Any]  # in its stored form

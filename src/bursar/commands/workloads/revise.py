@@ -95,9 +95,7 @@ def ended(one: Stored) -> Refusal | None:
     """The refusal of any change of the spec; None while it is pending or placed."""
     phase = phase_of(one)
     if is_ending(one.doc):
-        return Refusal(
-            Code.IMMUTABLE, f"allocation {one.key.name!r} is being deleted: its spec cannot be changed any more"
-        )
+        return Refusal(Code.IMMUTABLE, f"allocation {one.key.name!r} is being deleted: its spec cannot change")
     return _immutable(one, phase) if phase in ENDED else None
 
 
@@ -105,7 +103,7 @@ def _immutable(one: Stored, phase: str) -> Refusal:
     but = f", except {PLACED_MAY_CHANGE}" if phase not in ENDED else ""
     return Refusal(
         Code.IMMUTABLE,
-        f"allocation {one.key.name!r} is {phase}: its spec cannot be changed after creation, once it is placed{but}",
+        f"allocation {one.key.name!r} is {phase}: its spec cannot change once it is placed{but}",
         f"Delete it and create it again; labels and annotations may be changed. While Pending, so may {MAY_CHANGE}.",
     )
 

@@ -58,7 +58,7 @@ class Account(Struct):
     day_posted: int = 0
     low_balance: int | None = None  # the threshold of the low-balance notification
     version: int = 0
-    tenant_uid: str = ""  # tells tenants of one name apart: an account belongs to one tenant for ever
+    tenant_uid: str = ""  # distinguishes tenants of the same name: an account belongs to one tenant for ever
 
     @property
     def name(self) -> str:

@@ -58,7 +58,7 @@ class Check(StrEnum):
 
     CHAIN = "chain"  # a block or page was changed, or does not follow its predecessor
     ENTRY = "entry"  # an entry was changed, removed or inserted
-    KEPT = "kept"  # the same of an entry that is kept for ever
+    KEPT = "kept"  # a permanently kept entry was changed, removed or inserted
     ROLLUP = "rollup"  # a rollup is not the sum of its entries
     BALANCE = "balance"  # a balance is not the sum of its entries
     HELD = "held"  # an account's hold is not the sum of its open leases' holds

@@ -180,7 +180,7 @@ class Ledger:
     # Leases.
 
     def open(self, lease: Lease, *, started: bool) -> Refusal | None:
-        """Open a lease and hold its first window, if every limit has room. `lease` has no number yet."""
+        """Open a lease and hold its first window, if no limit would be exceeded. `lease` has no number yet."""
         account = self.accounts[lease.account]
         rate = self.prices.rate(lease.amounts, lease.klass, self.now, lease.discount)
         if isinstance(rate, Unpriced):

@@ -27,7 +27,7 @@ class NodeGate(Struct, frozen=True, omit_defaults=True):
 
     taints: tuple[tuple[str, str, str], ...] = ()  # (key, value, effect)
     tenants: tuple[str, ...] = ()  # reserved for these tenants and their subtrees; empty: for all
-    whole_only: bool | None = None  # it takes no fraction of a device; None: as the settings say
+    whole_only: bool | None = None  # refuses fractions of devices; None: the setting of the system
     isolated: bool = False  # its agent runs every placement in a sandbox
     traceless: bool = False  # its agent removes all files of a placement at its end
     wipes: bool = False  # its agent has a wipe hook

@@ -42,7 +42,7 @@ class NodeClaim(Struct, frozen=True, omit_defaults=True):
     released: str = ""  # the time of its release
     attempt: int = 0  # the number of wipes requested
     message: str = ""  # why the last wipe failed
-    tenant_uid: str = ""  # tells tenants of one name apart: it may be deleted and created again during a wipe
+    tenant_uid: str = ""  # distinguishes tenants of the same name: one may replace another during a wipe
     lease: int = 0  # the lease that pays for it; 0 if it is billed afterwards, or released
     unpaid: str = ""  # the refusal of its lease: it takes no new work, and is released once it is empty
 
@@ -90,7 +90,7 @@ def kept_off(node: str, claim: NodeClaim | None, user: str, *, sensitive: bool) 
         return Refusal(Code.STALE, f"node {node} is claimed, but its claim is no longer paid for")
     if claim.state is ClaimState.HELD:
         return Refusal(Code.STALE, f"node {node} is claimed by somebody else")
-    return Refusal(Code.STALE, f"node {node} is not wiped yet")
+    return Refusal(Code.STALE, f"node {node} must be wiped before it can be used")
 
 
 # Refusals.

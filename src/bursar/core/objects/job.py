@@ -236,7 +236,7 @@ def _counted_as_set(progress: JobProgress, members: Sequence[JobMember]) -> JobP
 
 
 def _started(progress: JobProgress, members: Iterable[JobMember], now: datetime) -> JobProgress:
-    """A job runs from when the first of its allocations does, also if that one ended before anybody looked."""
+    """Mark a job as running once its first allocation has run, even if that ended before it was observed."""
     if progress.phase is not JobPhase.QUEUED:
         return progress
     ran = [one.started_at or now for one in members if one.phase is Phase.RUNNING or one.started_at is not None]

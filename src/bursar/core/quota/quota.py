@@ -45,7 +45,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Exceeded:
-    """A hard limit without room for a request, with the numbers."""
+    """A hard limit that a request would exceed, with the numbers."""
 
     scope: str
     dimension: str

@@ -2,7 +2,7 @@
 
 Only the sizes of the nodes that the tenant may use count. Labels, taints, cordons, health and other work change;
 machines do not. Without any such node nothing is refused: the cluster is being set up, or all nodes are dedicated to
-other tenants, which an administrator changes as easily as a label.
+other tenants, and an administrator can change that at any time.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ Row = tuple[str, str]  # (scope, dimension): the key of one counter
 
 
 class Enforcement(StrEnum):
-    """The effect of a hard limit without room on a new object."""
+    """The effect of an exceeded hard limit on a new object."""
 
     REJECT = "Reject"  # the object is refused
-    QUEUE = "Queue"  # the object is accepted, and pending until the limit has room
+    QUEUE = "Queue"  # the object is accepted, and pending until the limit has headroom
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Tenant:
     enforcement: Enforcement = Enforcement.REJECT
     billing: StatedTerms = NOTHING_SAID
     may_claim: bool = True  # whether its users may claim nodes for sensitive work
-    uid: str = ""  # tells tenants of one name apart: the name of a deleted tenant can be used again
+    uid: str = ""  # distinguishes tenants of the same name: a deleted tenant's name can be reused
     created_at: str = ""  # RFC 3339, UTC, to the second
     user_priority_max: int | None = None
     tolerations: tuple[Toleration, ...] = ()  # of reserved taints, granted to its work

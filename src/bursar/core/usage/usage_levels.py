@@ -64,7 +64,7 @@ class Bucket(Struct):
 
 
 class UsageBegan(Struct, frozen=True):
-    """The start of usage on a node: the amounts, whom they count for, and the time."""
+    """The start of usage on a node: the amounts, the user and tenant that they count for, and the time."""
 
     uid: str
     node: str

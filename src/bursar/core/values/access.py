@@ -46,7 +46,7 @@ class Identity:
     node: str = ""
     token_id: str = ""
     bootstrap: bool = False
-    tenant_uid: str = ""  # tells tenants of one name apart: the name of a deleted tenant can be used again
+    tenant_uid: str = ""  # distinguishes tenants of the same name: a deleted tenant's name can be reused
 
     @property
     def actor(self) -> str:

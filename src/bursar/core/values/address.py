@@ -22,7 +22,7 @@ _LOOPBACK_NAMES: Final = frozenset({"ip6-localhost", "ip6-loopback"})
 
 
 def is_address(text: str) -> bool:
-    """Whether the text is HOST:PORT, and no gRPC scheme."""
+    """Whether the text is HOST:PORT without a gRPC scheme."""
     found = _ADDRESS.fullmatch(text)
     return found is not None and found[1].lower() not in _SCHEMES and int(found[2]) <= 65535
 
@@ -54,18 +54,19 @@ def may_name(address: str, peer: str) -> bool:
 
 
 def may_resolve_to(address: str, number: str) -> bool:
-    """Whether the host of a callable address may be called at this number that its name resolved to: names are held to
-    the rule for numbers, and only one that itself says loopback, which `may_name` has checked, may lead there."""
+    """Whether the host of a callable address may be called at this IP address, to which its name resolved. The rules
+    for IP addresses apply to the result; only the name of a loopback host, which `may_name` has checked, may resolve to
+    loopback."""
     return is_callable(at_number(address, number)) and (_names_loopback(address) or not is_loopback_host(number))
 
 
 def at_number(address: str, number: str) -> str:
-    """The same port at a host that is written as a number."""
+    """Replace the host by an IP address; the port stays."""
     return f"{f'[{number}]' if ':' in number else number}:{address.rpartition(':')[2]}"
 
 
 def is_number(address: str) -> bool:
-    """Whether its host is written as a number, so that nothing has to be resolved."""
+    """Whether the host is an IP address, so that it needs no resolution."""
     return _number(host_of(address)) is not None
 
 

@@ -100,7 +100,7 @@ def _short_word(found: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One of the causes of a refusal: an invalid field, or a limit without room, with its numbers."""
+    """One of the causes of a refusal: an invalid field, or an exceeded limit, with its numbers."""
 
     reason: str
     message: str

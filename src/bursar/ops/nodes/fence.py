@@ -85,7 +85,7 @@ def _foreseen(there: Iterable[Stored]) -> Fenced:
 
 
 async def _outcome(runtime: Runtime, name: str, keys: Iterable[Key]) -> Fenced:
-    """The outcome for work that was placed on the node."""
+    """Count the outcomes of the work that was placed on the node."""
     left = {one.key for one in await placed_there(runtime, name)}
     phases: list[str] = []
     for key in dict.fromkeys(key for key in keys if key not in left):

@@ -1,10 +1,10 @@
 """The path of every write: claim idempotency keys, lock, read, decide, save, once per batch.
 
-Locks are taken in one global order: leader, idempotency keys, tree, gangs, objects, counters, nodes, heartbeats,
-accounts, leases, the ledger, and last the revision. A statement that had to wait for a row lock sees the new version of
-that row, but not other rows that the rival inserted. So data in the locked row itself is read by the locking statement,
-and all other data by a later one. Every statement costs a round trip, so neighbours in the order are locked by one
-statement if no lookup is needed in between.
+Locks are taken in the order of docs/invariants.md ("Lock order"): leader, idempotency keys, tree, gangs, objects,
+counters, nodes, heartbeats, accounts, and on saving the ledger and then the revision. A statement that had to wait for
+a row lock sees the new version of that row, but not other rows that the rival inserted. So data in the locked row
+itself is read by the locking statement, and all other data by a later one. Every statement costs a round trip, so
+neighbours in the order are locked by one statement if no lookup is needed in between.
 """
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ class TokenRecord:
     created_by: str
     expires_at: datetime | None
     used_at: datetime | None = None
-    used_key: bytes | None = field(default=None, repr=False)  # the fingerprint of the key that it was used for
+    used_key: bytes | None = field(default=None, repr=False)  # fingerprint of the key that it was used for
     revoked_at: datetime | None = None
     tenant_uid: str = ""
-    lives: bool = True  # whether the tenant that it was made for is still there
+    lives: bool = True  # whether the tenant of the token still exists
 
 
 async def save_token(db: Connection, token: TokenRecord) -> None:
@@ -51,34 +51,34 @@ async def save_token(db: Connection, token: TokenRecord) -> None:
 
 
 async def load_tokens(db: Connection, token_ids: Collection[str]) -> dict[str, TokenRecord]:
-    """The tokens with these ids, by id; unknown ids are left out."""
+    """Load tokens by id; unknown ids are absent from the result."""
     return {row["id"]: token_record(row) for row in await db.fetch(SQL.find, list(token_ids))}
 
 
 async def list_tokens(db: Connection, tenants: Collection[str] | None) -> list[TokenRecord]:
-    """The tokens of these tenants, or all of them, oldest first."""
+    """List the tokens of these tenants (None: of all), oldest first."""
     rows = await (db.fetch(SQL.list_all) if tenants is None else db.fetch(SQL.list_of_tenants, sorted(tenants)))
     return [token_record(row) for row in rows]
 
 
 async def save_revoked(db: Connection, token_id: str, now: datetime, by: str) -> TokenRecord | None:
-    """Revoke a token; None if it was revoked before."""
+    """Revoke a token; return None if it was revoked before."""
     row = await db.fetchrow(SQL.revoke, token_id, now, by)
     return None if row is None else token_record(row)
 
 
 async def save_used(db: Connection, token_id: str, now: datetime, key: bytes | None) -> bool:
-    """Use up a single-use token, in the caller's transaction; False when it was used, revoked or out of time."""
+    """Consume a single-use token in the caller's transaction; return False if it was used, revoked or has expired."""
     return await db.fetchval(SQL.consume, token_id, now, key) is not None
 
 
 async def load_used_for(db: Connection, token_id: str, now: datetime, key: bytes) -> bool:
-    """Whether a single-use token was used for this key, and is neither revoked nor out of time."""
+    """Return whether a single-use token was used for this key and is neither revoked nor expired."""
     return bool(await db.fetchval(SQL.reuse, token_id, now, key))
 
 
 async def revoke_of_nodes(db: Connection, nodes: Collection[str]) -> list[TokenRecord]:
-    """Revoke the tokens of nodes that are no more; those that were good until now."""
+    """Revoke the tokens of deleted nodes; return those that were valid until now."""
     return [token_record(row) for row in await db.fetch(SQL.revoke_of_nodes, sorted(nodes))]
 
 
@@ -91,7 +91,7 @@ async def lock_tokens(db: Connection) -> None:
 
 
 async def load_role_exists(db: Connection, role: Role) -> bool:
-    """Whether any token of this role was ever made, dead ones included."""
+    """Return whether a token of this role was ever created, revoked and expired ones included."""
     return bool(await db.fetchval(SQL.exists_of_role, str(role)))
 
 

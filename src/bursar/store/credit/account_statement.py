@@ -1,7 +1,7 @@
-"""Statements: balances as of a time, and bookings between two times.
+"""Account statements: balances at a point in time, and bookings between two points in time.
 
-A time is turned into a cut, a place between two entries, and everything is found by number from there. What is between
-two cuts is added up from rollups as far as they go, and from the lines at both edges.
+A point in time becomes a cut: a position between two entries. All other queries go by entry number. Amounts between two
+cuts are the sum of the rollups that lie within, plus the single entries at both edges.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SQL = statements("credit/account_statement")
 
 
 class StatementCut(NamedTuple):
-    """`number` is the last entry before a time; `block` the last block wholly before it, which ends with `sealed`."""
+    """A position in the ledger: `number` is the last entry before a time, `block` the last block wholly before it, and
+    `sealed` the last entry of that block."""
 
     number: int
     block: int
@@ -26,7 +27,8 @@ class StatementCut(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Between two cuts: which rollups, and which lines before and after them; each (after, up to and with)."""
+    """The entries between two cuts: a range of rollups, and the single entries before (`head`) and after it (`tail`).
+    Each is a half-open range (after, through]."""
 
     blocks: tuple[int, int]
     head: tuple[int, int]
@@ -34,7 +36,7 @@ class Span(NamedTuple):
 
 
 async def load_cut(db: Connection, at: int) -> StatementCut | None:
-    """None if the lines are dropped: then only the ends of quarters of an hour are known."""
+    """Find the cut at a time. None if entries there were dropped: then only cuts at quarters of an hour are known."""
     row = await db.fetchrow(SQL.cut, time_of(at))
     block, sealed, floor = row["block"], row["sealed"], row["floor"]
     if sealed + 1 < floor and not (row["page_end"] and row["clean"]):
@@ -56,7 +58,7 @@ async def load_posted(db: Connection, accounts: Sequence[int], cut: StatementCut
 
 
 class Sums(NamedTuple):
-    """Sums by type, with the first and the last lease among them; 0 without a lease."""
+    """Amounts by entry type, with the first and the last lease among them (0: no lease)."""
 
     totals: dict[str, int]
     first_lease: int
@@ -64,7 +66,7 @@ class Sums(NamedTuple):
 
 
 async def load_span(db: Connection, begin: int, end: int) -> Span:
-    """Of the entries after `begin`, up to and with `end`."""
+    """Split the entries in (begin, end] into rollups and single entries."""
     first, last = await db.fetchrow(SQL.first_unit, begin), await db.fetchrow(SQL.last_unit, end)
     if first is None or last is None or first["first"] > last["last"]:
         return Span((0, -1), (begin, end), (end, end))
@@ -72,13 +74,13 @@ async def load_span(db: Connection, begin: int, end: int) -> Span:
 
 
 async def is_kept(db: Connection, span: Span) -> bool:
-    """Whether the lines at both edges are still there."""
+    """Return whether the single entries at both edges of the span are still stored."""
     floor = await db.fetchval(SQL.floor)
     return all(after >= up_to or after + 1 >= floor for after, up_to in (span.head, span.tail))
 
 
 async def load_sums(db: Connection, accounts: Sequence[int], span: Span) -> dict[int, Sums]:
-    """By account; of those that anything moved."""
+    """Sum the entries of a span by account; accounts without entries are absent."""
     sums: dict[int, Sums] = {}
     for row in await db.fetch(SQL.totals, accounts, *span.blocks, *span.head, *span.tail):
         known = sums.get(row["account"], Sums({}, 0, 0))
@@ -89,7 +91,7 @@ async def load_sums(db: Connection, accounts: Sequence[int], span: Span) -> dict
 
 
 async def load_lines(db: Connection, account: int, span: Span, after: int, last: int, limit: int) -> list[LeaseLine]:
-    """One per lease after a lease, up to and with the last one, in order."""
+    """List one line per lease, for leases in (after, last], in order."""
     rows = await db.fetch(SQL.lines, account, *span.blocks, *span.head, *span.tail, after, last, limit)
     return [
         LeaseLine(
@@ -102,7 +104,7 @@ async def load_lines(db: Connection, account: int, span: Span, after: int, last:
 
 
 async def load_items(db: Connection, account: int, after: int, end: int, limit: int) -> list[Item]:
-    """Entries of no lease after an entry, up to and with another, in order; what is sealed of them is kept for ever."""
+    """List entries without a lease in (after, end], in order; sealed ones are kept for ever."""
     sealed = (await load_newest(db)).sealed
     rows = await db.fetch(SQL.items, account, after, end, sealed, limit)
     return [Item(number, micros_of(at), *rest) for number, at, *rest in rows]
@@ -114,6 +116,6 @@ async def load_names(db: Connection, accounts: Sequence[int]) -> dict[int, tuple
 
 
 async def load_tenant(db: Connection, tenant: str) -> dict[int, tuple[str, str]]:
-    """A tenant's accounts: its pool, then its users'."""
+    """Load a tenant's accounts: its pool first, then those of its users."""
     rows = await db.fetch(SQL.names_of_tenant, tenant)
     return {row["id"]: (row["tenant"], row["username"]) for row in rows}

@@ -1,4 +1,4 @@
-"""Paid placements on nodes without an agent."""
+"""Paid placements on nodes without an agent, whose leases the controller extends."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _decode_nodes = msgspec.json.Decoder(list[_PlacedOn]).decode
 
 
 class PaidPlace(NamedTuple):
-    """A placement that is paid for. `lease` is 0 if it has ended; `seq` is higher than that of any heartbeat
-    before; `short` is what is noted of how long it is paid for there."""
+    """A paid placement. `lease` is 0 if the lease has ended; `seq` is higher than that of any earlier heartbeat;
+    `short` is the recorded shortfall of this node."""
 
     key: Key
     uid: str

@@ -1,4 +1,4 @@
-"""Leases as they are listed: those that are open, and those that have ended."""
+"""Lists of leases, open and ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUMBER_MAX = 2**62
 
 @dataclass(frozen=True, slots=True)
 class LeaseScope:
-    """A filter of leases: by account, by users of tenants (None is all), or by node."""
+    """A filter of leases: by account, by users of tenants (None: all), or by node."""
 
     account: int | None = None
     tenants: Sequence[str] | None = None
@@ -25,10 +25,10 @@ class LeaseScope:
 
 
 async def list_open(db: Connection, scope: LeaseScope, *, job: str, after: int, limit: int) -> list[Lease]:
-    """By number."""
+    """List open leases by number."""
     rows = await db.fetch(SQL.list_open, scope.account, scope.tenants, scope.users, scope.node, job, after, limit)
     ids = [row["id"] for row in rows]
-    # One that was closed in between is gone from here.
+    # A lease that was closed between the two statements is left out.
     found = await load_leases(db, ids)
     return [found[one] for one in ids if one in found]
 
@@ -36,7 +36,8 @@ async def list_open(db: Connection, scope: LeaseScope, *, job: str, after: int, 
 async def list_ended(
     db: Connection, account: int, *, job: str, before: tuple[int, int] = (NUMBER_MAX, NUMBER_MAX), limit: int
 ) -> list[Lease]:
-    """The last one first; `before` is when the last of the page before was closed, and its number."""
+    """List ended leases, the latest first. `before` is the position of the previous page's last lease: the time when it
+    was closed, and its number."""
     ids = [row["id"] for row in await db.fetch(SQL.list_ended, account, job, *before, limit)]
     found = await load_ended(db, ids)
     return [found[one] for one in ids]

@@ -1,4 +1,4 @@
-"""Expiry of leases that are no longer extended."""
+"""Expiry of leases that no heartbeat extends any more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SQL = statements("credit/lease_expiry")
 
 
 class PaidTime(NamedTuple):
-    """Until when an open lease is paid, and when it is over; None for one that is still to begin."""
+    """The time until which an open lease is paid, and the time when it expires (None: it has not begun)."""
 
     lease: int
     paid_until: int
@@ -22,6 +22,6 @@ class PaidTime(NamedTuple):
 async def load_standing(
     db: Connection, freeze_micros: int, leases: Sequence[int], after: int, limit: int
 ) -> list[PaidTime]:
-    """Of these leases and of at most `limit` after a number, those that are open. What spends too fast may be frozen
-    so long."""
+    """Load the open leases among `leases`, and those of the next `limit` leases by number. `freeze_micros` is how long
+    a placement that exceeds its spend rate may stay frozen."""
     return [PaidTime(*row) for row in await db.fetch(SQL.look, freeze_micros, leases, after, limit)]

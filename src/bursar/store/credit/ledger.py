@@ -1,8 +1,8 @@
 """Accounts, leases and entries in the database.
 
-Accounts are locked in the order of their numbers; an account's lock covers its open leases too, because every change of
-a lease holds it. The ledger's row is locked last: it gives entries their numbers, one after another in the order of
-commits. The clock is the database's own, asked after the locks.
+Accounts are locked in ascending order of id. The lock of an account covers its open leases, because every change of a
+lease holds it. The row of the ledger is locked after them: it numbers entries in commit order. The time is the
+database's, read after the locks.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """Nobody else changes these accounts and leases until the transaction ends. Only open leases are found."""
+    """Accounts and open leases that are locked until the transaction ends."""
 
     now: int
-    prices: int  # the version of the prices
+    prices: int  # version of the price list
     accounts: dict[int, Account]
     leases: dict[int, Lease]
 
 
 async def lock(db: Connection, accounts: Iterable[int], leases: Iterable[int]) -> Locked:
-    """Lock and read; the accounts of the leases must be among the accounts."""
+    """Lock accounts and read their state and these leases; the accounts of the leases must be among `accounts`."""
     rows = await db.fetch(SQL.lock, numbers(sorted(set(accounts))))
     wanted = sorted(set(leases))
     found = await db.fetch(SQL.lease_rows, numbers(wanted)) if wanted else ()
@@ -58,13 +58,13 @@ async def lock(db: Connection, accounts: Iterable[int], leases: Iterable[int]) -
 
 
 async def lock_ended(db: Connection, leases: Iterable[int]) -> dict[int, Lease]:
-    """Ended leases, for corrections of postings. Their accounts are locked before."""
+    """Lock ended leases, to correct their postings. Their accounts must be locked before."""
     rows = await db.fetch(SQL.lock_ended, numbers(sorted(set(leases))))
     return {row[0]: _ended(row) for row in rows}
 
 
 async def reserve_numbers(db: Connection, count: int) -> list[int]:
-    """Numbers for new leases. What is not used is lost, which is no harm."""
+    """Reserve numbers for new leases; unused numbers are lost, which is harmless."""
     return [row[0] for row in await db.fetch(SQL.reserve_leases, count)] if count else []
 
 
@@ -73,7 +73,7 @@ async def reserve_accounts(db: Connection, count: int) -> list[int]:
 
 
 async def find_accounts(db: Connection, owners: Iterable[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    """The accounts of these owners, (tenant, user), that exist. A tenant's are found by its name while it lives."""
+    """Find the accounts of these owners, (tenant, user). Accounts of an existing tenant are found by its name."""
     wanted = sorted({owner for owner in owners if owner[0]})
     if not wanted:
         return {}
@@ -86,8 +86,8 @@ async def load_accounts(db: Connection, ids: Iterable[int]) -> dict[int, Account
 
 
 class Payers(NamedTuple):
-    """The account that pays for a lease, the owner's own account, and the opener of the lease: empty where
-    it has ended, or was opened with a placement."""
+    """The account that pays for a lease, the owner's own account, and who opened the lease (empty if it has ended, or
+    was opened by a bind)."""
 
     account: Account | None
     own: Account | None
@@ -95,7 +95,7 @@ class Payers(NamedTuple):
 
 
 async def load_payers(db: Connection, lease: Lease, owner: tuple[str, str]) -> Payers:
-    """By one question."""
+    """Load the payers of a lease in one statement."""
     rows = await db.fetch(SQL.read_payers, lease.account, *owner, lease.id)
     found = [_account(row) for row in rows]
     return Payers(
@@ -112,22 +112,23 @@ async def list_accounts(
     after: tuple[str, str] = ("", ""),
     limit: int = 500,
 ) -> list[Account]:
-    """By tenant and user; of these tenants, or of all; and of these users, the empty name being the tenant's own."""
+    """List accounts by tenant and user, of these tenants and users or of all (None). The empty user is the tenant's
+    pool."""
     return [_account(row) for row in await db.fetch(SQL.list_accounts, tenants, users, *after, limit)]
 
 
 async def lock_of_tenant(db: Connection, tenant: str) -> list[Account]:
-    """All accounts of a tenant. An exclusive lock of the tree keeps others from opening more."""
+    """Lock all accounts of a tenant. The exclusive lock of the tree prevents new ones."""
     return [_account(row) for row in await db.fetch(SQL.lock_of_tenant, tenant)]
 
 
 async def accounts_of_leases(db: Connection, ids: Iterable[int]) -> dict[int, int]:
-    """Which account pays for a lease, open or ended: it never changes."""
+    """Map leases, open or ended, to the accounts that pay for them; this never changes."""
     return {row["id"]: row["account"] for row in await db.fetch(SQL.accounts_of_leases, sorted(set(ids)))}
 
 
 async def load_leases(db: Connection, ids: Iterable[int]) -> dict[int, Lease]:
-    """The open ones of these leases."""
+    """Load those of these leases that are open."""
     return {row[0]: _lease(row) for row in await db.fetch(SQL.read_leases, sorted(set(ids)))}
 
 
@@ -136,19 +137,20 @@ async def load_ended(db: Connection, ids: Iterable[int]) -> dict[int, Lease]:
 
 
 async def list_leases(db: Connection, accounts: Iterable[int], after: int = 0, limit: int = 500) -> list[Lease]:
-    """The open leases of these accounts, by number."""
+    """List the open leases of these accounts, by number."""
     return [_lease(row) for row in await db.fetch(SQL.leases_of_accounts, sorted(set(accounts)), after, limit)]
 
 
 async def load_now(db: Connection) -> int:
-    """The time that money is counted by."""
+    """Return the time of the database's clock, by which the ledger counts."""
     row = await db.fetchrow(SQL.moment)
     now: int = row["now"]
     return now
 
 
 async def save(db: Connection, ledger: Ledger, *, added: Collection[int] = (), amended: Collection[int] = ()) -> None:
-    """Write what was decided. `added` are accounts that are not stored yet; `amended` those whose limits changed."""
+    """Save what the ledger decided. `added` are accounts that are not stored yet; `amended` are those whose limits
+    changed."""
     if new := [ledger.accounts[one] for one in sorted(added) if one in ledger.changed]:
         await _add_accounts(db, new)
     if opened := [ledger.leases[one] for one in sorted(ledger.opened - ledger.ended)]:
@@ -243,13 +245,13 @@ def _notice(event: LedgerEvent, owner: Account) -> bytes:
 
 
 def _paid(ledger: Ledger) -> set[int]:
-    """The accounts to which something came, or of which something is no longer held."""
+    """The accounts that received credit, or whose holds were reduced."""
     credited = {one.credit for one in ledger.entries if one.credit >= FIRST_ACCOUNT}
     return credited | {ledger.leases[one].account for one in ledger.ended}
 
 
 def told_of(payload: str) -> set[int] | None:
-    """The accounts that a notification on CHANNEL names; None for all."""
+    """Parse a notification on CHANNEL: the accounts that it names, or None for all."""
     return None if payload == ALL else {int(one) for one in payload.split(",") if one.isdigit()}
 
 
@@ -325,7 +327,7 @@ def _moved_columns(leases: Sequence[Lease]) -> tuple[str, ...]:
 
 
 def _standing_columns(leases: Sequence[Lease]) -> tuple[str, ...]:
-    """How far each is paid, posted and settled: what moves while it is open."""
+    """The columns of a lease that change while it is open: paid, posted and settled."""
     return (
         numbers([one.started_at for one in leases]),
         numbers([one.since for one in leases]),
@@ -358,7 +360,7 @@ def _entry_columns(entries: Sequence[Entry]) -> tuple[str, ...]:
 
 
 async def load_last(db: Connection) -> int:
-    """The number of the last entry."""
+    """Return the number of the last entry."""
     return int(await db.fetchval(SQL.position))
 
 
@@ -371,13 +373,14 @@ async def ensure_partitions(db: Connection) -> None:
         if name not in there:
             try:
                 await db.execute(
-                    # A partition that is made in place waits for all readers of entries, and blocks all writers.
+                    # Creating a partition in place would wait for all readers of entries and block all writers;
+                    # attaching does not.
                     f"CREATE TABLE {name} (LIKE entry INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES);"
                     f"ALTER TABLE entry ATTACH PARTITION {name} "
                     f"FOR VALUES FROM ({index * PARTITION_SIZE}) TO ({(index + 1) * PARTITION_SIZE});"
-                    # Triggers on rows come with the table, this one does not.
+                    # LIKE copies row triggers, but not this statement trigger.
                     f"CREATE TRIGGER entry_never_emptied BEFORE TRUNCATE ON {name} "
                     "FOR EACH STATEMENT EXECUTE FUNCTION entry_is_immutable()"
                 )
             except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
-                continue  # another process was faster
+                continue  # another process created it first

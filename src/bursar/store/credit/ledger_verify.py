@@ -15,9 +15,10 @@ from bursar.store.db.sql_loader import statements
 
 SQL = statements("credit/ledger_verify")
 
-# Of each kind: where more is wrong, these are enough to know.
+# Findings listed per check: enough to diagnose a fault.
 FINDINGS_MAX = 20
-# Leases that are added up in one statement, and for how many quarters of an hour these may have run: a second's work.
+# Limits of one statement: leases, and the quarters of an hour during which they ran. One statement takes about a
+# second.
 LEASES_MAX = 1000
 QUARTERS_MAX = 50_000
 LEASE_MAX = 2**62
@@ -33,7 +34,7 @@ class VerifiedSum(NamedTuple):
     micros: int
     first: int
     last: int
-    begin: int  # 0: nothing was paid for by time
+    begin: int  # 0: no payment by time
     until: int
 
 
@@ -49,7 +50,7 @@ async def list_untimely(db: Connection, first: int, last: int, block: int = 0) -
 
 
 async def list_kept(db: Connection, first: int, last: int, block: int) -> list[Finding]:
-    """Lines that are kept for ever and are not what was written."""
+    """List permanently kept entries that differ from the entries that were written."""
     rows = await db.fetch(SQL.kept_differences, first, last, FINDINGS_MAX)
     return [
         Finding(
@@ -63,8 +64,8 @@ async def list_kept(db: Connection, first: int, last: int, block: int) -> list[F
 
 
 async def list_rollups(db: Connection, blocks: tuple[int, int], parts: Iterable[tuple[int, int]]) -> list[Finding]:
-    """Rollups that are not what the lines come to. The lines are added up part by part: a quarter of an hour has
-    millions, and its rollups are few."""
+    """List rollups that differ from the sums of their entries. Entries are summed part by part: a quarter of an hour
+    has millions of entries but few rollups."""
     due: dict[Key, VerifiedSum] = {}
     for first, last in parts:
         for key, more in _sums(await db.fetch(SQL.sums_of_entries, first, last)):
@@ -104,7 +105,7 @@ def _rollup(key: Key, said: VerifiedSum | None, due: VerifiedSum | None, block: 
 
 
 async def load_rollup_sum(db: Connection, first_block: int, last_block: int) -> tuple[int, int | None, int | None]:
-    """Sums of rollups, and the blocks that have any."""
+    """Sum the rollups of a range of blocks; return also the first and the last block that has any."""
     row = await db.fetchrow(SQL.rollup_sum, first_block, last_block)
     return int(row["amount"]), row["first_block"], row["last_block"]
 
@@ -132,7 +133,8 @@ def _balances(rows: list[Any], block: int) -> list[Finding]:
 
 
 async def list_ended(db: Connection, blocks: tuple[int, int], times: tuple[int, int], sealed: int) -> list[Finding]:
-    """Leases that ended within some blocks, between two times, and had other entries than they say."""
+    """List leases that ended within a range of blocks, between two times, and whose amounts differ from their
+    entries."""
     ended = [(row["id"], row["quarters"]) for row in await db.fetch(SQL.ended_leases, *blocks, *times)]
     found: list[Finding] = []
     for leases in _slices(ended):
@@ -142,7 +144,7 @@ async def list_ended(db: Connection, blocks: tuple[int, int], times: tuple[int, 
 
 
 def _slices(leases: list[tuple[int, int]]) -> Iterator[list[int]]:
-    """Leases with the quarters of an hour for which they ran, as many together as may be added up at once."""
+    """Split leases, each with the quarters of an hour for which it ran, into groups that one statement can sum."""
     together: list[int] = []
     total = 0
     for number, quarters in leases:
@@ -156,7 +158,8 @@ def _slices(leases: list[tuple[int, int]]) -> Iterator[list[int]]:
 
 
 async def list_leases(db: Connection, sealed: int, after: int) -> tuple[list[Finding], int]:
-    """Of the next leases after one, those that say something else than their entries; and how far that is."""
+    """List those of the next leases after `after` whose amounts differ from their entries; return also the last lease
+    checked."""
     through: int | None = await db.fetchval(SQL.some_leases, after, LEASES_MAX, QUARTERS_MAX)
     if through is None:
         return [], LEASE_MAX
@@ -166,7 +169,7 @@ async def list_leases(db: Connection, sealed: int, after: int) -> tuple[list[Fin
 
 
 async def list_present(db: Connection, head: int, sealed: int) -> list[Finding]:
-    """The current state: accounts, holds of leases, and entries that are not sealed yet."""
+    """Verify the current state: accounts, holds of leases, and entries that are not sealed yet."""
     found = [
         Finding(Check.CHAIN, f"block {row['block']}", "it is missing: there are rollups or balances of it")
         for row in await db.fetch(SQL.stray_rollups, head, FINDINGS_MAX)

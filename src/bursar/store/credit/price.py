@@ -1,4 +1,4 @@
-"""Prices in the database: versions that are added and never changed; those to come may be taken back."""
+"""Prices in the database: versions are only added; a version that is not yet in force may be withdrawn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SQL = statements("credit/price")
 
 
 class PriceRow(NamedTuple):
-    """A price, with its author and time."""
+    """A price with its author and the time of its creation."""
 
     price: Price
     created_at: datetime
@@ -23,7 +23,7 @@ class PriceRow(NamedTuple):
 
 
 async def load_version(db: Connection) -> int:
-    """Rises with every new price."""
+    """Return the version of the price list; each new price raises it."""
     return int(await db.fetchval(SQL.version))
 
 
@@ -32,7 +32,7 @@ async def load_all(db: Connection) -> PriceList:
 
 
 async def list_prices(db: Connection) -> list[PriceRow]:
-    """By resource, class and time."""
+    """List prices by resource, class and time."""
     return [PriceRow(Price(*row[:4]), row[4], row[5]) for row in map(tuple, await db.fetch(SQL.list))]
 
 
@@ -42,7 +42,7 @@ async def raise_version(db: Connection) -> None:
 
 
 async def drop(db: Connection, prices: Sequence[Price]) -> int:
-    """Take prices back that have not begun; how many there were."""
+    """Withdraw prices that are not yet in force; return their number."""
     columns = lists(((one.resource, one.klass, one.effective_from) for one in prices), 3)
     return len(await db.fetch(SQL.drop, *columns))
 

@@ -1,4 +1,4 @@
-"""Leases that have ended and what was measured of them, in the database."""
+"""Ended leases and their measured usage, in the database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EndedLease(NamedTuple):
 
 
 class LastWord(NamedTuple):
-    """For how many microseconds something ran on a node, as that said in the end."""
+    """A node's final report of the run time of a placement, in microseconds."""
 
     uid: str
     epoch: int
@@ -29,28 +29,28 @@ class LastWord(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """The run times of leases, under locks, without leases that were reconciled meanwhile."""
+    """Measured run times of locked leases; leases that were reconciled meanwhile are left out."""
 
     by_node: Mapping[int, int | None]  # microseconds, of every lease
-    told: Mapping[int, int]  # the same, of those of which their nodes had the last word
-    by_events: Mapping[int, int]  # amounts, of those that have events
-    missing: int  # numbers of events that never came
+    told: Mapping[int, int]  # microseconds, of leases with a final report of their nodes
+    by_events: Mapping[int, int]  # amounts, of leases with usage events
+    missing: int  # count of events that never arrived
 
 
 async def load_due(db: Connection, wait_micros: int, gap_micros: int, limit: int) -> list[EndedLease]:
-    """Leases that can be reconciled now, the oldest first."""
+    """List leases that can be reconciled now, the oldest first."""
     return [EndedLease(*row) for row in await db.fetch(SQL.due, wait_micros, gap_micros, limit)]
 
 
 async def lock_sums(db: Connection, leases: Sequence[int]) -> dict[int, int]:
-    """Lock what the events of these leases come to, and read it where there are any."""
+    """Lock the sums of the usage events of these leases; return the sums of those that have any."""
     await db.execute(SQL.claim_sums, leases)
     rows = await db.fetch(SQL.lock_sums, leases)
     return {row["lease"]: int(row["amount"]) for row in rows if row["events"]}
 
 
 async def load_measures(db: Connection, leases: Sequence[int], sums: Mapping[int, int]) -> Measures:
-    """After everything is locked."""
+    """Load the measured run times. Call it after all locks are held."""
     rows = await db.fetch(SQL.open_questions, leases)
     by_node = {row["id"]: None if row["seconds"] is None else round(row["seconds"] * MICROS) for row in rows}
     told = {row["id"]: row["told"] for row in rows if row["told"] is not None}
@@ -58,7 +58,7 @@ async def load_measures(db: Connection, leases: Sequence[int], sums: Mapping[int
 
 
 async def save_last_words(db: Connection, words: Sequence[LastWord]) -> None:
-    """Of leases that ended without them; a lease has one last word."""
+    """Save final reports of nodes for leases that ended without one; there is one per placement."""
     last = sorted({(one.uid, one.epoch, one.node): one for one in words}.values())
     await db.execute(SQL.save_last_words, *lists(last, 4))
 
@@ -68,12 +68,12 @@ async def save_settled(db: Connection, measured: Mapping[int, int | None]) -> No
 
 
 async def count(db: Connection, outcomes: Mapping[str, tuple[int, int]]) -> None:
-    """Add leases and amounts to what each outcome has come to."""
+    """Add leases and amounts to the totals of each outcome."""
     await db.execute(SQL.count, *lists(((name, *outcomes[name]) for name in sorted(outcomes)), 3))
 
 
 class MoreDrift(NamedTuple):
-    """Drift that is added to that of an account in the present hour."""
+    """An amount by which the drift of an account in the present hour rises."""
 
     leases: int = 0
     amount: int = 0
@@ -81,13 +81,13 @@ class MoreDrift(NamedTuple):
 
 
 async def load_drifts(db: Connection, accounts: Iterable[int], first_hour: int) -> dict[int, Drift]:
-    """The drift of these accounts since an hour, where there is any."""
+    """Load the drift of these accounts since an hour; accounts without drift are absent."""
     rows = await db.fetch(SQL.drifts, sorted(set(accounts)), first_hour)
     return {row["account"]: Drift(int(row["amount"]), row["alerted"]) for row in rows}
 
 
 async def add_drifts(db: Connection, hour: int, more: Mapping[int, MoreDrift]) -> None:
-    """Under the locks of the accounts."""
+    """Add to the drift of accounts, under their locks."""
     accounts = sorted(more)
     await db.execute(SQL.add_drifts, hour, accounts, *lists((more[one] for one in accounts), 3))
 
@@ -108,6 +108,6 @@ async def load_totals(db: Connection) -> dict[str, tuple[int, int]]:
 
 
 async def load_backlog(db: Connection, wait_micros: int) -> tuple[int, int]:
-    """How many leases wait to be reconciled longer than they should, and since when, in microseconds."""
+    """Return how many leases are overdue for reconciliation, and since when, in microseconds."""
     row = await db.fetchrow(SQL.backlog, wait_micros)
     return row["leases"], row["oldest_micros"]

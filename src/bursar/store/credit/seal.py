@@ -1,4 +1,5 @@
-"""Blocks and pages of entries in the database; partitions of entries, dropped once what they come to is proven."""
+"""Blocks and pages of entries in the database, and the removal of old partitions of entries after their sums are
+verified."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _decode = msgspec.json.Decoder(list[Finding]).decode
 
 
 class Digest(NamedTuple):
-    """The sums of a range of lines; the same fields as a block's."""
+    """The sums of a range of entries; the same fields as a block has."""
 
     lines: int
     amount: int
@@ -37,17 +38,17 @@ class Partition(NamedTuple):
 
 
 class SealProgress(NamedTuple):
-    """How far the ledger is sealed and verified, and what is wrong with it."""
+    """The progress of sealing and verification, with the findings."""
 
-    last: int  # the last entry
-    sealed: int  # the last one that is in a block
+    last: int  # number of the last entry
+    sealed: int  # number of the last entry in a block
     block: int
     hash: bytes
     sealed_at: datetime | None
-    floor: int  # the first entry that is kept line by line
-    verified: int  # blocks that were verified since they were sealed
-    reviewed: int  # how far they were verified again
-    leases: int  # how far leases were
+    floor: int  # number of the first entry that is still stored singly
+    verified: int  # blocks up to this one were verified after they were sealed
+    reviewed: int  # blocks up to this one were verified again
+    leases: int  # leases up to this one were verified again
     checked_at: datetime | None
     findings: list[Finding]
 
@@ -57,7 +58,7 @@ class SealProgress(NamedTuple):
 
 
 async def lock(db: Connection) -> bool:
-    """Whether nobody else seals; held until the end of the transaction."""
+    """Try to take the sealing lock until the end of the transaction; return whether no other process holds it."""
     return bool(await db.fetchval(SQL.lock))
 
 
@@ -87,7 +88,7 @@ async def load_kept_hash(db: Connection, first: int, last: int) -> bytes:
 
 
 async def save_sums(db: Connection, block: int, first: int, last: int) -> bytes:
-    """Sum the lines of a block; return the hash of the sums."""
+    """Sum the entries of a block into rollups and balances; return the hash of the sums."""
     await db.execute(SQL.save_kept, first, last)
     await db.execute(SQL.save_rollups, block, first, last)
     await db.execute(SQL.save_balances, block)
@@ -107,7 +108,7 @@ async def save_block(db: Connection, block: SealedBlock) -> None:
 
 
 async def load_blocks(db: Connection, after: int, until: int, limit: int) -> list[SealedBlock]:
-    """Blocks in (after, until], in order."""
+    """Load the blocks in (after, until], in order."""
     return [_block(row) for row in await db.fetch(SQL.blocks, after, until, limit)]
 
 
@@ -137,7 +138,7 @@ async def load_last_page_before(db: Connection, days: float) -> SealedPage | Non
 
 
 async def merge_rollups(db: Connection, first_block: int, last_block: int) -> bytes:
-    """Roll the blocks of a page up together; the hash of what they come to."""
+    """Merge the rollups of a page's blocks; return the hash of the result."""
     await db.execute(SQL.merge_rollups, first_block, last_block)
     await db.execute(SQL.drop_merged, first_block, last_block)
     return await load_rollup_hash(db, last_block)
@@ -151,8 +152,8 @@ async def save_page(db: Connection, page: SealedPage) -> None:
 
 
 async def raise_floor(db: Connection, floor: int, before: int) -> None:
-    """Raise the floor: lines below it may be dropped from now on."""
-    # The row of `seal` comes last: others write to it meanwhile.
+    """Raise the floor: entries below it may be dropped from now on."""
+    # The row of `seal` is locked last: others write to it meanwhile.
     await db.execute(SQL.thin_balances, floor, before)
     await db.execute(SQL.raise_floor, floor)
 
@@ -162,7 +163,8 @@ async def list_partitions(db: Connection) -> list[Partition]:
 
 
 async def drop_partition(db: Connection, partition: Partition) -> None:
-    """In three steps, none of which blocks a writer. It continues after the steps that are already done."""
+    """Drop a partition in three steps, none of which blocks a writer. It resumes after the steps that are already
+    done."""
     how = "FINALIZE" if partition.pending else "CONCURRENTLY"
     await db.execute(f"ALTER TABLE entry DETACH PARTITION {partition.name} {how}")
     await drop_orphans(db)
@@ -181,7 +183,7 @@ async def load_standing(db: Connection) -> SealProgress:
 
 
 async def claim_check(db: Connection, seconds: float) -> bool:
-    """Whether it is time to verify again, and nobody else does."""
+    """Claim the periodic verification; return whether it is due and no other process runs it."""
     return await db.fetchval(SQL.claim_check, seconds) is not None
 
 
@@ -194,7 +196,7 @@ async def save_check(db: Connection, verified: int, reviewed: int, leases: int, 
 
 
 async def save_checked(db: Connection) -> None:
-    """All that is to be looked at each time was."""
+    """Record that the periodic verification is complete."""
     await db.execute(SQL.save_checked)
 
 

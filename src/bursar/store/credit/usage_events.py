@@ -1,4 +1,4 @@
-"""Measured usage of jobs in the database: events, each once, and what those of a lease come to."""
+"""Usage events of jobs in the database: each event is stored once, and summed by lease."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bursar.store.db.sql_loader import statements
 
 SQL = statements("credit/usage_events")
 
-# How long after its end usage of a lease is taken. Events are kept longer than that: none is ever counted twice.
+# For how long after its end usage of a lease is accepted. Events are kept for longer, so that none is counted twice.
 LATE_MICROS_MAX = 30 * 86_400 * MICROS
 KEPT_MICROS = LATE_MICROS_MAX + 86_400 * MICROS
 
@@ -26,7 +26,7 @@ class EventKey(NamedTuple):
 
 
 class MeteredEvent(NamedTuple):
-    """An event, and the lease that it is of."""
+    """A usage event with its lease."""
 
     event: UsageEvent
     payer: PayingLease
@@ -37,7 +37,7 @@ class MeteredEvent(NamedTuple):
 
 
 class UsageSum(NamedTuple):
-    """The sum of some events of one lease."""
+    """The sum of some usage events of one lease."""
 
     account: int
     job: str
@@ -49,7 +49,7 @@ class UsageSum(NamedTuple):
 
 
 async def load_payers(db: Connection, jobs: Iterable[str]) -> dict[str, list[PayingLease]]:
-    """The leases of these jobs."""
+    """Load the leases of these jobs."""
     found: dict[str, list[PayingLease]] = {}
     for row in await db.fetch(SQL.payers, sorted(set(jobs)), LATE_MICROS_MAX):
         found.setdefault(row["job"], []).append(PayingLease(*row))
@@ -57,7 +57,7 @@ async def load_payers(db: Connection, jobs: Iterable[str]) -> dict[str, list[Pay
 
 
 async def save(db: Connection, lines: Sequence[MeteredEvent]) -> set[EventKey]:
-    """Write events with distinct keys; return the new ones. Waits for concurrent writers of the same."""
+    """Save events with distinct keys; return the new ones. Waits for concurrent writers of the same keys."""
     events, payers = [line.event for line in lines], [line.payer for line in lines]
     rows = await db.fetch(
         SQL.save,
@@ -78,7 +78,7 @@ async def save(db: Connection, lines: Sequence[MeteredEvent]) -> set[EventKey]:
 
 
 async def load(db: Connection, keys: Sequence[EventKey]) -> dict[EventKey, tuple[int, UsageEvent]]:
-    """The events that were written before, each with its lease."""
+    """Load events that were saved before, each with its lease."""
     rows = await db.fetch(SQL.load, *lists(keys, 3))
     return {
         EventKey(account, job, seq): (lease, UsageEvent(job, seq, *rest)) for account, job, seq, lease, *rest in rows
@@ -86,17 +86,17 @@ async def load(db: Connection, keys: Sequence[EventKey]) -> dict[EventKey, tuple
 
 
 async def add_up(db: Connection, sums: Iterable[UsageSum]) -> None:
-    """Raise the sums of these leases; rows stay locked, so that nobody reconciles before this is committed."""
+    """Add to the sums of these leases; the rows stay locked, so that no reconciliation starts before the commit."""
     await db.execute(SQL.add_up, *lists(sums, 7))
 
 
 async def reopen(db: Connection, leases: Iterable[int]) -> set[int]:
-    """Have those of them that were reconciled already reconciled again; which these are."""
+    """Schedule leases that were already reconciled for another reconciliation; return which."""
     return {row["id"] for row in await db.fetch(SQL.reopen, sorted(set(leases)))}
 
 
 async def forget(db: Connection, limit: int = 10_000) -> int:
-    """Drop what was measured of leases that ended too long ago to be reconciled again, so many rows at a time."""
+    """Drop up to `limit` events, and the sums, of leases that ended too long ago to be reconciled again."""
     before = datetime.now(UTC) - timedelta(microseconds=KEPT_MICROS)
     if events := affected(await db.execute(SQL.forget_events, before, KEPT_MICROS, limit)):
         return events
@@ -104,7 +104,7 @@ async def forget(db: Connection, limit: int = 10_000) -> int:
 
 
 def sums_of(lines: Iterable[tuple[MeteredEvent, int]]) -> list[UsageSum]:
-    """The amounts that these events add to the sums of their leases."""
+    """Sum these events by lease."""
     found: dict[tuple[int, str, int], UsageSum] = {}
     for (event, payer), amount in lines:
         key = (payer.account, event.job, payer.id)

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL, and the one place that knows which of its errors are worth another try."""
+"""Connections to PostgreSQL, and the classification of its errors: which are worth a retry."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import asyncpg
 
-# asyncpg ships no types; the alias keeps the word in signatures.
+# asyncpg ships no types; the alias keeps signatures readable.
 Connection: TypeAlias = Any
 
-# A paused process must not freeze the others: the server ends its transaction, and waiters continue.
-# The lock timeout is longer than that, so that a waiter outlives the culprit.
+# A paused process must not block the others: the server ends its transaction after this time. The lock timeout is
+# longer, so that waiters outlive the transaction they wait for.
 SESSION_SETTINGS = {
     "application_name": "bursar",
     "timezone": "UTC",
@@ -32,11 +32,11 @@ SESSION_SETTINGS = {
     "jit": "off",
 }
 
-KEPT_NAME = "bursar-lane"  # separates sessions that lock from sessions that only read
+KEPT_NAME = "bursar-lane"  # the application name of sessions that take locks
 
-# For kept connections: all their statements find their rows by key. A plan that is made while the tables
-# are still empty would read them whole, and be kept until somebody analyses them. So would one that is made for a batch
-# of some hundreds: it would join them with a hash of the whole table, and larger batches would be slower, not faster.
+# For kept connections, all of whose statements find rows by key. A cached plan that was made while tables are empty
+# would scan them whole until the next ANALYZE. A plan made for a batch of hundreds would use a hash join with the whole
+# table, and would slow larger batches down.
 KEPT_SETTINGS = {
     **SESSION_SETTINGS,
     "application_name": KEPT_NAME,
@@ -45,7 +45,7 @@ KEPT_SETTINGS = {
     "enable_mergejoin": "off",
 }
 
-# For background work, whose time grows with its amount and which nobody waits for.
+# For background work that takes longer the more data there is, and that no request waits for.
 PATIENT_SETTINGS = {**SESSION_SETTINGS, "statement_timeout": "600000"}
 
 CONNECT_TIMEOUT_SECONDS = 5.0
@@ -56,31 +56,31 @@ SNAPSHOT_IDLE_SECONDS_MAX = 30
 
 
 def affected(tag: str) -> int:
-    """The number of rows in the tag of a finished statement, such as `DELETE 3`."""
+    """Parse the number of rows from the tag of a finished statement, such as `DELETE 3`."""
     return int(tag.rpartition(" ")[2])
 
 
 class Unavailable(Exception):
-    """The database cannot be reached, or is not accepting work, now."""
+    """The database is unreachable or does not accept work now."""
 
 
 class TooSlow(Unavailable):
-    """The database is there, and a statement took longer than it may: waiting alone will not mend that."""
+    """A statement exceeded its time limit although the database is reachable; waiting alone does not help."""
 
 
 class Stale(Exception):
-    """A guard did not hold at the moment of writing: what was decided must be decided again."""
+    """A guard failed at the time of writing: the decision must be repeated on fresh rows."""
 
 
 class MissingPartition(Exception):
-    """The feed has no partition for the next revision yet, or the ledger none for the next entry."""
+    """The feed has no partition for the next revision, or the ledger none for the next entry."""
 
 
 def is_missing_partition(error: BaseException) -> bool:
     return isinstance(error, asyncpg.CheckViolationError) and "no partition" in str(error)
 
 
-# Lost races: the server undid the whole transaction, and the same work may succeed on the next try.
+# Lost races: the server rolled the whole transaction back, and a retry may succeed.
 RACES: tuple[type[Exception], ...] = (
     asyncpg.SerializationError,
     asyncpg.DeadlockDetectedError,
@@ -88,14 +88,14 @@ RACES: tuple[type[Exception], ...] = (
     Stale,
 )
 
-# A lock was waited for in vain: somebody holds it for longer than anything of ours takes.
+# A lock timed out: its holder exceeds every time limit of this program.
 BLOCKED: tuple[type[Exception], ...] = (asyncpg.LockNotAvailableError,)
 
-# The connection or the server went away; whether a COMMIT under way took effect is not known.
+# The connection or the server was lost; whether a COMMIT in flight took effect is unknown.
 LOSSES: tuple[type[Exception], ...] = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # asyncpg lost its place: the server ended the session between two statements
+    asyncpg.InternalClientError,  # the server ended the session between two statements
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
@@ -112,7 +112,7 @@ LOSSES: tuple[type[Exception], ...] = (
 
 AWAY: tuple[type[Exception], ...] = (*LOSSES, Unavailable)
 
-# The server gave a statement up, or we did.
+# A statement was cancelled, by the server or by our time limit.
 SLOW: tuple[type[Exception], ...] = (asyncpg.QueryCanceledError, TimeoutError)
 
 
@@ -133,25 +133,26 @@ async def connect(
 
 
 async def set_codecs(db: Connection) -> None:
-    """JSON travels as bytes both ways: documents are encoded and decoded once, elsewhere."""
+    """Register codecs that pass JSON as bytes both ways: documents are encoded and decoded elsewhere, once."""
     await db.set_type_codec("json", schema="pg_catalog", format="binary", encoder=bytes, decoder=bytes)
-    # jsonb's binary form is its text behind one byte of version.
+    # The binary format of jsonb is its text after one version byte.
     await db.set_type_codec(
         "jsonb", schema="pg_catalog", format="binary", encoder=b"\x01".__add__, decoder=itemgetter(slice(1, None))
     )
 
 
 async def _leave(_: Connection) -> None:
-    """Between readers there is nothing to reset, and asking the server to would cost more than most reads."""
+    """Skip asyncpg's reset between readers: there is no session state, and the round trip would cost more than most
+    reads."""
 
 
 class Database:
-    """A pool for reads, and separate connections for lanes and the feed."""
+    """A pool for readers, and dedicated connections for lanes and the feed."""
 
     def __init__(self, url: str, pool: Any, readers: int) -> None:
         self.url = url
         self._pool = pool
-        # The pool lets newcomers overtake waiters; here waiters queue.
+        # asyncpg's pool lets newcomers overtake waiters; the semaphore is fair.
         self._turns = asyncio.Semaphore(readers)
         self._interrupted: set[int] = set()  # server processes whose reader was cancelled
 
@@ -178,7 +179,7 @@ class Database:
 
     @asynccontextmanager
     async def reader(self) -> AsyncIterator[Connection]:
-        """A connection for statements that stand alone. A lost one becomes Unavailable."""
+        """Acquire a pooled connection for single statements. A lost connection becomes Unavailable."""
         await self._take_turn()
         try:
             async with self._pool.acquire(timeout=CONNECT_TIMEOUT_SECONDS) as db:
@@ -218,7 +219,7 @@ class Database:
 
     @asynccontextmanager
     async def patient(self) -> AsyncIterator[Connection]:
-        """A connection of its own for statements that may take minutes."""
+        """Open a dedicated connection for statements that may take minutes."""
         db = await connect(self.url, PATIENT_SETTINGS, PATIENT_SECONDS)
         try:
             with _telling_what_is_slow():
@@ -226,7 +227,7 @@ class Database:
         except LOSSES as error:
             raise Unavailable(f"the database is away: {error}") from error
         finally:
-            # What is over is committed or undone; what is not, the server undoes.
+            # Finished work is committed or rolled back; the server rolls the rest back.
             db.terminate()
 
 
@@ -239,7 +240,7 @@ def _telling_what_is_slow() -> Iterator[None]:
 
 
 def _asked_by(error: BaseException) -> str:
-    """The origin of a statement: the innermost function of the store."""
+    """Find the origin of a statement: the innermost function of the store in the traceback."""
     names = [frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__) if _is_store(frame.f_globals)]
     return names[-1] if names else "a statement"
 
@@ -251,8 +252,8 @@ def _is_store(names: Mapping[str, Any]) -> bool:
 
 @asynccontextmanager
 async def snapshot(database: Database) -> AsyncIterator[Connection]:
-    """Everything as it was at one moment, whatever is committed meanwhile. It locks no row that others want, so it
-    outlives a pause between two statements."""
+    """Open a repeatable-read transaction for reading. It locks no row that others want, so a longer pause between two
+    statements is allowed."""
     async with database.reader() as db, db.transaction(isolation="repeatable_read", readonly=True):
         await db.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{SNAPSHOT_IDLE_SECONDS_MAX}s'")
         yield db

@@ -1,4 +1,4 @@
-"""Requests that were claimed, and their remembered answers."""
+"""Idempotency keys and their recorded outcomes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _columns(keys: Sequence[RequestKey]) -> tuple[list[str], list[str]]:
 
 
 async def begin(db: Connection, marker: str) -> bool:
-    """Begin a transaction and claim its marker, in one message; whether the marker was free.
+    """Begin a transaction and claim its marker, in one message; return whether the marker was free.
 
-    Waits for a transaction that is claiming, or committing, the same.
+    Waits for a concurrent transaction that claims the same marker.
     """
     assert marker.isalnum(), "a marker is ours, and plain"
     tag: str = await db.execute(SQL.begin.replace("$marker", marker))
@@ -33,7 +33,7 @@ async def begin(db: Connection, marker: str) -> bool:
 
 
 async def claim(db: Connection, claims: Sequence[IdempotencyKey]) -> set[RequestKey]:
-    """Claim these keys; return the newly claimed ones."""
+    """Claim idempotency keys; return the newly claimed ones."""
     ordered = sorted(claims)
     rows = await db.fetch(SQL.claim, *_columns([one.key for one in ordered]), [one.fingerprint for one in ordered])
     return {RequestKey(row["scope"], row["request_id"]) for row in rows}

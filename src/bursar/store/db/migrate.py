@@ -1,6 +1,6 @@
-"""Brings the schema up to date: plain SQL files, applied once each, in order, under a lock, with their checksums kept.
+"""Schema migrations: plain SQL files, applied once each, in order, under a lock; their checksums are stored.
 
-A file that was applied and then edited is refused: what a database was built from must stay readable in the tree.
+A file that was edited after it was applied is refused, so that the files always show how a database was built.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from bursar.store.db.database import Connection
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# A migration takes as long as it takes, and so does waiting for another process's. asyncpg would end what runs longer
-# than other commands may, and takes None for "as long as those".
+# Migrations, and waits for another process's migration, have no time limit. asyncpg ends commands after its default
+# timeout, and takes None for that default, so a large number is given.
 SECONDS_MAX = 7 * 86_400.0
 
 _CREATE = """
@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS migration (
 
 
 class MigrationError(Exception):
-    """The database's schema cannot be brought to this version; the message has the remedy."""
+    """The schema cannot be migrated to this version; the message contains the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ def migrations() -> list[Migration]:
 
 
 async def migrate(db: Connection, wanted: Sequence[Migration] | None = None) -> list[str]:
-    """Apply what is missing, each in the one transaction, and return the names of what was applied."""
+    """Apply the missing migrations in one transaction; return their names."""
     wanted = migrations() if wanted is None else wanted
-    # Two processes that start together: the second waits here, then finds nothing left to do.
+    # If two processes start together, the second waits here and then finds nothing to do.
     async with db.transaction():
         await db.execute("SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0")
         await db.execute("SELECT pg_advisory_xact_lock(4207)", timeout=SECONDS_MAX)

@@ -1,4 +1,4 @@
-"""Stuck sessions: other sessions of Bursar that hold locks and do not read their answers."""
+"""Stuck sessions: other Bursar sessions that hold locks and do not read their results."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ log = structlog.get_logger()
 
 SQL = statements("db/stuck_sessions")
 
-STUCK_SECONDS = 3.0  # since its statement began: what lanes ask is answered in milliseconds
-# Until they are looked at again: the time of a statement includes its waits for locks, and large answers take a moment.
+STUCK_SECONDS = 3.0  # since its statement began; statements of lanes take milliseconds
+# The delay before the second look: a statement's time includes lock waits, and large results take a moment to send.
 LOOK_AGAIN_SECONDS = 0.5
 
 
 async def end_stuck(database: Database) -> None:
-    """End sessions that hold locks while their process does not read its answers, after a lock was waited for in vain:
-    a process that is paused must not freeze the others."""
+    """Terminate sessions that hold locks while their process does not read results. Called after a lock timeout, so
+    that a paused process cannot block the others."""
     try:
         async with database.reader() as db:
             found = await db.fetch(SQL.stuck, KEPT_NAME, STUCK_SECONDS)

@@ -11,7 +11,7 @@ In the data directory:
     postgres/       the cluster (PGDATA)
     postgres.new/   a cluster whose initdb is under way or was cut short; always safe to delete
     postgres.lock   held by every PostgreSQL process of this directory, so "free" means that none is left
-    postgres.log    what the server says; the one before is postgres.log.1
+    postgres.log    the server's log; the previous one is postgres.log.1
     run/            the socket, when its path is short enough for one; else `socket-dir` says where it is
 
 Read in this order: supervisor (start, restart, stop), directory (paths and locks), account (which user runs the

@@ -1,4 +1,5 @@
-"""The user that runs PostgreSQL, which refuses to run as root: as root it is a system user of its own."""
+"""The operating system user that runs PostgreSQL: under root a system user of its own, because PostgreSQL refuses
+root."""
 
 import os
 import subprocess
@@ -11,7 +12,7 @@ from bursar.store.embedded.error import EmbeddedError
 
 @dataclass(frozen=True, slots=True)
 class DatabaseUser:
-    """The user the server runs as; `switch` when that is not the user we are."""
+    """The user that the server runs as; `switch` if that is not the current user."""
 
     name: str
     uid: int
@@ -21,7 +22,8 @@ class DatabaseUser:
 
 
 def choose_account(root: Path) -> DatabaseUser:
-    """Ourselves; or as root `bursar-db`, unless an ordinary user made this data directory: then it is that user's."""
+    """Choose the current user; under root choose `bursar-db`, unless an ordinary user owns the data directory: then
+    that user."""
     pgdata = root / "postgres"
     uid, owner = os.geteuid(), owner_of(pgdata)
     if uid != 0:
@@ -50,10 +52,10 @@ def owner_of(pgdata: Path) -> int | None:
 
 
 def hand_over_cluster(pgdata: Path, account: DatabaseUser) -> bool:
-    """Give the account a cluster that root ran as another user before, and say whether that was to be done.
+    """Give the account a cluster that root ran as another user before; return whether anything changed hands.
 
-    Only files of that other user change hands: a link that it made to somebody else's file stays as it is. The file
-    that shows the owner comes last, so that an interrupted hand-over is repeated.
+    Only files of that other user are changed: a link that it made to somebody else's file is left alone. The file that
+    shows the owner is changed last, so that an interrupted hand-over is repeated.
     """
     former = owner_of(pgdata)
     if not account.switch or former in (None, account.uid):
@@ -85,13 +87,14 @@ def _system_account() -> DatabaseUser:
 def _account(uid: int, *, switch: bool) -> DatabaseUser:
     name = name_of(uid)
     user = find_user(name) if name is not None else None
-    if user is None:  # containers run under uids that no passwd file knows
+    if user is None:  # a container's uid may be missing in the passwd file
         return DatabaseUser(str(uid), uid, uid if switch else os.getegid(), (), switch)
     return DatabaseUser(user.name, uid, user.gid, user.groups, switch)
 
 
 def blocking_directory(path: Path, account: DatabaseUser) -> Path | None:
-    """The first step on the way to `path` that the account may not pass; the kernel judges, so ACLs count too."""
+    """Return the first directory on the way to `path` that the account may not enter, tested by the kernel, so that
+    ACLs count."""
     if not account.switch or _may_pass(path, account):
         return None
     return next((step for step in reversed(path.parents) if not _may_pass(step, account)), path)

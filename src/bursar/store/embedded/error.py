@@ -1,8 +1,8 @@
-"""The one error of the embedded PostgreSQL."""
+"""The error type of the embedded PostgreSQL."""
 
 
 class EmbeddedError(Exception):
-    """The embedded PostgreSQL cannot run. Says what is wrong and, always, what to do next."""
+    """The embedded PostgreSQL cannot run. The error says why, and what to do next."""
 
     def __init__(self, problem: str, next_step: str) -> None:
         super().__init__(f"{problem}\n{next_step}")

@@ -1,4 +1,4 @@
-"""How PostgreSQL's processes are started, and how those whose parent is gone are ended."""
+"""Starting child processes of PostgreSQL, and ending orphans of an earlier supervisor."""
 
 import asyncio
 import contextlib
@@ -11,10 +11,10 @@ from typing import IO
 
 from bursar.store.embedded.account import DatabaseUser
 
-# Runs in a fresh interpreter that then becomes the command: no Python code runs between fork and exec of the server,
-# whose threads could hold any lock at that moment. The death signal comes last because changing the uid clears it; it
-# signals the child when the *thread* that started it ends, here the event loop's. A parent that died before
-# the signal was set is noticed by comparing its pid.
+# Runs in a fresh interpreter that then becomes the command, so that no Python code runs between fork and exec of the
+# supervisor, whose threads could hold any lock. The death signal is set last, because changing the uid clears it; it is
+# sent when the *thread* that started the child ends, here the event loop's. Comparing the parent's pid detects a parent
+# that died before the signal was set.
 LAUNCHER = """
 import ctypes, os, signal, sys
 parent, uid, gid, groups, *command = sys.argv[1:]
@@ -30,13 +30,13 @@ if os.getppid() != int(parent):
 os.umask(0o077)
 os.execv(command[0], command)
 """
-INHERITED = ("PATH", "LD_LIBRARY_PATH")  # and nothing else: our environment may hold secrets, and PG* variables mislead
+INHERITED = ("PATH", "LD_LIBRARY_PATH")  # only these: the environment may hold secrets, and PG* variables mislead
 
 
 async def spawn(
     command: Sequence[str], account: DatabaseUser, *, alive_fd: int, output: IO[bytes] | int
 ) -> asyncio.subprocess.Process:
-    """A child running `command` as the account, that keeps `alive_fd` open for life and dies with this process."""
+    """Start a child that runs `command` as the account, keeps `alive_fd` open for life and dies with this process."""
     switch = (
         (str(account.uid), str(account.gid), ",".join(map(str, account.groups))) if account.switch else ("", "", "")
     )
@@ -49,22 +49,23 @@ async def spawn(
         pass_fds=(alive_fd,),
         cwd="/",
         env=environment | {"LC_ALL": "C"},
-        start_new_session=True,  # a Ctrl-C in the terminal is for us, who then stop it in order
+        start_new_session=True,  # Ctrl-C reaches only this process, which stops the child in order
     )
 
 
 def living(directories: Sequence[Path]) -> list[int]:
-    """The PostgreSQL processes at work in these directories. A zombie works nowhere, so it is never among them."""
+    """List the PostgreSQL processes whose working directory is one of these; a zombie has none."""
     return [pid for pid in _pids() if _works_in(pid, directories)]
 
 
 def kill_living(directories: Sequence[Path]) -> None:
-    """SIGKILL to each of them: once their postmaster is dead they can only be in the way, and the WAL makes it safe."""
+    """Send SIGKILL to each of them: without their postmaster they only block a restart, and the WAL makes killing
+    safe."""
     for pid in living(directories):
         with contextlib.suppress(ProcessLookupError):
             handle = os.pidfd_open(pid)
             try:
-                # Looked at again under the handle: in between the pid could have become another process's.
+                # Checked again through the pidfd: the pid may have been reused in between.
                 if _works_in(pid, directories):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
             finally:
@@ -74,7 +75,7 @@ def kill_living(directories: Sequence[Path]) -> None:
 def _pids() -> Iterator[int]:
     try:
         names = os.listdir("/proc")  # noqa: PTH208
-    except FileNotFoundError:  # not Linux: PostgreSQL's own judgement has to do
+    except FileNotFoundError:  # not Linux: PostgreSQL's own checks must suffice
         return
     yield from (int(name) for name in names if name.isdigit())
 
@@ -83,6 +84,6 @@ def _works_in(pid: int, directories: Sequence[Path]) -> bool:
     try:
         workplace = Path(f"/proc/{pid}/cwd").readlink()
         program = Path(f"/proc/{pid}/exe").readlink().name
-    except OSError:  # gone, a zombie, or not ours to look at
+    except OSError:  # gone, a zombie, or not readable
         return False
     return workplace in directories and program.startswith("postgres")

@@ -32,12 +32,12 @@ from bursar.store.embedded.directory import (
 from bursar.store.embedded.error import EmbeddedError
 from bursar.store.embedded.process import spawn
 
-READY_SECONDS_MAX = 300.0  # replaying the WAL after a crash takes its time; a server that dies is noticed at once
-ORPHAN_GRACE_SECONDS = 0.1  # after the postmaster died under us
-EARLIER_RUN_GRACE_SECONDS = 2.0  # after an earlier supervisor died: its postmaster got the signal to quit then
+READY_SECONDS_MAX = 300.0  # replaying the WAL after a crash takes long; a server that exits is noticed at once
+ORPHAN_GRACE_SECONDS = 0.1  # after the supervised postmaster died
+EARLIER_RUN_GRACE_SECONDS = 2.0  # after an earlier supervisor died: its postmaster is quitting
 BACKOFF_SECONDS = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
-STEADY_SECONDS = 10.0  # a server that lived this long did not die of being started
-STOP_STEPS = ((signal.SIGINT, 10.0), (signal.SIGQUIT, 3.0), (signal.SIGKILL, 5.0))  # fast, immediate, the end
+STEADY_SECONDS = 10.0  # a server that lived this long did not fail at its start
+STOP_STEPS = ((signal.SIGINT, 10.0), (signal.SIGQUIT, 3.0), (signal.SIGKILL, 5.0))  # fast, immediate, kill
 
 
 async def start(
@@ -48,9 +48,9 @@ async def start(
     client: OsUser | None = None,
     ready_seconds_max: float = READY_SECONDS_MAX,
 ) -> "Embedded":
-    """PostgreSQL on this data directory, ready to accept connections and supervised until `stop`.
+    """Start PostgreSQL on this data directory; it accepts connections now and is supervised until `stop`.
 
-    Root, which runs it as another user, may name a client: the user of this machine that connects beside it.
+    Root, which runs it as another user, may name a client: the local user that may connect besides.
     """
     log = log or structlog.get_logger("bursar.store.embedded")
     prepared = await asyncio.to_thread(_prepare, data_dir, client)
@@ -65,7 +65,7 @@ async def start(
 
 
 def _prepare(data_dir: Path, client: OsUser | None) -> tuple[Directory, DatabaseUser, Binaries, Path, int]:
-    """Everything that can be refused before a process is started."""
+    """Check everything that can be refused before a process is started."""
     directory = open_directory(data_dir)
     supervisor_lock = lock_supervisor(directory)
     try:
@@ -110,17 +110,17 @@ class Embedded:
 
     @property
     def url(self) -> str:
-        """How to reach the database `bursar` as the role `bursar`, which owns it and is no superuser."""
+        """URL of the database `bursar` for the role `bursar`, which owns it and is no superuser."""
         return self._url(ROLE, ROLE)
 
     @property
     def admin_url(self) -> str:
-        """How to reach the server as its superuser: for maintenance and tests, not for serving."""
+        """URL of the server for its superuser: for maintenance and tests, not for serving."""
         return self._url(SUPERUSER, "postgres")
 
     @property
     def pid(self) -> int | None:
-        """The postmaster's pid; None while there is none."""
+        """The postmaster's pid; None while it is not running."""
         return self._process.pid if self._process and self._process.returncode is None else None
 
     async def __aenter__(self) -> Self:
@@ -132,7 +132,7 @@ class Embedded:
         await self.stop()
 
     async def stop(self) -> None:
-        """Ends the server and leaves no process of it behind. A second call does nothing."""
+        """Stop the server and leave no process of it behind. A second call does nothing."""
         if self._supervisor_lock is None:
             return
         try:
@@ -159,7 +159,7 @@ class Embedded:
         )
 
     async def _supervise(self) -> None:
-        """Restarts the server whenever it ends: at once, or after a pause when it keeps dying young."""
+        """Restart the server whenever it ends: at once, or after a pause if it keeps failing early."""
         loop = asyncio.get_running_loop()
         early_deaths = 0
         while True:
@@ -174,7 +174,7 @@ class Embedded:
             try:
                 await self._launch(ORPHAN_GRACE_SECONDS)
             except (EmbeddedError, OSError) as error:
-                self._launched_at = loop.time()  # what could not even be started counts as an early death
+                self._launched_at = loop.time()  # a failure to start counts as an early death
                 self._log.error(
                     "postgres_restart_failed", message="PostgreSQL could not be restarted", error=str(error)
                 )
@@ -185,7 +185,7 @@ class Embedded:
                 )
 
     async def _launch(self, grace_seconds: float) -> None:
-        """One new generation, up to the moment it accepts a connection."""
+        """Start a new generation and wait until it accepts a connection."""
         alive_fd = await claim(self.directory, grace_seconds)
         try:
             if self.directory.version() is None:
@@ -203,7 +203,7 @@ class Embedded:
                 self._log_offset = output.seek(0, os.SEEK_END)
                 self._process = await spawn(self._command(), self._account, alive_fd=alive_fd, output=output)
         finally:
-            os.close(alive_fd)  # from here on only the server's own processes hold it
+            os.close(alive_fd)  # from now on only the server's processes hold it
         self._launched_at = asyncio.get_running_loop().time()
         await self._wait_ready(self._process)
 
@@ -232,7 +232,7 @@ class Embedded:
             if waited > self._ready_seconds_max:
                 raise self._start_failure(f"accepts no connection after {waited:.0f} s ({refused})")
             with contextlib.suppress(TimeoutError):
-                # Every refusal during a long recovery is a line in the log, hence the slower polling later.
+                # Each refused connection during a long recovery is a line in the log, so polling slows down.
                 async with asyncio.timeout(0.01 if waited < 1 else 0.1):
                     await process.wait()
 

@@ -1,6 +1,7 @@
-"""Heartbeats of nodes: time and stream of the last one, ends of leases, and running placements.
+"""Heartbeats of nodes: time and stream of the last one, ends of run-leases, running placements, and measured usage.
 
-Everything here is about many nodes at once, and costs what those nodes have placed, however large the rest is.
+Each statement handles many nodes at once. Its cost depends on the placements of these nodes, not on the size of the
+cluster.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ SQL = statements("nodes/heartbeat")
 _decode_peers = msgspec.json.Decoder(tuple[Peer, ...]).decode
 _decode_claim = msgspec.json.Decoder(NodeClaim).decode
 
-LOAD_SECONDS_MAX = 300  # what was measured before says nothing of now
+LOAD_SECONDS_MAX = 300  # older measurements are outdated
 
 
 class SeenBeat(Struct, frozen=True):
-    """One heartbeat. `generation` is that of the node's certificate; 0 on an insecure listener without one."""
+    """One heartbeat. `generation` is that of the node's certificate; 0 if the listener is insecure and there is
+    none."""
 
     node: str
     session: str
@@ -45,20 +47,20 @@ class SeenBeat(Struct, frozen=True):
 
 
 class ReportedPlacement(NamedTuple):
-    """A placement on a node that the node reported."""
+    """A placement that its node reported."""
 
     key: Key
     uid: str
     epoch: int
     gang: str
     phase: str
-    lease: int = 0  # what pays for it; 0 where nobody does
-    frozen: bool = False  # it is recorded that it stands still; what was placed a moment ago does not
-    short: Shortfall | None = None  # it is recorded that no more of its time is paid for; the same holds
+    lease: int = 0  # the credit lease that pays for it; 0: none
+    frozen: bool = False  # recorded as frozen; False for a new placement
+    short: Shortfall | None = None  # the recorded shortfall; None for a new placement
 
 
 class WantedPlace(NamedTuple):
-    """A placement on a node, and whether it is to run or to stop."""
+    """A placement on a node, and whether it should run or stop."""
 
     key: Key
     uid: str
@@ -73,15 +75,15 @@ class WantedPlace(NamedTuple):
 
 
 class WantedSet(NamedTuple):
-    """All of it, at this revision."""
+    """All placements of a node at a revision."""
 
     revision: int
     places: tuple[WantedPlace, ...]
-    claim: NodeClaim | None = None  # whose the node is, where it is claimed
+    claim: NodeClaim | None = None  # the claim of the node, if it is claimed
 
 
 class UsageRow(NamedTuple):
-    """The usage of a placement on a node since its start."""
+    """Measured usage of a placement on a node since its start."""
 
     uid: str
     epoch: int
@@ -94,8 +96,11 @@ class UsageRow(NamedTuple):
 
 
 async def save_first(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[str, tuple[str, int]]:
-    """First heartbeats of streams, one per node: each stream becomes its node's. The accepted nodes, and as what each
-    stands: Ready, or what was said of its silence; and when that was, by the clock that money is counted by."""
+    """Save the first heartbeats of streams, one per node; each stream replaces its node's previous one.
+
+    Returns the accepted nodes, each with its liveness (Ready, or the recorded one) and the time of the heartbeat by the
+    database's clock, which the ledger counts by.
+    """
     rows = await db.fetch(
         SQL.meet,
         *_heartbeats(heartbeats),
@@ -106,15 +111,15 @@ async def save_first(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[str
 
 
 async def save_next(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[tuple[str, str], str]:
-    """Later heartbeats. By (node, session) those that count, and as what each node stands.
+    """Save later heartbeats; return the accepted ones by (node, session), each with the liveness of its node.
 
-    Rows are locked in the order in which they are sent: that of the nodes' names, as everywhere.
+    Rows are locked in order of node names, as in every statement.
     """
     sessions = {one.node: one.session for one in heartbeats}
     if len(sessions) == len(heartbeats):
         rows = await db.fetch(SQL.heartbeat, *_heartbeats(sorted(heartbeats, key=lambda one: one.node)))
         return {(row["node"], sessions[row["node"]]): row["silent"] or Liveness.READY for row in rows}
-    # Two streams of one node: only one of them is the node's, and one row could not show which.
+    # Two streams claim one node: only one of them is current, and a single row could not show which.
     heard: dict[tuple[str, str], str] = {}
     rest = list(heartbeats)
     while rest:
@@ -134,7 +139,7 @@ def _heartbeats(heartbeats: Sequence[SeenBeat]) -> tuple[str, str, str, str]:
 
 
 async def load_claims(db: Connection, asked: Sequence[tuple[str, str]]) -> dict[tuple[str, str], ReportedPlacement]:
-    """By (node, uid), those of the asked that are placed on that node."""
+    """Load those of the given (node, uid) pairs that are placed on that node."""
     rows = await db.fetch(SQL.claims, texts([node for node, _ in asked]), texts([uid for _, uid in asked]))
     return {
         (row["node"], row["uid"]): ReportedPlacement(
@@ -150,7 +155,7 @@ async def load_claims(db: Connection, asked: Sequence[tuple[str, str]]) -> dict[
 
 
 async def load_wanted(db: Connection, nodes: Iterable[str]) -> dict[str, WantedSet]:
-    """The whole wanted set of each node."""
+    """Load the complete wanted set of each node."""
     revision = 0
     places: dict[str, list[WantedPlace]] = {}
     claims: dict[str, NodeClaim] = {}
@@ -171,18 +176,18 @@ async def load_wanted(db: Connection, nodes: Iterable[str]) -> dict[str, WantedS
 
 
 class Needed(NamedTuple):
-    """A placement, and what it has to be given before it is started."""
+    """A placement, and the data that it needs before it can start."""
 
     key: Key
     epoch: int
     doc: bytes
     status: bytes
     peers: tuple[Peer, ...] = ()
-    stdin: bytes | None = None  # None where nobody has sent it yet
+    stdin: bytes | None = None  # None: not submitted yet
 
 
 async def load_needed(db: Connection, node: str, uid: str) -> Needed | None:
-    """Of what is placed on a node; None where it is not."""
+    """Load the data that a placement on a node needs to start; None if it is not placed there."""
     row = await db.fetchrow(SQL.prepare, node, uid)
     if row is None:
         return None
@@ -192,17 +197,18 @@ async def load_needed(db: Connection, node: str, uid: str) -> Needed | None:
 
 
 async def load_addresses(db: Connection, nodes: Iterable[str]) -> dict[str, str]:
-    """Where nodes can be reached: as an administrator says, else where the agent serves its calls; else empty."""
+    """Load the addresses of nodes: the one an administrator set, else the one where the agent serves calls, else
+    empty."""
     return {row["name"]: row["address"] for row in await db.fetch(SQL.addresses, sorted(set(nodes)))}
 
 
 async def load_address(db: Connection, node: str) -> str:
-    """Where a node's agent can be called; empty where it said nothing of it, or there is none."""
+    """Load the address at which a node's agent serves calls; empty if it gave none, or there is no such node."""
     return await db.fetchval(SQL.address, node) or ""
 
 
 async def save_usage(db: Connection, rows: Iterable[UsageRow]) -> None:
-    """Save measurements, the last of each placement. Placements on other nodes are skipped."""
+    """Save the last measurement of each placement. Placements on other nodes are skipped."""
     last = list({(one.uid, one.epoch, one.node): one for one in rows}.values())
     await db.execute(
         SQL.save_usage,
@@ -218,24 +224,24 @@ async def save_usage(db: Connection, rows: Iterable[UsageRow]) -> None:
 
 
 async def save_loads(db: Connection, loads: Mapping[str, bytes]) -> None:
-    """The measured usage of these nodes: JSON by resource."""
+    """Save the measured usage of these nodes: JSON by resource."""
     nodes = sorted(loads)
     await db.execute(SQL.save_load, texts(nodes), documents([loads[node] for node in nodes]))
 
 
 async def load_loads(db: Connection, nodes: Sequence[str] | None = None) -> dict[str, bytes]:
-    """The recent measurements of these nodes, or of all."""
+    """Load recent measurements of these nodes (None: of all)."""
     rows = await db.fetch(SQL.load, LOAD_SECONDS_MAX, None if nodes is None else list(nodes))
     return {row["node"]: row["used"] for row in rows}
 
 
 async def forget_usage(db: Connection, before: datetime, limit: int = 10_000) -> int:
-    """Drop what was measured before, so many rows at a time; how many were dropped."""
+    """Drop up to `limit` measurements from before a time; return their number."""
     return affected(await db.execute(SQL.forget_usage, before, limit))
 
 
 async def forget_gone(db: Connection) -> int:
-    """Drop when nodes were heard that are no more; how many were dropped."""
+    """Drop the heartbeats of deleted nodes; return their number."""
     return affected(await db.execute(SQL.forget_gone))
 
 
@@ -244,5 +250,5 @@ def _reals(values: Sequence[float]) -> str:
 
 
 async def load_agents(db: Connection) -> int:
-    """How many nodes have agents."""
+    """Count the nodes that have agents."""
     return int(await db.fetchval(SQL.agents))

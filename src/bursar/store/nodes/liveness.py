@@ -1,4 +1,4 @@
-"""Liveness of nodes: their last heartbeats, and the conditions recorded for them."""
+"""Liveness of nodes: their last heartbeats, and their recorded conditions."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ SQL = statements("nodes/liveness")
 
 
 class LivenessLook(NamedTuple):
-    """All nodes at one moment: those that are silent or were said to be, and how many were ever heard."""
+    """The liveness of nodes at one moment: those that are silent or recorded as such, and how many have ever sent
+    heartbeats."""
 
     now: datetime
     heard: int
     sightings: list[Sighting]
-    settings: bytes  # the stored settings that were in force; empty where there are none
+    settings: bytes  # the stored settings in force; empty if none are stored
 
 
 async def load_look(db: Connection, silent_seconds: float) -> LivenessLook:
-    """The nodes that were not heard for so long, and all of which something was said."""
+    """Load the nodes whose last heartbeat is older than `silent_seconds`, and those that have a recorded condition."""
     *rows, whole = sorted(await db.fetch(SQL.look, silent_seconds), key=lambda row: row["name"] or "\U0010ffff")
     assert whole["name"] is None
     return LivenessLook(whole["now"], whole["heard"], [_sighting(row) for row in rows], whole["settings"] or b"")
 
 
 async def lock(db: Connection, nodes: Iterable[str]) -> dict[str, SeenHeartbeat]:
-    """Keep nodes from being heard until the transaction ends; when they last were, of those that ever were."""
+    """Block heartbeats of nodes until the transaction ends; return the last heartbeat of those that have any."""
     return {row["node"]: _heartbeat(row) for row in await db.fetch(SQL.lock, sorted(nodes))}
 
 
@@ -48,11 +49,11 @@ def _sighting(row: Any) -> Sighting:
 
 
 async def count_phases(db: Connection) -> dict[str, int]:
-    """How many nodes there are in each phase."""
+    """Count nodes by phase."""
     return {row["phase"]: row["nodes"] for row in await db.fetch(SQL.phases)}
 
 
 async def count_silent(db: Connection, silent_seconds: float) -> tuple[int, int]:
-    """(nodes that were ever heard and are not lost, those of them that are silent)."""
+    """Count the nodes that have sent heartbeats and are not lost; return (all of them, the silent ones)."""
     row = await db.fetchrow(SQL.silent, silent_seconds)
     return row["heard"], row["silent"]

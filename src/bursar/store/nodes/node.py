@@ -56,14 +56,14 @@ def _placement(row: Any) -> Placement:
 
 
 async def lock(db: Connection, names: Iterable[str]) -> dict[str, NodeCapacity]:
-    """Lock the nodes that exist, in order; return their free resources."""
+    """Lock the existing nodes among these in order of name; return their free resources."""
     return {row["name"]: _capacity(row) for row in await db.fetch(SQL.lock, texts(sorted(names)))}
 
 
 async def lock_after_counters(
     db: Connection, rows: Iterable[Row], names: Iterable[str]
 ) -> tuple[dict[Row, Counter], dict[str, NodeCapacity]]:
-    """Lock the counters that exist, then the nodes, each in order; return counts and free resources."""
+    """Lock the existing counters, then the existing nodes, each in key order; return counts and free resources."""
     found = await db.fetch(SQL.lock_after_counters, *quota.text_columns(rows), texts(sorted(names)))
     first = next((place for place, row in enumerate(found) if row["name"] is not None), len(found))
     return quota.counters_of(found[:first]), {row["name"]: _capacity(row) for row in found[first:]}
@@ -78,7 +78,7 @@ async def load_all(db: Connection) -> dict[str, NodeCapacity]:
 
 
 async def load_claimed(db: Connection) -> dict[str, NodeCapacity]:
-    """The nodes that are claimed, and those that are not wiped yet."""
+    """Load the nodes that are claimed or not yet wiped."""
     return {row["name"]: _capacity(row) for row in await db.fetch(SQL.read_claimed)}
 
 
@@ -91,7 +91,7 @@ async def count(db: Connection) -> int:
 
 
 async def list_kept_for(db: Connection, tenant: str) -> list[str]:
-    """The nodes whose spec names a tenant, in order."""
+    """List the nodes whose spec names a tenant, in order."""
     return [row["name"] for row in await db.fetch(SQL.kept_for, tenant)]
 
 
@@ -146,7 +146,8 @@ async def load_placements_on(db: Connection, names: Iterable[str]) -> list[Place
 
 
 def placement_columns(placements: Sequence[Placement], places: Sequence[int]) -> tuple[str, ...]:
-    """Placements as columns of the statement that saves a batch; `places` are those of their lines in it."""
+    """Placements as columns of the statement that saves a batch; `places` are the positions of their lines in the
+    batch."""
     return (
         texts([one.node for one in placements]),
         texts([one.uid for one in placements]),

@@ -13,7 +13,7 @@ SQL = statements("nodes/node_ca")
 
 @dataclass(frozen=True, slots=True)
 class AuthorityRecord:
-    """Both as PEM."""
+    """The certificate and the private key of the node CA, as PEM."""
 
     certificate: str
     key: str = field(repr=False)
@@ -25,7 +25,7 @@ async def load(db: Connection) -> AuthorityRecord | None:
 
 
 async def lock(db: Connection) -> None:
-    """Until the transaction ends, nobody else makes one."""
+    """Prevent concurrent creation of a CA until the transaction ends."""
     await db.execute(SQL.lock_against_writers)
 
 
@@ -34,23 +34,26 @@ async def save(db: Connection, record: AuthorityRecord) -> None:
 
 
 async def enrol(db: Connection, node: str, token_id: str, key: bytes) -> int | None:
-    """Begin the node's next generation, which ends the one before; with the token that the present one was begun with,
-    that one. None when there is no such node, or the token is no longer this key's."""
+    """Begin a node's next certificate generation, which ends the previous one.
+
+    A repeated request with the token that began the present generation returns that generation. None if there is no
+    such node, or the token does not belong to this key.
+    """
     generation: int | None = await db.fetchval(SQL.enrol, node, token_id, key)
     return generation
 
 
 async def ensure_generation(db: Connection, node: str) -> int | None:
-    """The node's generation, begun where there was none; None when there is no such node."""
+    """Return the node's generation; begin the first one if it has none. None if there is no such node."""
     generation: int | None = await db.fetchval(SQL.ensure, node)
     return generation
 
 
 async def end_generations(db: Connection, nodes: Collection[str]) -> None:
-    """The certificates that these nodes have count no more; in the caller's transaction."""
+    """Invalidate the certificates of these nodes, in the caller's transaction."""
     await db.execute(SQL.end, sorted(nodes))
 
 
 async def load_generations(db: Connection, nodes: Collection[str]) -> dict[str, int]:
-    """By name, of those nodes that exist; 0 where none was ever enrolled."""
+    """Load the generations of the existing nodes by name; 0 if a node was never enrolled."""
     return {row["name"]: row["generation"] for row in await db.fetch(SQL.generations, sorted(nodes))}

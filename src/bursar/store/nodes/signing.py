@@ -1,4 +1,4 @@
-"""The keys that sign leases for nodes, and their validity."""
+"""The keys that sign lease tokens for nodes, and their validity."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ SQL = statements("nodes/signing")
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """The private half is PEM."""
+    """A signing key; the private key is PEM."""
 
     id: str
     private_key: str = field(repr=False)
     created_at: datetime
-    retired_at: datetime | None  # from when on it is not believed
+    retired_at: datetime | None  # no longer valid from then on
     age_seconds: float
 
 
 async def load_believed(db: Connection) -> list[KeyRecord]:
-    """Oldest first: the last of them signs."""
+    """Load the valid keys, oldest first; the last one signs."""
     return [KeyRecord(**row) for row in await db.fetch(SQL.believed)]
 
 
 async def lock(db: Connection) -> None:
-    """Until the transaction ends, nobody else makes one."""
+    """Prevent concurrent creation of a key until the transaction ends."""
     await db.execute(SQL.lock_against_writers)
 
 
@@ -37,10 +37,10 @@ async def save(db: Connection, key_id: str, private_key: str, created_by: str) -
 
 
 async def retire_others(db: Connection, key_id: str, overlap_seconds: float) -> None:
-    """All but this one are believed for so long and no longer."""
+    """Limit the validity of all other keys to the overlap."""
     await db.execute(SQL.retire_others, key_id, overlap_seconds)
 
 
 async def forget_retired(db: Connection) -> int:
-    """How many were removed."""
+    """Remove retired keys; return their number."""
     return affected(await db.execute(SQL.forget_retired))

@@ -1,4 +1,4 @@
-"""Saving what a batch decided: counters, objects and their changes, and what is placed, in one statement."""
+"""Saving a batch: counters, objects with their changes, and placements, in one statement."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ encode = msgspec.json.Encoder().encode
 
 
 async def save(db: Connection, writes: Sequence[Write], tree: Tree, changes: Mapping[Row, ScopePair]) -> None:
-    """Move the counters, take the revisions, write each object's last state and every change.
+    """Update the counters, number the revisions, write the last state of each object and every change.
 
-    The writes get their revisions. What is not as it was decided on is Stale.
+    Writes receive their revisions. Raises Stale if a row differs from the one that was decided on.
     """
     ops, columns = _lines(writes)
     saved = await db.fetchrow(SQL.save, *columns, *quota.delta_columns(tree, changes))
@@ -44,7 +44,7 @@ async def save_placed(
     used: Sequence[NodeCapacity],
     placed: Sequence[Placement],
 ) -> None:
-    """`save`, with the free resources of locked nodes and with new placements."""
+    """Do the same as `save`, and also write the free resources of locked nodes and new placements."""
     places = {write.shown.uid: place for place, write in enumerate(writes, start=1)}
     ops, columns = _lines(writes)
     parts = node.placement_columns(placed, [places[one.uid] for one in placed])
@@ -69,7 +69,7 @@ def _check(saved: Any, ops: Sequence[str], besides: Mapping[str, int]) -> None:
 
 
 def _lines(writes: Sequence[Write]) -> tuple[list[str], tuple[str, ...]]:
-    """The operation on each object's row, and the columns."""
+    """Return the operation on each object's row, and all columns of the lines."""
     last = {write.key: write for write in writes}
     first: dict[Key, Stored | None] = {}
     for write in writes:
@@ -87,7 +87,7 @@ def _op(first: Stored | None, write: Write, is_last: bool) -> str:
 
 
 def _columns(writes: Sequence[Write], firsts: Sequence[Stored | None]) -> tuple[str, ...]:
-    """One line per write. What is as it is stored is not sent again: `first` is what is stored."""
+    """Columns with one line per write. Values that equal the stored ones (`first`) are not sent again."""
     shown = [write.shown for write in writes]
     before = [write.before for write in writes]
     sent = list(zip(shown, before, firsts, strict=True))

@@ -1,4 +1,4 @@
-"""The feed in the database: read in order, kept in partitions, dropped a partition at a time."""
+"""The change feed in the database: read in order, partitioned by revision, dropped one partition at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from bursar.store.db.sql_loader import statements
 SQL = statements("objects/change")
 
 PARTITION_SIZE = 1_000_000
-# Compressing rows a little above 2 kB, as PostgreSQL would, costs more than all else that is done with them.
+# The TOAST target of rows: PostgreSQL's default of 2 kB would compress most rows, which costs more than all other work
+# on them.
 INLINE_BYTES_MAX = 4080
 CHANNEL = "bursar_change"  # announces the number of the last change
 
@@ -39,7 +40,7 @@ class Change:
 
 
 class SeenChange(NamedTuple):
-    """A change as the scheduler reads it: of allocations it knows already, the document is left out."""
+    """A change as the scheduler reads it; the document is left out if the scheduler knows the allocation already."""
 
     revision: int
     key: Key
@@ -50,7 +51,7 @@ class SeenChange(NamedTuple):
     fields: bytes
     doc: bytes | None
     status: bytes
-    bare: bool = False  # neither labels nor fields nor status were read
+    bare: bool = False  # labels, fields and status were not read
 
 
 class AuditLine(NamedTuple):
@@ -65,11 +66,11 @@ class AuditLine(NamedTuple):
     verb: str
     reason: str
     at: datetime
-    status: str | None = None  # of an allocation that changed
+    status: str | None = None  # for a changed allocation
 
 
 class AuditNote(NamedTuple):
-    """A line of the audit log about something that is no object. Its document holds no secret."""
+    """A line of the audit log about an action without an object. Its document contains no secret."""
 
     kind: str
     name: str
@@ -96,7 +97,7 @@ async def load_since(db: Connection, revision: int, limit: int) -> list[Change]:
 
 
 async def load_seen(db: Connection, revision: int, limit: int, binder: str) -> list[SeenChange]:
-    """The changes since a revision; placements by `binder` without details."""
+    """Load the changes since a revision; placements by `binder` come without details."""
     return [
         SeenChange(
             row[0], Key(row[1], row[2], row[3]), row[4], row[5], row[6], row[7].encode(), row[8].encode(), row[9],
@@ -107,7 +108,7 @@ async def load_seen(db: Connection, revision: int, limit: int, binder: str) -> l
 
 
 async def load_between(db: Connection, after: int, until: int, kind: str, namespace: str, limit: int) -> list[Change]:
-    """Changes of one kind in (after, until], oldest first."""
+    """Load changes of one kind in (after, until], oldest first."""
     return [_change(row) for row in await db.fetch(SQL.of_kind_between, after, until, kind, namespace, limit)]
 
 
@@ -121,7 +122,7 @@ def _happening(row: Any) -> AuditLine:
 
 
 async def was_placed(db: Connection, key: Key, uid: str, node: str, epoch: int) -> bool:
-    """Whether the feed still knows of a placement of this allocation on a node."""
+    """Return whether the feed still contains a placement of this allocation on a node."""
     return bool(await db.fetchval(SQL.was_placed, key.namespace, key.name, uid, node, epoch))
 
 
@@ -136,7 +137,7 @@ async def load_happenings(
 
 
 async def save_notes(db: Connection, notes: Sequence[AuditNote]) -> None:
-    """Write lines of the audit log, last of all in a transaction: the revision is held from here on."""
+    """Write lines of the audit log. Call it last in a transaction: it locks the revision."""
     if notes:
         await db.execute(SQL.note, *([*column] for column in zip(*notes, strict=True)))
 
@@ -156,16 +157,16 @@ async def ensure_partitions(db: Connection) -> None:
                     f"WITH (toast_tuple_target = {INLINE_BYTES_MAX})"
                 )
             except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
-                continue  # another process was faster
+                continue  # another process created it first
 
 
 async def raise_floor(db: Connection, revision: int) -> None:
-    """Nothing at or below this revision can be watched from any more."""
+    """Raise the floor: a watch can no longer begin at or below this revision."""
     await db.execute(SQL.raise_floor, revision)
 
 
 async def drop_before(db: Connection, revision: int) -> list[str]:
-    """Drop the partitions that lie wholly below a revision; the feed's floor is raised first."""
+    """Drop the partitions wholly below a revision, after raising the feed's floor."""
     dropped: list[str] = []
     for row in await db.fetch(SQL.partitions):
         name: str = row["name"]

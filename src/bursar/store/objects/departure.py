@@ -1,4 +1,5 @@
-"""Records of a deleted tenant: filed under NAME@UID, visible to administrators and to no later tenant of its name."""
+"""Records of a deleted tenant: renamed to NAME@UID, visible to administrators and to no later tenant of the same
+name."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ SQL = statements("objects/departure")
 
 
 async def file_away(db: Connection, tenant: str, uid: str) -> list[TokenRecord]:
-    """File accounts, tokens, webhooks and notices that are not addressed yet; the tokens that were revoked by it.
-    Its external budget is deleted.
+    """Rename accounts, tokens, webhooks and unaddressed notices; delete the external budget; return the tokens that
+    this revoked.
 
-    The caller holds the tree exclusively, and the tenant's accounts.
+    The caller holds the exclusive lock of the tree and the locks of the tenant's accounts.
     """
     return [token_record(row) for row in await db.fetch(SQL.file, tenant, filed_name(tenant, uid))]

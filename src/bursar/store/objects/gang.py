@@ -1,4 +1,4 @@
-"""Gangs in the database."""
+"""Gangs in the database: size, number of members, and whether they are charged as a set."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def load(db: Connection, keys: Iterable[GangKey]) -> dict[GangKey, GangRow
 
 
 async def save(db: Connection, gangs: Mapping[GangKey, GangRow], *, locked: Iterable[GangKey]) -> None:
-    """Write what changed; of all that were locked, those without members are no gangs any more."""
+    """Save changed gangs, and delete those among the locked ones that have no members."""
     if ordered := sorted(gangs):
         await db.execute(
             SQL.save,

@@ -14,7 +14,7 @@ SQL = statements("objects/job")
 
 
 class BoostedJob(msgspec.Struct, frozen=True):
-    """A priority that stands in for that of a job's allocations until it expires."""
+    """A temporary priority of a job's allocations, until it expires."""
 
     priority: int
     expires: str
@@ -26,7 +26,7 @@ _decode_boost = msgspec.json.Decoder(BoostedJob).decode
 
 
 class Found(NamedTuple):
-    """An allocation, as far as its job needs to know it."""
+    """An allocation, reduced to the fields that its job needs."""
 
     name: str
     fields: dict[str, str]
@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 async def load_members(db: Connection, namespace: str, names: Sequence[str], count_max: int) -> list[Found]:
-    """The allocations of these that exist, or so many of them."""
+    """Load at most `count_max` of the named allocations that exist."""
     rows = await db.fetch(SQL.members, namespace, names, count_max)
     return [Found(row["name"], _decode_map(row["fields"]), row["doc"], row["status"] or b"{}") for row in rows]
 
@@ -43,13 +43,13 @@ async def load_members(db: Connection, namespace: str, names: Sequence[str], cou
 async def list_shown(
     db: Connection, namespace: str, names: Sequence[str], labels: Mapping[str, str]
 ) -> dict[str, dict[str, str]]:
-    """The selectable fields of those of these allocations that have the labels, by name."""
+    """Load the selectable fields of the named allocations that match the labels, by name."""
     rows = await db.fetch(SQL.shown, namespace, names, _encode(labels))
     return {row["name"]: _decode_map(row["fields"]) for row in rows}
 
 
 async def load_boosts(db: Connection, jobs: Sequence[tuple[str, str, str]]) -> dict[tuple[str, str, str], BoostedJob]:
-    """The boosts of those of these jobs that have one, by (namespace, name, uid)."""
+    """Load the boosts of those of these jobs that have one, by (namespace, name, uid)."""
     if not jobs:
         return {}
     rows = await db.fetch(SQL.boosts, *([one[place] for one in jobs] for place in range(3)))

@@ -1,7 +1,7 @@
-"""Lists: objects of a kind that selectors match, a page at a time, with the revision at which they were read.
+"""Lists: objects of one kind that match selectors, in pages, with the revision of the snapshot.
 
-Selectors become SQL with their words as parameters. Rows and revision come from one statement, so a watch that begins
-at that revision misses nothing.
+Selectors become SQL whose values are parameters. Rows and revision come from one statement, so a watch that begins at
+that revision misses nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from bursar.core.values.selector import EVERYTHING, Op, Selector
 from bursar.store.db.database import Connection
 from bursar.store.objects.change import SeenChange
 
-# How long a reader of everything may take between two pages; the transaction is open meanwhile.
+# The longest pause between two pages of a complete list, during which the transaction stays open.
 PAUSE_SECONDS_MAX = 10
-# The intended size of a page, estimated from the one before it.
+# The intended size of a page; its length is estimated from the previous page.
 PAGE_BYTES = 4 << 20
 
 
@@ -25,11 +25,11 @@ PAGE_BYTES = 4 << 20
 class Query:
     kind: str
     namespace: str = ""  # empty: all
-    tenants: tuple[str, ...] | None = None  # None: everybody's
-    node: str = ""  # only what is placed on this node
+    tenants: tuple[str, ...] | None = None  # None: all
+    node: str = ""  # only objects placed on this node
     labels: Selector = EVERYTHING
     fields: Selector = EVERYTHING
-    after: tuple[str, str] | None = None  # (namespace, name) of the last one seen
+    after: tuple[str, str] | None = None  # (namespace, name) of the last object of the previous page
     limit: int = 0  # 0: all
 
 
@@ -51,7 +51,7 @@ class ListPage:
 
 
 class _Where:
-    """Conditions and their parameters, kept in step."""
+    """A list of conditions and the parameters that they refer to."""
 
     def __init__(self) -> None:
         self.conditions: list[str] = []
@@ -70,7 +70,7 @@ class _Where:
 
 
 async def load_page(db: Connection, query: Query) -> ListPage:
-    """Items and the revision of the one snapshot they were read in."""
+    """Load a page of items and the revision of the snapshot that it was read in."""
     where = _where(query)
     limit = f"LIMIT {where.parameter(query.limit + 1)}" if query.limit else ""
     rows = await db.fetch(
@@ -85,10 +85,10 @@ async def load_page(db: Connection, query: Query) -> ListPage:
 
 
 async def load_all(db: Connection, query: Query, page: int = 500) -> AsyncGenerator[ListPage, None]:
-    """Everything up to the limit, a page at a time, all of it from one snapshot: every page has the same revision.
+    """Load all items up to the limit in pages from one snapshot, so that every page has the same revision.
 
-    A page is as long as its bytes allow, by the length of those before it. What fits into the first one is read by a
-    single statement: no transaction is needed for it.
+    The length of a page follows from the byte size of the previous ones. If all items fit into the first page, a single
+    statement reads them without a transaction.
     """
     found = await load_page(db, replace(query, limit=_first(query.limit, page)))
     if not found.more or len(found.items) == query.limit:
@@ -98,7 +98,7 @@ async def load_all(db: Connection, query: Query, page: int = 500) -> AsyncGenera
         await db.execute(f"SET LOCAL idle_in_transaction_session_timeout = '{PAUSE_SECONDS_MAX}s'")
         following = await _following(db, query, found, page, len(found.items))
         if following.revision != found.revision:
-            # Something changed between the two: both are read again, in this snapshot.
+            # A change was committed between the two statements: read both pages again, in this snapshot.
             found = await load_page(db, replace(query, limit=_first(query.limit, page)))
             following = await _following(db, query, found, page, len(found.items))
         seen = len(found.items)
@@ -116,7 +116,7 @@ def _first(limit: int, page: int) -> int:
 
 
 async def _following(db: Connection, query: Query, found: ListPage, page: int, seen: int) -> ListPage:
-    """The page after one that has more behind it."""
+    """Load the next page, or return `found` if it is the last one."""
     if not found.more or seen == query.limit:
         return found
     last = found.items[-1]
@@ -127,7 +127,7 @@ async def _following(db: Connection, query: Query, found: ListPage, page: int, s
 
 
 async def load_live(db: Connection, query: Query) -> list[SeenChange]:
-    """Objects as the scheduler reads them, all at once."""
+    """Load all objects as the scheduler reads them."""
     where = _where(query)
     rows = await db.fetch(
         "SELECT revision, kind, namespace, name, uid, tenant, labels, fields, doc, status FROM object"

@@ -1,4 +1,4 @@
-"""Objects in the database: locked, read, saved with their changes."""
+"""Objects in the database: locked, read, and saved with their changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _decode_map = msgspec.json.Decoder(dict[str, str]).decode
 
 
 class _ChargeRow(msgspec.Struct, omit_defaults=True):
-    """How a charge is written down; short names, for it stands in every row."""
+    """The stored form of a charge; its field names are short, because every row has one."""
 
     accepted: dict[str, int] = {}
     bound: dict[str, int] = {}
@@ -62,7 +62,7 @@ def decode_charge(raw: bytes | None) -> Charge:
     return NOTHING if raw is None else _charge(raw)
 
 
-# Work of one template has the same charge, letter by letter: it is read once, and shared.
+# Allocations of one template have identical charges, which are decoded once and shared.
 @lru_cache(CHARGES_KEPT)
 def _charge(raw: bytes) -> Charge:
     row = _decode_charge(raw)
@@ -95,31 +95,32 @@ def _columns(keys: Iterable[Key]) -> tuple[str, str, str]:
 
 
 async def lock(db: Connection, keys: Iterable[Key]) -> dict[Key, Stored]:
-    """Lock the objects that exist, in order; those."""
+    """Lock the existing objects among these, in key order, and return them."""
     return _by_key(await db.fetch(SQL.lock, *_columns(keys)))
 
 
 class Ground(NamedTuple):
     """The locks and rows that a batch holds before it reads anything else."""
 
-    version: int  # of the tree
-    objects: dict[Key, Stored] | None = None  # None where they are yet to be locked
+    version: int  # version of the tenant tree
+    objects: dict[Key, Stored] | None = None  # None: not locked yet
 
 
 async def lock_under_tree(db: Connection, keys: Iterable[Key]) -> Ground:
-    """Hold the tree still, then lock the objects that exist."""
+    """Take the tree's shared lock, then lock the existing objects in key order."""
     rows = await db.fetch(SQL.lock_under_tree, *_columns(keys))
     return _ground(rows)
 
 
 async def lock_under_leader(db: Connection, keys: Iterable[Key]) -> tuple[int, Ground]:
-    """Hold off takeovers, hold the tree still, then lock the objects that exist; the leader's fence, and the ground."""
+    """Take the leader's row lock and the tree's shared lock, then lock the existing objects; return the leader's fence
+    and the locked rows."""
     rows = await db.fetch(SQL.lock_under_leader, *_columns(keys))
     return rows[0]["fence"], _ground(rows)
 
 
 def _ground(rows: Sequence[Any]) -> Ground:
-    """Where nothing was found there is one line, without an object."""
+    """Read the version and the objects; if no object was found, there is one line without an object."""
     first = rows[0]
     return Ground(first["tree_version"], _by_key(rows) if first["name"] is not None else {})
 

@@ -1,4 +1,4 @@
-"""Standard input of commands, stored until they have ended."""
+"""Standard input of commands, stored until the commands have ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SQL = statements("objects/stdin")
 
 
 async def save(db: Connection, key: Key, uid: str, data: bytes) -> bool:
-    """Whether it is the first that was sent, to an allocation that is there."""
+    """Save the input of an existing allocation; return False if one was saved before, or the allocation is gone."""
     return await db.fetchval(SQL.save, uid, data, key.namespace, key.name) is not None
 
 
@@ -19,5 +19,5 @@ async def is_there(db: Connection, uid: str) -> bool:
 
 
 async def forget(db: Connection) -> int:
-    """Drop input that is no longer needed; return the number."""
+    """Drop input of ended or deleted allocations; return the number."""
     return affected(await db.execute(SQL.forget))

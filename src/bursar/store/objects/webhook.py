@@ -17,7 +17,7 @@ SQL = statements("objects/webhook")
 
 
 class Delivery(Struct, frozen=True):
-    """An event to send to a receiver now. Its secret is never shown."""
+    """An event that is due for delivery to a receiver. Its repr hides the secret."""
 
     id: int
     type: str
@@ -54,7 +54,7 @@ class Webhook(Struct, frozen=True):
 
 
 class Pending(Struct, frozen=True):
-    """A delivery that a receiver has not accepted; `next_at` is the next attempt, None if it is dropped."""
+    """An event that its receiver has not accepted; `next_at` is the time of the next attempt, None if there is none."""
 
     id: int
     type: str
@@ -92,7 +92,7 @@ async def load_receivers(db: Connection) -> list[str]:
 
 
 async def claim(db: Connection, capacity: Mapping[str, int], seconds: float) -> list[Delivery]:
-    """Take what is due, of each receiver at most so many; ours for so many seconds."""
+    """Claim due deliveries for `seconds`, at most `capacity` of each receiver."""
     rows = await db.fetch(SQL.claim, list(capacity), list(capacity.values()), seconds)
     return [Delivery(*row) for row in rows]
 
@@ -102,18 +102,18 @@ async def save_delivered(db: Connection, one: Delivery) -> None:
 
 
 async def save_failed(db: Connection, one: Delivery, seconds: float | None, said: str) -> None:
-    """Try again in so many seconds; None: never."""
+    """Schedule the next attempt in `seconds`; None: no further attempt."""
     await db.execute(SQL.failed, one.webhook, one.id, one.tries, -1.0 if seconds is None else seconds, said)
 
 
 async def stop(db: Connection, webhook: str, why: str) -> Webhook | None:
-    """Send it nothing any more; the webhook, if this is what stopped it."""
+    """Stop deliveries to a webhook; return it if it was active until now."""
     row = await db.fetchrow(SQL.stop, webhook, why)
     return _webhook(row) if row else None
 
 
 async def add(db: Connection, webhook: Webhook, secret: str) -> datetime | None:
-    """When it was made; None where there is one of that name."""
+    """Add a webhook; return its creation time, or None if the name is taken."""
     made: datetime | None = await db.fetchval(
         SQL.add, webhook.name, webhook.direction, webhook.tenant, webhook.url, secret, list(webhook.types),
         webhook.allow_local, webhook.created_by,
@@ -122,7 +122,7 @@ async def add(db: Connection, webhook: Webhook, secret: str) -> datetime | None:
 
 
 async def remove(db: Connection, name: str) -> Webhook | None:
-    """The webhook, if this is what removed it."""
+    """Remove a webhook; return it if it existed."""
     row = await db.fetchrow(SQL.remove, name)
     return _webhook(row) if row else None
 
@@ -136,13 +136,13 @@ async def load_all(db: Connection) -> list[Webhook]:
 
 
 async def save_for(db: Connection, webhook: str, type_: str, data: bytes) -> tuple[int, datetime] | None:
-    """A notice for one receiver alone; None where nothing is sent to it."""
+    """Save an event for one receiver only; None if the receiver does not exist or is stopped."""
     row = await db.fetchrow(SQL.save_for, webhook, type_, data)
     return (row["id"], row["at"]) if row is not None else None
 
 
 async def load_pending(db: Connection, webhook: str, after: int, limit: int) -> list[Pending]:
-    """The undelivered events of a webhook, after an event, in order."""
+    """Load the undelivered events of a webhook after an event, in order."""
     return [Pending(*row) for row in await db.fetch(SQL.deliveries, webhook, after, limit)]
 
 
@@ -151,5 +151,5 @@ async def load_payers(db: Connection) -> Sequence[WebhookPayer]:
 
 
 async def forget(db: Connection, before: datetime, limit: int = 10_000) -> int:
-    """Drop old events; return the number."""
+    """Drop up to `limit` old events; return the number."""
     return affected(await db.execute(SQL.forget, before, limit))

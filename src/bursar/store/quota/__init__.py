@@ -1,1 +1,1 @@
-"""Counters, the tenant tree's rows and its lock, and the sizes of nodes."""
+"""Quota counters, the tenant tree's rows and its lock, and the sizes of nodes."""

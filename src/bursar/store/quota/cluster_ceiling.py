@@ -1,4 +1,4 @@
-"""The nodes' documents, as far as they changed: what the sizes of all nodes are kept up to date from."""
+"""Changed node documents, from which the cached sizes of all nodes are kept up to date."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SQL = statements("quota/cluster_ceiling")
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """How many nodes there are, and the revision of the one that changed last."""
+    """The number of nodes, and the revision of the last change of a node."""
 
     nodes: int = 0
     revision: int = 0
@@ -24,5 +24,5 @@ async def load_edition(db: Connection) -> Edition:
 
 
 async def load_nodes(db: Connection, since: int = 0) -> list[tuple[str, bytes, bytes]]:
-    """(name, document, status) of the nodes that changed after a revision."""
+    """Load (name, document, status) of the nodes that changed after a revision."""
     return [(row["name"], row["doc"], row["status"] or b"{}") for row in await db.fetch(SQL.nodes_since, since)]

@@ -1,4 +1,4 @@
-"""Counters in the database."""
+"""Quota counters in the database."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def ensure(db: Connection, tree: Tree, rows: Iterable[Row]) -> None:
 
 
 async def lock(db: Connection, rows: Iterable[Row]) -> dict[Row, Counter]:
-    """Lock the counters that exist, in order; what they count."""
+    """Lock the existing counters among these in key order; return their counts."""
     return counters_of(await db.fetch(SQL.lock, *text_columns(rows)))
 
 
@@ -52,7 +52,7 @@ async def load_tenants(db: Connection) -> dict[Row, Counter]:
 
 
 async def load_limited(db: Connection) -> dict[Row, Counter]:
-    """The counters that have a hard limit."""
+    """Load the counters that have a hard limit."""
     return counters_of(await db.fetch(SQL.read_limited))
 
 
@@ -72,7 +72,8 @@ def delta_columns(tree: Tree, changes: Mapping[Row, ScopePair]) -> tuple[list[An
 
 
 async def put(db: Connection, counters: Mapping[Row, Counter]) -> None:
-    """Set counters to what a change of the tree made them. The tree is held exclusively: nobody else is charging."""
+    """Set counters to the values that a change of the tree gives them. The caller holds the tree's exclusive lock, so
+    nobody charges meanwhile."""
     ordered = sorted(counters.items())
     rows = ((*row, min(one.hard, UNLIMITED), one.soft, one.accepted, one.bound) for row, one in ordered)
     await db.execute(SQL.put, *lists(rows, 6))
@@ -83,18 +84,18 @@ async def remove(db: Connection, rows: Iterable[Row]) -> None:
 
 
 async def prune(db: Connection) -> int:
-    """Drop the counters of what nobody uses or limits any more; the tree must be held alone."""
+    """Drop counters without usage and limits. The caller holds the tree's exclusive lock."""
     return affected(await db.execute(SQL.prune))
 
 
 async def load_trend(db: Connection, scopes: Sequence[str], at: datetime) -> dict[Row, tuple[int, int]]:
-    """(hard, accepted) of each counter about then."""
+    """Load (hard, accepted) of each counter about a time, from samples."""
     found = await db.fetch(SQL.trend, list(scopes), at)
     return {(row["scope"], row["dimension"]): (row["hard"], row["accepted"]) for row in found}
 
 
 async def forget_samples(db: Connection, before: datetime, limit: int = 10_000) -> int:
-    """Drop old samples, so many at a time; how many were dropped."""
+    """Drop up to `limit` old samples; return their number."""
     return affected(await db.execute(SQL.forget_samples, before, limit))
 
 

@@ -1,4 +1,4 @@
-"""The tree's lock, and the rows that the tree is made of."""
+"""The tree's lock, and the objects that the tree is built from."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ class TreePosition(NamedTuple):
 
 
 async def lock_shared(db: Connection) -> int:
-    """Hold the tree still; returns its version."""
+    """Take the tree's shared lock; return its version."""
     return int(await db.fetchval(SQL.lock_shared))
 
 
 async def lock_exclusive(db: Connection) -> int:
-    """Hold the tree alone, to change it. Row locks let sharers overtake a waiter for ever; table locks queue."""
+    """Take the tree's exclusive lock, to change it. With row locks, sharers could overtake a waiter for ever; table
+    locks queue."""
     await db.execute(SQL.lock_exclusive_table)
     position = await db.fetchrow(SQL.version)
     version: int = position["version"]
@@ -34,12 +35,13 @@ async def lock_exclusive(db: Connection) -> int:
 
 
 def era_of(version: int) -> int:
-    """In which era a version of the tree is: 0 in a database that was never restored."""
+    """Return the era of a version of the tree: 0 if the database was never restored."""
     return version // ERA_VERSIONS
 
 
 async def begin_era(db: Connection) -> None:
-    """After a restore, before anything else: what was given out since the backup is never given again."""
+    """Begin a new era after a restore, before any other work, so that epochs issued since the backup are not issued
+    again."""
     await db.execute(SQL.begin_era)
 
 
@@ -68,6 +70,6 @@ async def load_since(db: Connection, revision: int) -> list[TreeChange]:
 
 
 async def load_ended(db: Connection) -> list[tuple[str, int]]:
-    """Tenants that were deleted, by name, with the revision; in order. What the feed has forgotten is older than all
-    changes that it still has."""
+    """List deleted tenants by name with the revision of the deletion, in order. A deletion that the feed no longer
+    contains is older than all its changes."""
     return [(row["name"], row["revision"]) for row in await db.fetch(SQL.ended)]

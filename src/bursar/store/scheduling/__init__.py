@@ -1,1 +1,1 @@
-"""The leader's row, questions to the leader, and figures of queues."""
+"""The leader's row, queries to the leader, and counts of queues."""

@@ -1,4 +1,4 @@
-"""The leader's row: holder, fencing token and end of its term."""
+"""The leader's row: holder, fencing token, and the end of its term."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ SQL = statements("scheduling/leader")
 
 
 async def renew(db: Connection, holder: str, seconds: float) -> int | None:
-    """Begin the holder's term anew; its fence, or None where the term is another's, or over."""
+    """Renew the holder's term; return its fence, or None if the term belongs to another holder or is over."""
     fence: int | None = await db.fetchval(SQL.renew, holder, seconds)
     return fence
 
 
 async def take(db: Connection, holder: str, seconds: float) -> int | None:
-    """Begin a term under a new fence, if the last one is over. Waits for binds that are checking the old fence."""
+    """Begin a term with a new fence if the last term is over. Waits for binds that hold the old fence."""
     fence: int | None = await db.fetchval(SQL.take, holder, seconds)
     return fence
 
 
 async def resign(db: Connection, holder: str) -> bool:
-    """End the holder's term; whether it had one."""
+    """End the holder's term; return whether it had one."""
     return await db.fetchval(SQL.resign, holder) is not None
 
 
 async def lock(db: Connection) -> int:
-    """Hold off takeovers until the transaction ends, but not renewals; returns the fence that holds meanwhile."""
+    """Block takeovers, but not renewals, until the transaction ends; return the current fence."""
     return int(await db.fetchval(SQL.lock))
 
 
 async def lock_with_tree(db: Connection) -> tuple[int, int]:
-    """The same, and hold the tree still; the fence, and the tree's version."""
+    """Block takeovers and take the tree's shared lock; return the fence and the tree's version."""
     row = await db.fetchrow(SQL.lock_with_tree)
     return row["fence"], row["version"]

@@ -1,4 +1,4 @@
-"""Questions to the leader and its answers, in the database: any process can ask, whichever machine the leader is on."""
+"""Queries to the leader and its answers, in the database, so that any process on any machine can ask."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from bursar.store.db.sql_loader import statements
 
 SQL = statements("scheduling/leader_query")
 
-ASKED = "bursar_inquiry"  # notifies the leader
-ANSWERED = "bursar_answer"  # notifies the askers, with the ids
+ASKED = "bursar_inquiry"  # channel that notifies the leader
+ANSWERED = "bursar_answer"  # channel that notifies the clients, with the ids
 
 
 class StoredQuestion(NamedTuple):
@@ -20,22 +20,22 @@ class StoredQuestion(NamedTuple):
 
 
 async def ask(db: Connection, questions: Sequence[bytes]) -> list[int]:
-    """Put questions; their ids, in order. None where nobody leads: then nothing was asked."""
+    """Insert queries and return their ids in order; no ids if there is no leader: then nothing was inserted."""
     return [row["id"] for row in await db.fetch(SQL.ask, list(questions))]
 
 
 async def load_unanswered(db: Connection, limit: int, seconds_max: float) -> list[StoredQuestion]:
-    """The oldest questions that somebody still waits for."""
+    """Load the oldest queries whose client still waits."""
     return [StoredQuestion(*row) for row in await db.fetch(SQL.unanswered, limit, seconds_max)]
 
 
 async def answer(db: Connection, answers: Sequence[tuple[int, bytes]], fence: int | None = None) -> None:
-    """Give these answers, if the term of this fence is not over."""
+    """Save answers, if the term of this fence is not over."""
     await db.execute(SQL.answer, [one[0] for one in answers], [one[1] for one in answers], fence)
 
 
 async def collect(db: Connection, ids: Iterable[int]) -> dict[int, bytes]:
-    """The answers that have come, which are then gone from the table."""
+    """Take the available answers and remove them from the table."""
     return {row["id"]: row["answer"] for row in await db.fetch(SQL.collect, list(ids))}
 
 
@@ -44,5 +44,5 @@ async def withdraw(db: Connection, ids: Iterable[int]) -> None:
 
 
 async def forget(db: Connection, seconds: float) -> None:
-    """Remove old questions, whose askers are gone."""
+    """Remove old queries, whose clients have given up."""
     await db.execute(SQL.forget, seconds)

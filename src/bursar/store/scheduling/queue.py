@@ -1,4 +1,4 @@
-"""Queues: numbers of pending and of unfinished allocations."""
+"""Counts of pending and of unfinished allocations by queue."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ SQL = statements("scheduling/queue")
 
 
 async def count_in(db: Connection, name: str) -> InQueue:
-    """Count under an exclusive lock of the tree, so that nothing is submitted until the commit."""
+    """Count under an exclusive lock of the tree, which blocks submissions until the commit."""
     row = await db.fetchrow(SQL.count_in, name, sorted(ENDED))
     assert row is not None
     return InQueue(row["waiting"], row["placed"], row["jobs"])
 
 
 async def count_waiting(db: Connection) -> tuple[dict[str, int], int]:
-    """How many wait in each queue, and the revision up to which they are counted. All allocations are looked at."""
+    """Count the pending allocations of each queue with a scan of all allocations; return also the revision of the
+    count."""
     rows = await db.fetch(SQL.count_waiting)
     return {row["queue"]: row["depth"] for row in rows if row["depth"]}, rows[0]["revision"]

@@ -1,4 +1,4 @@
-"""Hours of use in buckets, records of finished work, reports, and external budgets.
+"""Usage hours in buckets, records of finished work, usage reports, and external budgets.
 
 Read `usage_levels.py` first.
 """

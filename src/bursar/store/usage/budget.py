@@ -1,4 +1,4 @@
-"""Remaining budgets of tenants, as last read from their external sources."""
+"""Remaining budgets of tenants, as last read from external sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SourceState(NamedTuple):
 
 
 async def claim(db: Connection, source: str, seconds: float) -> datetime | None:
-    """Take the reading that is due, of which there is one in so many seconds: from when it is; None: another has it."""
+    """Claim the periodic reading of a source; return its time, or None if another process has claimed it."""
     at: datetime | None = await db.fetchval(SQL.claim, source, seconds)
     return at
 
@@ -28,19 +28,19 @@ async def claim(db: Connection, source: str, seconds: float) -> datetime | None:
 async def save(
     db: Connection, source: str, at: datetime, figures: Mapping[str, Remaining], fresh_seconds: float
 ) -> None:
-    """All that a source says, as it was asked at that time; it counts for so long from then."""
+    """Save all budgets of a source as of the time of the request; they expire after `fresh_seconds`."""
     said = list(figures.values())
     gpu_hours, node_hours = [one.gpu_hours for one in said], [one.node_hours for one in said]
     await db.execute(SQL.save, source, at, fresh_seconds, list(figures), gpu_hours, node_hours)
 
 
 async def withdraw(db: Connection, source: str, at: datetime, fault: str) -> None:
-    """It was asked at that time and did not answer: what it said before does not count any more."""
+    """Invalidate the budgets of a source that did not answer a request at that time."""
     await db.execute(SQL.withdraw, source, at, fault)
 
 
 async def load_remaining(db: Connection, tenants: Collection[str] | None = None) -> dict[str, Remaining]:
-    """The valid remaining budgets, by tenant: of these, or of all."""
+    """Load valid remaining budgets by tenant, of these tenants (None: of all)."""
     rows = await db.fetch(SQL.remaining, None if tenants is None else list(tenants))
     return {row["tenant"]: Remaining(row["gpu_hours"], row["node_hours"], row["source"]) for row in rows}
 

@@ -1,4 +1,4 @@
-"""Usage hours: starts and ends are recorded with their work, rolled up into buckets later, and summed on demand."""
+"""Usage hours: starts and ends are recorded with the work, rolled up into buckets later, and summed on demand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FORGOTTEN_AT_ONCE = 50_000
 _encode = msgspec.json.Encoder().encode
 
 
-# What begins and ends.
+# Recording starts and ends.
 
 
 async def save(
@@ -50,7 +50,7 @@ async def save(
     ended: Sequence[UsageEnded],
     spent: Sequence[tuple[UsageBegan, UsageEnded]] = (),
 ) -> None:
-    """Note what ends, then what begins. `spent` is what did both, in this order."""
+    """Record ends, then starts. `spent` are runs that both started and ended, in this order."""
     if ended:
         await _end(db, ended)
     for some in _apart(spent):
@@ -101,11 +101,12 @@ async def _end(db: Connection, ended: Sequence[UsageEnded]) -> None:
     )
 
 
-# What is entered in buckets.
+# Rolling up into buckets.
 
 
 async def lock_rolled(db: Connection) -> tuple[datetime, datetime] | None:
-    """Until when everything is entered, and the time by the database's clock; None while somebody else enters."""
+    """Lock the roll-up; return the time through which it is complete and the database's time. None if another process
+    rolls up."""
     row = await db.fetchrow(SQL.lock_rolled)
     return None if row is None else (row["at"], row["now"])
 
@@ -115,23 +116,23 @@ async def save_rolled(db: Connection, at: datetime) -> None:
 
 
 async def change_past(db: Connection) -> None:
-    """Note that a day was changed that is over."""
+    """Record that a past day was changed."""
     await db.execute(SQL.change_past)
 
 
 async def load_past(db: Connection, before: datetime) -> tuple[int, bool]:
-    """How often days were changed that were over; and whether that is still to happen to what came before this."""
+    """Return how often past days were changed, and whether steps before `before` still wait to be rolled up."""
     row = await db.fetchrow(SQL.past, before)
     return row["past"], row["is_open"]
 
 
 async def load_lag(db: Connection) -> float:
-    """For how many seconds what is to be entered has waited. A step that itself came late counts from its time on."""
+    """Return by how many seconds the roll-up lags. A late step counts from its own time on."""
     return float(await db.fetchval(SQL.lag))
 
 
 async def take_steps(db: Connection, until: datetime, limit: int) -> tuple[dict[Meter, list[LevelStep]], int]:
-    """Steps that are in no bucket yet, and how many there were: from now on they must be."""
+    """Remove steps that are in no bucket yet and return them with their number; the caller must enter them."""
     found: dict[Meter, list[LevelStep]] = defaultdict(list)
     count = 0
     for row in await db.fetch(SQL.take_steps, until, limit):
@@ -147,7 +148,7 @@ async def load_levels(db: Connection, meters: Iterable[Meter]) -> dict[Meter, Le
 
 
 async def load_levels_behind(db: Connection, until: datetime, limit: int) -> dict[Meter, Level]:
-    """Open usage that is not rolled up until then."""
+    """Load open usage that is not rolled up until then."""
     return _levels(await db.fetch(SQL.levels_behind, until, limit))
 
 
@@ -177,11 +178,11 @@ async def save_levels(db: Connection, levels: Mapping[Meter, Level]) -> None:
     )
 
 
-Entered = Mapping[tuple[Meter, int], Bucket]  # by meter and when the bucket begins
+Entered = Mapping[tuple[Meter, int], Bucket]  # by meter and the beginning of the bucket
 
 
 async def add_hours(db: Connection, buckets: Entered) -> None:
-    """Add to what is known of hours; only tenants have them."""
+    """Add to hourly buckets; only tenants have them."""
     ordered = sorted(buckets)
     tenants, _, resources, classes = _meter_columns([meter for meter, _ in ordered])
     await db.execute(SQL.add_hours, tenants, resources, classes, *_bucket_columns(buckets, ordered))
@@ -205,7 +206,7 @@ def _bucket_columns(buckets: Entered, ordered: Sequence[tuple[Meter, int]]) -> t
 
 
 async def forget_hours(db: Connection, before: datetime, at_once: int = FORGOTTEN_AT_ONCE) -> int:
-    """Hours that are over by then; days stay. However many there are, some at a time: none of it takes long."""
+    """Delete hourly buckets that end before a time, in chunks, so that no statement takes long; days are kept."""
     kept = await db.fetchval(SQL.keep_hours, before)
     forgotten = 0
     while count := affected(await db.execute(SQL.forget_hours, kept, at_once)):
@@ -213,11 +214,11 @@ async def forget_hours(db: Connection, before: datetime, at_once: int = FORGOTTE
     return forgotten
 
 
-# What was used in a window.
+# Usage in a window.
 
 
 class Tariffs:
-    """The cost of resources over time, computed once for each, and the times at which prices begin."""
+    """Costs of resources over time, computed once per resource, and the times at which prices change."""
 
     def __init__(self, prices: PriceList) -> None:
         self._prices = prices
@@ -231,7 +232,7 @@ class Tariffs:
         return found
 
     def cost(self, metered: MeteredHours, segment: int, weight: int, moment: int) -> int:
-        """Of moments that lie between two beginnings of prices."""
+        """The cost of moments that lie between two changes of prices."""
         if not segment:
             return 0
         rate, offset = self.of(*metered).line(self.begins[segment - 1])
@@ -253,7 +254,7 @@ class _Sum(Struct):
 
 
 Windows = dict[str, dict[MeteredHours, Used]]  # by tenant
-HourTotals = dict[str, dict[str, int]]  # by tenant and resource, whatever its class
+HourTotals = dict[str, dict[str, int]]  # by tenant and resource, summed over classes
 Steps = dict[str, dict[str, list[tuple[int, int]]]]  # the same, each as (at, delta)
 UserWindows = dict[tuple[str, str], dict[MeteredHours, Used]]  # by (tenant, user)
 
@@ -267,11 +268,11 @@ async def load_window(
     now: datetime | None = None,
     tariffs: Tariffs | None = None,
 ) -> Windows:
-    """The usage of tenants from `begin` until `end` (now), to the second, by resource and class.
+    """Load the usage of tenants from `begin` until `end` (default: now), to the second, by resource and class.
 
-    A window never begins before its tenant was created: an earlier holder of its name is another. The peak is the
-    highest from the hour or day in which the window begins until now, and the present level is now's: also where the
-    window ends before.
+    A window never begins before its tenant was created: earlier usage belongs to a deleted tenant of the same name. The
+    peak is the highest from the hour or day in which the window begins until now, and the current level is the present
+    one, even if the window ends earlier.
     """
     wanted = [(tenant, EVERYBODY) for tenant in dict.fromkeys(tenants)]
     found = await _load(db, wanted, begin, end, now, tariffs)
@@ -279,8 +280,8 @@ async def load_window(
 
 
 async def load_days_window(db: Connection, tenants: Sequence[str], day: datetime, now: datetime) -> HourTotals:
-    """The usage of nodes and devices since the beginning of a day, earlier tenants of a name included: that and
-    no more, at a small part of what a window costs."""
+    """Load the node and device usage since the beginning of a day, deleted tenants of the same name included. It costs
+    a small part of `load_window`."""
     found: HourTotals = {tenant: {} for tenant in tenants}
     for row in await db.fetch(SQL.window_of_days, tenants, day, _whole(now)):
         found[row["tenant"]][row["resource"]] = int(row["total"])
@@ -288,9 +289,8 @@ async def load_days_window(db: Connection, tenants: Sequence[str], day: datetime
 
 
 async def load_steps_from(db: Connection, tenants: Sequence[str], begin: datetime, end: datetime) -> Steps:
-    """How much of nodes and devices there was at a time, and what stepped from then on until another time of the same
-    hour. All that came by the end of that day must be entered. Nothing, where records are gone: a window begins with
-    its day there."""
+    """Load the level of nodes and devices at a time, and the steps from then on until another time of the same hour.
+    All steps of that day must be rolled up. Empty if its records were dropped: then a window begins with its day."""
     found: Steps = defaultdict(lambda: defaultdict(list))
     for row in await db.fetch(SQL.steps_from, tenants, begin, end):
         found[row["tenant"]][row["resource"]].append((row["at"], int(row["delta"])))
@@ -307,7 +307,8 @@ async def load_user_window(
     now: datetime | None = None,
     tariffs: Tariffs | None = None,
 ) -> UserWindows:
-    """The same by user: of one or of all, in these tenants or in all. Users are called `tenant/name`; `-` is nobody."""
+    """Load windows by user: of one or of all users, in these tenants or in all. Users are called `tenant/name`; `-` is
+    nobody."""
     among = None if tenants is None else list(dict.fromkeys(tenants))
     wanted = [(row["tenant"], row["username"]) for row in await db.fetch(SQL.users, user, among)]
     found = await _load(db, wanted, begin, end, now, tariffs)
@@ -322,7 +323,7 @@ async def _load(
     now: datetime | None,
     tariffs: Tariffs | None,
 ) -> UserWindows:
-    """Until now, less what came after the end."""
+    """Load usage until now, and subtract usage after the end."""
     if not wanted:
         return {}
     now = _whole(now or datetime.now(UTC))
@@ -376,18 +377,18 @@ _decode_document = msgspec.json.Decoder(_Document).decode
 
 
 async def load_created(db: Connection, tenants: Iterable[str]) -> dict[str, datetime]:
-    """When tenants were created, those that there are."""
+    """Load the creation times of the existing tenants among these."""
     rows = await db.fetch(SQL.created, sorted(tenants))
     found = {row["name"]: _decode_document(row["doc"]).metadata.creation_timestamp for row in rows}
     return {name: at for name, at in found.items() if at is not None}
 
 
 async def load_tenants(db: Connection) -> dict[str, bytes]:
-    """The document of every tenant."""
+    """Load the document of every tenant."""
     return {row["name"]: row["doc"] for row in await db.fetch(SQL.tenants)}
 
 
-# What was used over time.
+# Usage over time.
 
 
 class SeriesRow(Struct, frozen=True):
@@ -412,8 +413,8 @@ async def load_series(
     now: datetime | None = None,
     tariffs: Tariffs | None = None,
 ) -> dict[str, list[SeriesRow]]:
-    """By tenant, and by time, resource and class: the hours or days from that of `begin` on that begin before `end`, as
-    far as they have come. Users have days only."""
+    """Load the hours or days that begin in [start of the bucket of `begin`, `end`) up to now, by tenant, ordered by
+    time, resource and class. Users have days only."""
     assert grain == "day" or user == EVERYBODY, "users have no hours"
     size = DAY if grain == "day" else HOUR
     first = datetime.fromtimestamp(int(begin.timestamp()) // size * size, UTC)
@@ -446,7 +447,7 @@ def _series(rows: Sequence[Any], first: int, end: float, now: int, size: int, ta
 
 
 def _ahead(rows: Iterable[Any], until: int, size: int, tariffs: Tariffs) -> Iterator[tuple[MeteredHours, int, Bucket]]:
-    """Usage that is in no bucket yet, as it will be rolled up."""
+    """Fold usage that is in no bucket yet into buckets, as the roll-up will do."""
     levels: dict[MeteredHours, Level] = defaultdict(Level)
     steps: dict[MeteredHours, list[LevelStep]] = defaultdict(list)
     for row in rows:
@@ -469,7 +470,7 @@ async def recompute(
     user: str = EVERYBODY,
     tariffs: Tariffs | None = None,
 ) -> dict[MeteredHours, Used]:
-    """The same as a window, added up from every record there is: what buckets must agree with. It has no peaks."""
+    """Recompute a window from all records, to verify the buckets. It has no peaks."""
     tariffs = tariffs or await load_tariffs(db)
     sums: dict[MeteredHours, _Sum] = defaultdict(_Sum)
     for row in await db.fetch(SQL.recompute, tenant, _whole(begin), _whole(end), user, _instants(tariffs)):

@@ -26,11 +26,11 @@ async def ensure_partitions(db: Connection, now: datetime) -> None:
             try:
                 await _add_partition(db, name, begin, end)
             except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
-                continue  # another process was faster
+                continue  # another process created it first
 
 
 async def _add_partition(db: Connection, name: str, begin: datetime, end: datetime) -> None:
-    """Records that came before there was a place for their month are brought there."""
+    """Create a partition; records of its month that arrived before it existed are moved into it."""
     bounds = f"FROM ('{begin.isoformat()}') TO ('{end.isoformat()}')"
     if not await db.fetchval(SQL.has_strays, begin, end):
         await db.execute(f"CREATE TABLE {name} PARTITION OF usage_record FOR VALUES {bounds}")
@@ -52,7 +52,7 @@ def _months(now: datetime, ahead: int) -> list[tuple[datetime, datetime]]:
 
 
 async def drop_records(db: Connection, before: datetime) -> list[str]:
-    """Drop the months that are wholly over by then. First the begin of the remaining records is saved."""
+    """Drop the months wholly before a time. The beginning of the remaining records is saved first."""
     dropped: list[str] = []
     for row in await db.fetch(SQL.partitions):
         found = _MONTH.fullmatch(row["name"])

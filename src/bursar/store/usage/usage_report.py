@@ -1,4 +1,4 @@
-"""Queries of usage reports: users, and hours and days without those of an earlier tenant of the same name."""
+"""Queries of usage reports: users, and hours and days without those of a deleted tenant of the same name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SQL = statements("usage/usage_report")
 
 
 async def load_tenants(db: Connection) -> list[str]:
-    """All tenants or users with any usage, deleted ones included."""
+    """List all tenants or users with any usage, deleted ones included."""
     return [row["tenant"] for row in await db.fetch(SQL.tenants)]
 
 
 async def load_namesakes(db: Connection, name: str) -> list[str]:
-    """Users of this name with any usage, as `tenant/name`."""
+    """List the users of this name with any usage, as `tenant/name`."""
     return [row["username"] for row in await db.fetch(SQL.namesakes, name)]
 
 
@@ -34,8 +34,8 @@ async def load_own_series(
     user: str = EVERYBODY,
     tariffs: Tariffs | None = None,
 ) -> list[SeriesRow]:
-    """Usage by day or by hour. The bucket of `since` is counted from then on: what was used of a name
-    before its tenant was created is somebody else's. Call it in a snapshot."""
+    """Load usage by day or by hour. Only usage after `since` counts: earlier usage of the name belongs to a deleted
+    tenant. Call it in a snapshot."""
     size = DAY if grain == "day" else HOUR
     if since is None or since <= _start(begin, size):
         return (await load_series(db, [tenant], begin, end, grain, user=user, tariffs=tariffs))[tenant]
@@ -58,8 +58,8 @@ async def load_several_own_series(
     user: str = EVERYBODY,
     tariffs: Tariffs | None = None,
 ) -> list[SeriesRow]:
-    """The same of several tenants, by when they were created: of all at once that were created before, one by one of
-    those few that were created since."""
+    """Load usage of several tenants, given their creation times: all that existed before the period in one query, and
+    the few that were created since one by one."""
     start = _start(begin, DAY if grain == "day" else HOUR)
     old = [tenant for tenant, since in tenants.items() if since is None or since <= start]
     several = await load_series(db, old, begin, end, grain, user=user, tariffs=tariffs) if old else {}
@@ -72,7 +72,7 @@ async def load_several_own_series(
 async def _first(
     db: Connection, tenant: str, user: str, since: datetime, end: datetime, grain: Grain, tariffs: Tariffs | None
 ) -> list[SeriesRow]:
-    """The rest of an hour or day. Its peak may have come before `since`, and that of the window, where it has one yet,
+    """Compute the rest of an hour or day. Its peak may lie before `since`, and the window's peak, if it has one yet,
     after the end: the lower one is returned."""
     whole = (await load_series(db, [tenant], since, end, grain, user=user, tariffs=tariffs))[tenant]
     if user == EVERYBODY:
@@ -88,5 +88,5 @@ async def _first(
 
 
 def _start(at: datetime, size: int) -> datetime:
-    """When the hour or day of a time begins."""
+    """The beginning of the hour or day of a time."""
     return datetime.fromtimestamp(int(at.timestamp()) // size * size, UTC)

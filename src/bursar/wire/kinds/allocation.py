@@ -41,8 +41,8 @@ MAX_WAIT = "scheduler.example.com/max-wait"
 CHECKPOINT_INTERVAL = "bursar.io/checkpoint-interval"
 DATA_READY = "bursar.io/data-ready"
 STDIN_BYTES_MAX = 1 << 20
-JOB_KIND = "Job"  # of owners: the job that made an allocation
-JOB_INDEX = "bursar.io/job-index"  # the one that an allocation works on in its job; written when it is made
+JOB_KIND = "Job"  # the kind of the owner of a job's allocations
+JOB_INDEX = "bursar.io/job-index"  # the job index of an allocation; set at its creation
 
 FAULTS_MAX = 50
 COUNTED = frozenset({"allocations", "nodes", "pods"})  # dimensions of quotas that are not requested from a node
@@ -66,34 +66,34 @@ class AllocationSpec(Wire):
     preemption_policy: Text = UNSET
     queue: Text = UNSET
     scheduling: Scheduling | UnsetType = UNSET
-    # The short forms, directly in the spec.
+    # Short forms, directly in the spec.
     node_selector: dict[str, str] | UnsetType = UNSET
     gang_scheduling: GangScheduling | UnsetType = UNSET
     ttl: str | int | UnsetType = UNSET
     command: list[str] | UnsetType = UNSET
     env: list[EnvVar] | dict[str, str] | UnsetType = UNSET
     working_dir: Text = UNSET
-    stdin: bool | UnsetType = UNSET  # it is started when its standard input was sent
+    stdin: bool | UnsetType = UNSET  # it starts only after its standard input was sent
     on_node_lost: Text = UNSET
-    on_member_failure: Text = UNSET  # of work on several nodes, or of a gang: stop (the default) or wait
+    on_member_failure: Text = UNSET  # on several nodes or in a gang: stop (the default) or wait
 
 
 class PlacedOn(Wire):
     name: str
     uid: Text = UNSET
     devices: dict[str, list[int]] | UnsetType = UNSET
-    phase: Text = UNSET  # of its part there, once it has ended; for a single node, only if it failed
+    phase: Text = UNSET  # exit code of its process there; for a single node, only if it failed
     exit_code: int | UnsetType = UNSET
     reason: Text = UNSET
     message: Text = UNSET
-    lease: Text = UNSET  # the lease that pays for it there
-    frozen: bool | UnsetType = UNSET  # it is frozen there, because its account spends too fast
-    unpaid: Text = UNSET  # the reason why its time there is no longer paid
-    paid_until: Text = UNSET  # the time at which it then ends there
+    lease: Text = UNSET  # the credit lease of the placement
+    frozen: bool | UnsetType = UNSET  # frozen, because its account exceeds its spend rate
+    unpaid: Text = UNSET  # the reason why its lease is no longer extended
+    paid_until: Text = UNSET  # the time at which its paid time ends
 
 
 class EvictionNotice(Wire):
-    """Notice that it has to end, with the deadline and the reason; with `requeue` it is pending again afterwards."""
+    """Notice of an eviction, with the deadline and the reason; with `requeue` it is pending again afterwards."""
 
     id: Text = UNSET
     reason: Text = UNSET
@@ -123,7 +123,7 @@ class Restart(Wire):
 
 
 class Nomination(Wire):
-    """Capacity reserved for it on a node while the victims of its preemption stop."""
+    """Capacity reserved for an allocation on a node while the victims of its preemption stop."""
 
     node: str
     until: Text = UNSET
@@ -131,8 +131,8 @@ class Nomination(Wire):
 
 class AllocationStatus(Wire):
     phase: Text = UNSET
-    user: Text = UNSET  # who submitted it, as the server knows them
-    permitted_by: Text = UNSET  # the administrator who let it in beyond what its tenant may ask for
+    user: Text = UNSET  # the authenticated submitter
+    permitted_by: Text = UNSET  # the administrator whose request exempted it from the tenant's permits
     reason: Text = UNSET
     message: Text = UNSET
     conditions: list[Condition] | UnsetType = UNSET
@@ -143,16 +143,16 @@ class AllocationStatus(Wire):
     end_time: Text = UNSET
     exit_code: int | UnsetType = UNSET
     failure: FirstFailure | UnsetType = UNSET
-    restarts: int | UnsetType = UNSET  # how often it was stopped, and waited again
+    restarts: int | UnsetType = UNSET  # number of times that it was stopped and requeued
     last_restart: Restart | UnsetType = UNSET
     allocated_resources: dict[str, Quantity] | UnsetType = UNSET
-    queue_position: int | UnsetType = UNSET  # shown when it is read, while it waits
+    queue_position: int | UnsetType = UNSET  # computed on reads while it is pending
     estimated_start_time: Text = UNSET
-    priority: int | UnsetType = UNSET  # the one that is in force; shown in tables
-    scheduled_time: Text = UNSET  # when it was placed, the last time
-    rank: int | UnsetType = UNSET  # in its gang, of its first node
-    size: int | UnsetType = UNSET  # of its gang, counted in nodes
-    epoch: int | UnsetType = UNSET  # how often it was placed: each placement has a higher one
+    priority: int | UnsetType = UNSET  # the effective priority; shown in tables
+    scheduled_time: Text = UNSET  # time of the last placement
+    rank: int | UnsetType = UNSET  # rank of its first node in its gang
+    size: int | UnsetType = UNSET  # size of its gang in nodes
+    epoch: int | UnsetType = UNSET  # number of placements so far: each has a higher epoch
     eviction: EvictionNotice | UnsetType = UNSET
     nominated: list[Nomination] | UnsetType = UNSET
 
@@ -165,11 +165,11 @@ class Allocation(Wire, kw_only=True):
     status: AllocationStatus | UnsetType = UNSET
 
 
-# What the rules need of it.
+# Values for the rules.
 
 
 def requests_of(spec: AllocationSpec) -> dict[str, int]:
-    """Requests; where only a limit is given, the limit is the request, as in Kubernetes."""
+    """Requests by resource; if only a limit is given, the limit is the request, as in Kubernetes."""
     if not isinstance(spec.resources, Resources):
         return {}
     limits = amounts(spec.resources.limits)
@@ -177,7 +177,7 @@ def requests_of(spec: AllocationSpec) -> dict[str, int]:
 
 
 def gang_of(metadata: ObjectMeta, spec: AllocationSpec) -> Gang | None:
-    """The gang this is a member of. Annotations are defaults; what the spec says wins."""
+    """The gang of which this is a member. Annotations are defaults; the spec takes precedence."""
     gang = gang_spec(spec)
     if gang is None or not gang.group_id:
         return None
@@ -205,13 +205,13 @@ _decode_notes = msgspec.json.Decoder(_Noted).decode
 
 
 def job_index_in(doc: bytes) -> int:
-    """The index that a stored allocation works on in its job; −1 where it is of none."""
+    """The job index of a stored allocation; −1 if it has none."""
     said = _decode_notes(doc).metadata.annotations.get(JOB_INDEX, "") if JOB_INDEX.encode() in doc else ""
     return int(said) if said.isascii() and said.isdigit() and len(said) < 9 else -1
 
 
 def queue_of(allocation: Allocation) -> str:
-    """The queue that it waits in."""
+    """The queue of an allocation."""
     return allocation.spec.queue or "default"
 
 
@@ -221,13 +221,13 @@ def _demand(allocation: Allocation) -> AllocationDemand:
 
 
 def disown(metadata: ObjectMeta) -> None:
-    """Leave out that a job made it."""
+    """Remove the labels, annotations and owner that mark it as a job's allocation."""
     if isinstance(metadata.owner_references, list):
         metadata.owner_references = [one for one in metadata.owner_references if one.kind != JOB_KIND] or UNSET
 
 
 def _keep(before: Stored, allocation: Allocation) -> None:
-    """Which job made it stays as it was, whatever a client sends."""
+    """Keep the stored reference to its job, whatever a client sends."""
     metadata = allocation.metadata
     stored = _decode_owners(before.doc).metadata.owner_references if b"ownerReferences" in before.doc else []
     made = [one for one in stored if one.kind == JOB_KIND]
@@ -263,7 +263,7 @@ def charge_of(allocation: Allocation) -> Charge:
 
 
 def asking_of(allocation: Allocation) -> Asking:
-    """The parts of its spec that need a permit."""
+    """The parts of the spec that need a permit."""
     return _judged(allocation.spec)[2]
 
 
@@ -286,7 +286,7 @@ def asked_in(path: str, spec: AllocationSpec) -> Asking:
     return NOTHING_ASKED if asked == NOTHING_ASKED else asked
 
 
-# Jobs of one template come by the thousand, each with the same spec: it is judged once. What is kept is bounded.
+# Jobs submit thousands of allocations with the same spec, which is validated once. The cache is bounded.
 SPECS_KEPT = 512
 SPEC_KEPT_BYTES_MAX = 4096
 
@@ -298,7 +298,7 @@ _Judged = tuple[tuple[Cause, ...], Charge, Asking]
 
 
 def _judged(spec: AllocationSpec) -> _Judged:
-    """(what is wrong with a spec, what it would be charged if nothing is, what of it has to be permitted)."""
+    """Validate a spec: its faults, its charge if it has none, and the parts of it that need a permit."""
     raw = _encode_spec(spec)
     return _judge(raw) if len(raw) <= SPEC_KEPT_BYTES_MAX else _judge.__wrapped__(raw)
 
@@ -314,7 +314,7 @@ def _charge(spec: AllocationSpec) -> Charge:
     accepted: dict[str, int] = {}
     if isinstance(spec.resources, Resources):
         limits = amounts(spec.resources.limits)
-        # Where only a limit is given, the limit is the request, as in Kubernetes.
+        # If only a limit is given, the limit is the request, as in Kubernetes.
         accepted = {**limits, **amounts(spec.resources.requests)}
         accepted |= {f"limits.{name}": value for name, value in limits.items()}
     count = spec.nodes if isinstance(spec.nodes, int) else 1
@@ -336,7 +336,7 @@ def request_of(allocation: Allocation) -> ResourceRequest:
     )
 
 
-# What may be wrong with it.
+# Faults.
 
 
 def _check(allocation: Allocation) -> list[Cause]:
@@ -415,7 +415,7 @@ def data_ready(notes: Mapping[str, str]) -> float | None:
 
 
 def _group_faults(allocation: Allocation) -> Iterator[Cause]:
-    """A gang needs a name, but in a job's template: there the job is the gang."""
+    """A gang needs a name, except in a job's template, where the job names it."""
     spec, gang, notes = allocation.spec, gang_spec(allocation.spec), allocation.metadata.annotations
     if gang is not None and gang.group_id:
         return
@@ -442,14 +442,14 @@ def _scheduling_faults(path: str, spec: AllocationSpec, scheduling: Scheduling) 
 
 
 def _said_twice_faults(path: str, spec: AllocationSpec, scheduling: Scheduling) -> Iterator[Cause]:
-    """Both places are accepted; two different answers are not."""
+    """A field may be in the spec or in its scheduling; two different values are a fault."""
     for name, wire in (("node_selector", "nodeSelector"), ("gang_scheduling", "gangScheduling")):
         outer, inner = getattr(spec, name), getattr(scheduling, name)
         if given(outer) and given(inner) and outer != inner:
-            yield field_fault(f"{path}.{wire}", f"differs from {path}.scheduling.{wire}: say it once")
+            yield field_fault(f"{path}.{wire}", f"differs from {path}.scheduling.{wire}: set only one")
 
 
-# How it shows.
+# Display.
 
 
 def _fields(allocation: Allocation) -> Fields:
@@ -488,7 +488,7 @@ def _reason(document: dict[str, Any]) -> str:
 
 
 def _node(document: dict[str, Any]) -> str:
-    """The first of its nodes, and how many more there are."""
+    """Its first node, and the number of the others."""
     first, more = str(read(document, "status.nodeName", "<none>")), len(read(document, "status.nodes", ())) - 1
     return f"{first} +{more}" if more > 0 else first
 
@@ -552,18 +552,18 @@ ALLOCATION = Kind(
     demand=_demand,
     placed=True,
     words={
-        "Resources.requests": "What is taken from the node and charged to the quota, by resource.",
-        "Resources.limits": "The most it may use, by resource; where nothing is requested, this is the request.",
-        "AllocationSpec.resources": "What it needs on each node.",
-        "AllocationSpec.nodes": "On how many nodes; 1 where not given.",
-        "AllocationSpec.exclusive": "Whether it has its nodes to itself.",
+        "Resources.requests": "Resources allocated on the node and charged to the quota.",
+        "Resources.limits": "Limits of use, by resource; without a request the limit is the request.",
+        "AllocationSpec.resources": "Resources on each of its nodes.",
+        "AllocationSpec.nodes": "Number of nodes; default: 1.",
+        "AllocationSpec.exclusive": "Whether no other work may share its nodes.",
         "AllocationSpec.sensitive": "Whether it runs only on nodes that its user has claimed.",
-        "AllocationSpec.priority": "Higher ones go first.",
-        "AllocationSpec.priorityClass": "The name of a priority.",
+        "AllocationSpec.priority": "Higher priorities are placed first.",
+        "AllocationSpec.priorityClass": "The name of a PriorityClass.",
         "AllocationSpec.preemptionPolicy": "PreemptLowerPriority or Never.",
-        "AllocationSpec.queue": "The queue of the allocation; by default, default.",
-        "AllocationSpec.scheduling": "Constraints on nodes and on pods beside it.",
-        "AllocationSpec.ttl": "The longest it may run, as in 7200s or 2h.",
+        "AllocationSpec.queue": "The queue of the allocation; default: default.",
+        "AllocationSpec.scheduling": "Constraints and preferences for nodes and for pods beside it.",
+        "AllocationSpec.ttl": "Maximum run time, as in 7200s or 2h.",
         "AllocationSpec.command": "The command on each of its nodes; without one it only reserves capacity.",
         "AllocationSpec.env": "The command's environment, by name; the node adds its own, such as BURSAR_NODE.",
         "AllocationSpec.workingDir": "The command's directory on the node, as an absolute path.",

@@ -1,4 +1,5 @@
-"""Job: makes allocations from a template, so many at a time, until enough of them have succeeded."""
+"""Job: creates allocations from a template, up to `parallelism` at a time, until `completions` of them have
+succeeded."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class JobSpec(Wire):
     completions: int | UnsetType = UNSET
     backoff_limit: int | UnsetType = UNSET
     backoff_seconds: int | UnsetType = UNSET  # the pause before the first retry; each later one is twice as long
-    on_member_failure: Text = UNSET  # of a gang, or of allocations on several nodes: stop (the default) or wait
+    on_member_failure: Text = UNSET  # in a gang or on several nodes: stop (the default) or wait
     active_deadline_seconds: int | UnsetType = UNSET
     priority: int | UnsetType = UNSET
     priority_class: Text = UNSET
@@ -83,22 +84,23 @@ class JobAllocation(Wire):
 
 class JobStatus(Wire):
     phase: Text = UNSET
-    user: Text = UNSET  # who submitted it: their account pays for its allocations
-    permitted_by: Text = UNSET  # the administrator who let it in beyond what its tenant may ask for
+    user: Text = UNSET  # the submitter, whose account pays for its allocations
+    permitted_by: Text = UNSET  # the administrator whose request exempted it from the tenant's permits
     reason: Text = UNSET
     message: Text = UNSET
-    cancellation_reason: Text = UNSET  # why it was cancelled, in the words of who did
+    cancellation_reason: Text = UNSET  # the reason given with the cancellation
     active: int | UnsetType = UNSET
     succeeded: int | UnsetType = UNSET
     failed: int | UnsetType = UNSET
     start_time: Text = UNSET
     completion_time: Text = UNSET
     conditions: list[Condition] | UnsetType = UNSET
-    # What was worked on: indexes below `startedIndexes`; which are done, and how often each has failed.
+    # Progress: indexes below `startedIndexes` were started; these fields say which are done, and how often each has
+    # failed.
     started_indexes: int | UnsetType = UNSET
     completed_indexes: Text = UNSET
     failed_tries: dict[str, int] | UnsetType = UNSET
-    next_retry_time: Text = UNSET  # nothing is tried again before
+    next_retry_time: Text = UNSET  # time of the earliest next retry
     boost: JobBoost | UnsetType = UNSET
     queue_position: int | UnsetType = UNSET
     estimated_start_time: Text = UNSET
@@ -113,7 +115,7 @@ class Job(Wire, kw_only=True):
     status: JobStatus | UnsetType = UNSET
 
 
-# What the rules need of it.
+# Values for the rules.
 
 
 def plan_of(spec: JobSpec) -> JobPlan:
@@ -131,7 +133,7 @@ def plan_of(spec: JobSpec) -> JobPlan:
 
 
 def _is_set(spec: JobSpec) -> bool:
-    """Whether its allocations are one gang whose members need each other."""
+    """Whether its allocations form one gang whose members need each other."""
     template = spec.template.spec
     policy = template.on_member_failure if given(template.on_member_failure) else spec.on_member_failure
     is_gang = gang_spec(template) is not None or GANG_SIZE in template_annotations(spec)
@@ -149,7 +151,7 @@ def allocation_spec(job: str, spec: JobSpec) -> AllocationSpec:
         if not given(getattr(made, name)):
             setattr(made, name, getattr(spec, name))
     if not given(made.ttl) and isinstance(spec.active_deadline_seconds, int):
-        # None of them runs longer than the job: so much is known of when they end.
+        # No allocation runs longer than the job, so the deadline bounds their end.
         made.ttl = f"{spec.active_deadline_seconds}s"
     if not (gang := gang_spec(made)) and GANG_SIZE in template_annotations(spec):
         gang = made.gang_scheduling = GangScheduling()
@@ -163,7 +165,7 @@ def allocation_spec(job: str, spec: JobSpec) -> AllocationSpec:
 
 
 def _whole_gang(job: str, spec: JobSpec, gang: GangScheduling) -> GangScheduling:
-    """A gang of which the job says the rest: it is named after the job, and all that run at once are its members."""
+    """Complete a gang from the job: it is named after the job, and its members are all allocations that run at once."""
     size = gang.min_members
     if not isinstance(size, int) and GANG_SIZE not in template_annotations(spec):
         size = max(1, plan_of(spec).width)
@@ -171,7 +173,7 @@ def _whole_gang(job: str, spec: JobSpec, gang: GangScheduling) -> GangScheduling
 
 
 def job_gang(job: str, spec: JobSpec) -> Gang | None:
-    """The gang that a job's allocations form; one of a single member is none."""
+    """The gang that a job's allocations form; None for a single member."""
     metadata = ObjectMeta(annotations=template_annotations(spec))
     gang = gang_of(metadata, allocation_spec(job, spec))
     return gang if gang is not None and gang.min_members > 1 else None
@@ -189,7 +191,7 @@ def asking_in(spec: JobSpec) -> Asking:
 
 
 def queue_of(job: Job) -> str:
-    """The queue that its allocations wait in."""
+    """The queue of its allocations."""
     return allocation_spec(job.metadata.name or "", job.spec).queue or "default"
 
 
@@ -202,7 +204,7 @@ def _demand(job: Job) -> AllocationDemand:
 
 
 def with_min_members(spec: AllocationSpec, gang: Gang, size: int) -> tuple[AllocationSpec, Gang]:
-    """The same for a smaller gang: of what must be done again there may be less than there was at first."""
+    """The spec for a smaller gang: a retry may have fewer members than the first attempt."""
     smaller = GangScheduling(group_id=gang.group_id, min_members=size)
     if (said := gang_spec(spec)) is not None:
         smaller.timeout = said.timeout
@@ -223,7 +225,7 @@ def template_annotations(spec: JobSpec) -> dict[str, str]:
     return dict(metadata.annotations or {}) if isinstance(metadata, TemplateMeta) else {}
 
 
-# What may be wrong with it.
+# Faults.
 
 
 def _check(job: Job) -> list[Cause]:
@@ -283,7 +285,7 @@ def _gang_faults(job: Job) -> Iterator[Cause]:
     yield field_fault(path, f"is {gang.min_members}, and {what} is only {plan.width}: the gang would never be complete")
 
 
-# How it shows.
+# Display.
 
 
 def _fields(job: Job) -> Fields:
@@ -302,10 +304,10 @@ def status_fields(phase: str, spec: JobSpec, *, settled: bool, user: str) -> Fie
         "status.phase": phase,
         "spec.queue": spec.queue or "default",
         "spec.priorityClass": spec.priority_class or "",
-        # Whether the controller is done with it.
+        # Whether the controller has finished with it.
         "status.settled": "true" if settled else "false",
         **user_field(user),
-        # Where its allocations go, if that is not where it says itself.
+        # The queue of its template, if that is not the job's.
         **({"spec.template.spec.queue": str(spec.template.spec.queue)} if spec.template.spec.queue else {}),
     }
 
@@ -359,17 +361,17 @@ JOB = Kind(
     mutable_spec=False,
     in_all=True,
     forbidden_by_quota=True,
-    # Without the finalizer that orphans them its allocations go first: the controller removes it.
+    # Without the orphan finalizer its allocations are deleted first, and the controller removes the job.
     may_go=lambda _, finalizers: ORPHAN in finalizers,
     queue=queue_of,
     demand=_demand,
     words={
-        "JobSpec.parallelism": "How many allocations run at once.",
-        "JobSpec.completions": "How many must succeed; as many as run at once unless said otherwise.",
-        "JobSpec.backoffLimit": "How many may fail.",
+        "JobSpec.parallelism": "Number of allocations that run at once.",
+        "JobSpec.completions": "Number that must succeed; default: parallelism.",
+        "JobSpec.backoffLimit": "Number of failures before the job fails.",
         "JobSpec.backoffSeconds": "The pause before the first retry; each later one is twice as long, up to 6 minutes.",
-        "JobSpec.onMemberFailure": "As of its allocations.",
-        "JobSpec.activeDeadlineSeconds": "How long it may run.",
+        "JobSpec.onMemberFailure": "The same field of its allocations.",
+        "JobSpec.activeDeadlineSeconds": "Maximum run time of the job in seconds.",
     },
     example={
         "metadata": {"name": "distributed-training-v2", "namespace": "ml-team"},

@@ -1,4 +1,4 @@
-"""Namespace: where a tenant's objects live. It belongs to exactly one tenant, named by a label."""
+"""Namespace: a container of objects, owned by exactly one tenant, which a label names."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def _check(namespace: Namespace) -> list[Cause]:
 
 
 def _adopt(namespace: Namespace, tenant: str) -> None:
-    """A namespace that names no tenant becomes its creator's."""
+    """Assign a namespace without a tenant label to its creator's tenant."""
     _label(namespace, tenant or DEFAULT_TENANT)
 
 
 def _keep(before: Stored, namespace: Namespace) -> None:
-    """Leaving the label out does not move a namespace."""
+    """Keep the tenant label when a client leaves it out."""
     _label(namespace, before.tenant)
 
 
@@ -92,6 +92,6 @@ NAMESPACE = Kind(
     owner=tenant_of,
     adopt=_adopt,
     keep=_keep,
-    # Its objects go first: the loop that empties namespaces removes it.
+    # Its objects are deleted first, and the loop that empties namespaces removes it.
     may_go=lambda _, __: False,
 )

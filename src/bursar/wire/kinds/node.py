@@ -1,4 +1,4 @@
-"""Node: gives resources. Its spec is what an admin says, its status what the node itself reports and what schedules."""
+"""Node: a machine that offers resources. Administrators write its spec; its agent reports its status."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ TRUSTED = "Trusted"
 FRACTIONS = (TRUSTED, "Enforced", REFUSED)
 
 NOT_ISOLATED = "none"
-# Features of agents that decide the work their nodes accept.
-TRACELESS = "traceless"  # everything a placement writes is removed with it
-WIPES = "wipe"  # it has a wipe hook
+# Features of agents that decide which work their nodes accept.
+TRACELESS = "traceless"  # all files of a placement are removed with it
+WIPES = "wipe"  # has a wipe hook
 
 OPEN = NodeGate()
 
@@ -59,8 +59,8 @@ class NodeSpec(Wire):
     unschedulable: bool | UnsetType = UNSET
     cpu_overcommit: int | float | UnsetType = UNSET
     provider_id: Text = UNSET
-    tenants: list[str] | UnsetType = UNSET  # only work of these, and of those below them, is placed here
-    gpu_fractions: Text = UNSET  # Trusted, Enforced or Refused parts of devices; else as the system says
+    tenants: list[str] | UnsetType = UNSET  # dedicated to these tenants and their descendants
+    gpu_fractions: Text = UNSET  # Trusted, Enforced or Refused; default: the system's setting
 
 
 class NodeDrain(Wire):
@@ -78,7 +78,7 @@ class NodeDrain(Wire):
 
 
 class NodeFence(Wire):
-    """The fence of a node: nothing runs there any more, by the word of an administrator. Only the server writes it."""
+    """The fence of a node: an administrator states that nothing runs on it any more. Only the server writes it."""
 
     at: Text = UNSET
     by: Text = UNSET
@@ -86,7 +86,7 @@ class NodeFence(Wire):
 
 
 class NodeClaim(Wire):
-    """The claim of a node for sensitive work, until it is wiped. Only the server writes it; the user is not shown."""
+    """The claim of a node for sensitive work, until it is wiped. Only the server writes it; its user is not shown."""
 
     id: Text = UNSET
     state: Text = UNSET  # Claimed, Wiping or WipeFailed
@@ -108,11 +108,11 @@ class NodeStatus(Wire):
     conditions: list[Condition] | UnsetType = UNSET
     last_heartbeat_time: Text = UNSET
     drain: NodeDrain | UnsetType = UNSET
-    silent_since: Text = UNSET  # the last heartbeat, while it is NotReady or Lost; only the server writes it
+    silent_since: Text = UNSET  # last heartbeat of a NotReady or Lost node; written by the server
     fence: NodeFence | UnsetType = UNSET
     claim: NodeClaim | UnsetType = UNSET
-    isolation: Text = UNSET  # how its agent keeps tenants apart: bubblewrap or none
-    features: list[str] | UnsetType = UNSET  # of its agent, as that says itself
+    isolation: Text = UNSET  # isolation of tenants by its agent: bubblewrap or none
+    features: list[str] | UnsetType = UNSET  # as reported by its agent
 
 
 class Node(Wire, kw_only=True):
@@ -128,8 +128,8 @@ def node_key(name: str) -> Key:
 
 
 def cap_by_spec(node: Node) -> list[str]:
-    """Take back what a status claims beyond the capacity that its spec gives; where the spec gives one, what it does
-    not name is not there. The resources of which it claimed too much."""
+    """Cap the capacity in the status at the capacity in the spec, if that is given; resources that the spec does not
+    name are removed. Return the capped resources."""
     capacity = node.spec.capacity if isinstance(node.spec, NodeSpec) else UNSET
     if not isinstance(capacity, dict) or not capacity or not isinstance(node.status, NodeStatus):
         return []
@@ -147,15 +147,14 @@ def cap_by_spec(node: Node) -> list[str]:
 
 
 def describe_itself(node: Node) -> None:
-    """A node that registers itself says what it has as its own word, in its status: its spec is for administrators."""
+    """Move the capacity of a node that registers itself into its status: its spec is for administrators."""
     if isinstance(node.spec, NodeSpec) and isinstance(node.spec.capacity, dict):
         status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
         status.capacity, node.spec.capacity, node.status = node.spec.capacity, UNSET, status
 
 
 def said_at_joining(node: Node) -> NodeStatus:
-    """The part of a new node's status that its agent decides: how it keeps tenants apart, and what it has where the
-    spec does not say that."""
+    """The part of a new node's status that its agent decides: its isolation, and its capacity if the spec has none."""
     status = node.status if isinstance(node.status, NodeStatus) else NodeStatus()
     first = NodeStatus(isolation=status.isolation, features=status.features)
     if not (isinstance(node.spec, NodeSpec) and (node.spec.capacity or node.spec.allocatable)):
@@ -164,7 +163,7 @@ def said_at_joining(node: Node) -> NodeStatus:
 
 
 def isolation_condition(isolation: str, why: str = "") -> tuple[str, str, str, str]:
-    """The condition that says whether tenants are kept apart on a node: its type, status, reason and message."""
+    """The condition that reports a node's isolation: its type, status, reason and message."""
     if isolation == NOT_ISOLATED:
         return "Isolated", "False", "NotIsolated", why
     return "Isolated", "True", "Sandboxed", ""
@@ -221,7 +220,7 @@ _decode_offer = msgspec.json.Decoder(_Offer).decode
 
 
 def allocatable_in(doc: bytes, status: bytes) -> dict[str, int]:
-    """The allocatable amounts of a stored node, as `allocatable_of` has them for a decoded one."""
+    """The allocatable amounts of a stored node; the same as `allocatable_of`, without decoding the whole node."""
     spec, now = _decode_offered(doc).spec, _decode_offer(status)
     result = {**amounts(spec.capacity), **amounts(spec.allocatable), **amounts(now.allocatable)}
     if "cpu" in result:
@@ -235,9 +234,9 @@ def dedicated_to(doc: bytes) -> tuple[str, ...]:
 
 
 def capacity_in(doc: bytes, status: bytes) -> dict[str, int]:
-    """The capacity of a stored node, whatever of it is allocatable now; cpu is scaled by the overcommit, memory never.
+    """The capacity of a stored node, even if it is not allocatable now; cpu is scaled by the overcommit, memory never.
 
-    A node that can give more than it says to have is as large as what it gives.
+    If a node offers more than its capacity, its capacity is what it offers.
     """
     spec, now = _decode_offered(doc).spec, _decode_offer(status)
     result = {**amounts(spec.capacity), **amounts(now.capacity)}
@@ -283,7 +282,7 @@ def _spec_faults(spec: NodeSpec) -> list[Cause]:
 
 
 def _normalise(node: Node) -> None:
-    """Add the labels that scheduling relies on, and drop fields that responses add to a status."""
+    """Add the labels that scheduling relies on, and remove fields that only responses have."""
     if isinstance(node.status, NodeStatus):
         # Especially the token: clients may send back a response, and stored objects are visible to all readers.
         node.status.token = node.status.last_heartbeat_time = UNSET
@@ -354,7 +353,7 @@ def _free(resource: str, label: str) -> Column:
 
 
 def _short(resource: str, quantity: Any) -> str:
-    """As people read it: bytes that are no whole number of MiB to a tenth of a GiB."""
+    """A quantity for people: bytes that are not whole MiB become tenths of a GiB."""
     text = str(quantity)
     if not is_bytes(resource) or not text.endswith("Ki"):
         return text
@@ -397,13 +396,13 @@ NODE = Kind(
     merge_keys={"status.conditions": "type"},
     has_status=True,
     offers_resources=True,
-    # Every tenant sees that a node is claimed, but not the holder.
+    # All tenants see that a node is claimed, but not by which user.
     private_verbs=frozenset({"claim", "release"}),
     names_tenants=TenantGrant("spec.tenants", figures=("allocated", "used"), own=True),
     words={
-        "NodeSpec.capacity": "What the node has, by resource.",
-        "NodeSpec.allocatable": "What of it may be given away, by resource.",
-        "NodeSpec.taints": "Keeps away what does not tolerate them.",
-        "NodeSpec.unschedulable": "Whether it is cordoned: nothing new is placed on it.",
+        "NodeSpec.capacity": "Resources of the node.",
+        "NodeSpec.allocatable": "Resources that work may be allocated.",
+        "NodeSpec.taints": "Repel work that does not tolerate them.",
+        "NodeSpec.unschedulable": "Whether it is cordoned: no new work is placed on it.",
     },
 )

@@ -1,4 +1,4 @@
-"""PriorityClass: a name for a priority."""
+"""PriorityClass: a named priority."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class PriorityClass(Wire, kw_only=True):
     global_default: bool | UnsetType = UNSET
     preemption_policy: Text = UNSET
     description: Text = UNSET
-    admin_only: bool | UnsetType = UNSET  # only administrators may name it
-    allowed_tenants: list[str] | UnsetType = UNSET  # only these, and those below them, may name it
-    cross_tenant: bool | UnsetType = UNSET  # its work may evict other tenants' by its priority alone
+    admin_only: bool | UnsetType = UNSET  # only administrators may use it
+    allowed_tenants: list[str] | UnsetType = UNSET  # only these tenants and their descendants may use it
+    cross_tenant: bool | UnsetType = UNSET  # may preempt other tenants' work by priority alone
 
 
 def to_tree(one: PriorityClass) -> tenant_tree.PriorityClass:
@@ -47,7 +47,7 @@ def _check(one: PriorityClass) -> list[Cause]:
     if len(tenants) > TENANTS_MAX:
         faults.append(field_fault("allowedTenants", f"may have at most {TENANTS_MAX} entries, got {len(tenants)}"))
     if one.admin_only is True and tenants:
-        faults.append(field_fault("allowedTenants", "must be empty with adminOnly: no tenant may name the class"))
+        faults.append(field_fault("allowedTenants", "must be empty with adminOnly: no tenant may use the class"))
     if one.global_default is True and (one.admin_only is True or tenants):
         faults.append(field_fault("globalDefault", "is for work of all tenants: allow the class to all of them"))
     return faults
@@ -70,7 +70,7 @@ PRIORITY_CLASS = Kind(
     plural="priorityclasses",
     type=PriorityClass,
     namespaced=False,
-    description="A name for a priority.",
+    description="A named priority.",
     short_names=("pc",),
     uid_prefix="pc",
     access=KindAccess(AccessGroup.CATALOGUE),

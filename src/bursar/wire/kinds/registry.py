@@ -1,4 +1,4 @@
-"""The registry of kinds: every module of this package that ends in a `Kind` is in it, in the order of their names.
+"""The registry of kinds: each module of this package that ends in a `Kind`, in order of module names.
 
 The API serves the kinds in this order. `register` adds a kind that is defined elsewhere, before the server is built.
 """
@@ -29,7 +29,7 @@ def register(kind: Kind) -> None:
 
 
 def policy() -> Policy:
-    """The access rules, with those that the kinds bring."""
+    """The access rules, including those of the kinds."""
     return Policy({kind.plural: kind.access for kind in KINDS})
 
 
@@ -37,7 +37,7 @@ def _register_package() -> None:
     for name in sorted(found.name for found in iter_modules(package.__path__)):
         path = f"{package.__name__}.{name}"
         if path != __name__:
-            # A module may import the kind of another one: a kind is defined where its type is.
+            # A module may import another one's kind: a kind belongs to the module that defines its type.
             for one in vars(import_module(path)).values():
                 if isinstance(one, Kind) and one.type.__module__ == path:
                     register(one)

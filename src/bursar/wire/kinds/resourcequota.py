@@ -95,7 +95,7 @@ def _check(quota: ResourceQuota) -> list[Cause]:
 
 
 def _normalise(quota: ResourceQuota) -> None:
-    """Quantities come back canonical, as Kubernetes writes them."""
+    """Write quantities in Kubernetes' canonical form."""
     if isinstance(quota.spec, ResourceQuotaSpec):
         if isinstance(quota.spec.hard, dict):
             quota.spec.hard = dict(canonical(quota.spec.hard))
@@ -149,11 +149,11 @@ RESOURCE_QUOTA = Kind(
     in_tree=True,
     has_status=True,
     words={
-        "ResourceQuotaSpec.hard": "The most that may be used, by resource.",
-        "ResourceQuotaSpec.soft": "Where warnings begin, by resource.",
-        "ResourceQuotaSpec.scopes": "Counts only what is in all of these scopes.",
-        "ResourceQuotaSpec.scopeSelector": "Counts only what matches.",
-        "ResourceQuotaStatus.used": "What is charged now, by resource.",
+        "ResourceQuotaSpec.hard": "Hard limits of usage, by resource.",
+        "ResourceQuotaSpec.soft": "Limits above which responses carry a warning, by resource.",
+        "ResourceQuotaSpec.scopes": "Counts only objects in all of these scopes.",
+        "ResourceQuotaSpec.scopeSelector": "Counts only objects that match.",
+        "ResourceQuotaStatus.used": "Present usage, by resource.",
     },
     example={
         "metadata": {"name": "ml-team-quota", "namespace": "ml-team"},

@@ -1,5 +1,4 @@
-"""Settings: system-wide limits, how the scheduler decides, how long silent nodes are waited for, how credit is kept,
-how long records are.
+"""Settings: system-wide limits, and settings of the scheduler, node liveness, credit and usage records.
 
 There is one object, named `system`.
 """
@@ -44,51 +43,51 @@ _RESERVED = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,251}[A-Za-z0-9])?([./]\*)
 class SchedulingSettings(Wire):
     """Settings of the scheduler; a field that is left out has its default."""
 
-    min_runtime_seconds: int | UnsetType = UNSET  # what has not run so long is not preempted
-    grace_period_seconds: int | UnsetType = UNSET  # how long the preempted may take to end
+    min_runtime_seconds: int | UnsetType = UNSET  # younger runs are not preempted
+    grace_period_seconds: int | UnsetType = UNSET  # time that preempted work has to stop
     quota_backoff_seconds: int | UnsetType = UNSET
-    budget_period_days: int | UnsetType = UNSET  # the window that tenants' budgets of hours are for, up to now
+    budget_period_days: int | UnsetType = UNSET  # the window of hours budgets, which ends now
     preemption: bool | UnsetType = UNSET
     backfill: bool | UnsetType = UNSET
-    energy_price: float | UnsetType = UNSET  # now, from 0 (the cheapest) to 1 (the dearest)
-    user_priority_max: int | UnsetType = UNSET  # for users of tenants that have no other
+    energy_price: float | UnsetType = UNSET  # the present price, from 0 (the cheapest) to 1 (the dearest)
+    user_priority_max: int | UnsetType = UNSET  # default for tenants
     reserved_taints: list[str] | UnsetType = UNSET  # keys of taints that only granted tolerations tolerate
-    gpu_fraction_min: int | float | UnsetType = UNSET  # the smallest part of a device that may be asked for
-    gpu_fractions: Text = UNSET  # Trusted (the default) or Refused, on nodes that do not say
+    gpu_fraction_min: int | float | UnsetType = UNSET  # the smallest fraction of a device that may be requested
+    gpu_fractions: Text = UNSET  # Trusted (the default) or Refused; default for nodes
 
 
 class NodeSettings(Wire):
     """Settings of node liveness and run-leases; a field that is left out has its default."""
 
     heartbeat_seconds: int | UnsetType = UNSET  # interval of heartbeats
-    not_ready_seconds: int | UnsetType = UNSET  # silence after which it takes no new work
-    lost_seconds: int | UnsetType = UNSET  # silence after which it is lost
-    run_lease_seconds: int | UnsetType = UNSET  # how long a heartbeat lets leased work run
-    kill_grace_seconds: int | UnsetType = UNSET  # how long stopped work may take to end
+    not_ready_seconds: int | UnsetType = UNSET  # silence after which a node takes no new work
+    lost_seconds: int | UnsetType = UNSET  # silence after which a node is lost
+    run_lease_seconds: int | UnsetType = UNSET  # the duration of a run-lease
+    kill_grace_seconds: int | UnsetType = UNSET  # time that stopped work has to end
     clock_skew_seconds: int | UnsetType = UNSET  # the largest difference of clocks
 
 
 class CreditSettings(Wire):
     """Settings of credit and the ledger; a field that is left out has its default."""
 
-    lease_seconds: int | UnsetType = UNSET  # how far ahead each heartbeat pays
+    lease_seconds: int | UnsetType = UNSET  # time that each heartbeat pays ahead
     reserve_seconds: int | UnsetType = UNSET  # the same, in mode reserve
-    extend_seconds_max: int | UnsetType = UNSET  # how far ahead a request may extend a lease
-    throttle_seconds_max: int | UnsetType = UNSET  # how long work that spends too fast is frozen before it is ended
+    extend_seconds_max: int | UnsetType = UNSET  # the longest extension by a request
+    throttle_seconds_max: int | UnsetType = UNSET  # the longest freeze of work above the spend rate before it ends
     drift_credits: str | int | UnsetType = UNSET  # larger adjustments trigger an alert
-    drift_account_credits: str | int | UnsetType = UNSET  # an account whose adjustments add up to more gets an alert
-    drift_account_hours: int | UnsetType = UNSET  # the period over which they are added up
-    reconcile_seconds: int | UnsetType = UNSET  # how long after its end a lease is reconciled
-    seal_seconds: int | UnsetType = UNSET  # how often entries are sealed
-    entry_days: int | UnsetType = UNSET  # how long entries are kept line by line
-    credit_value: Text = UNSET  # what one credit costs in money
-    key_days: int | UnsetType = UNSET  # the lifetime of the key that signs grants to nodes
+    drift_account_credits: str | int | UnsetType = UNSET  # larger sums of an account trigger an alert
+    drift_account_hours: int | UnsetType = UNSET  # the period of these sums
+    reconcile_seconds: int | UnsetType = UNSET  # delay of reconciliation after the end of a lease
+    seal_seconds: int | UnsetType = UNSET  # interval of sealing
+    entry_days: int | UnsetType = UNSET  # retention of single entries
+    credit_value: Text = UNSET  # the price of one credit in money
+    key_days: int | UnsetType = UNSET  # lifetime of the key that signs lease tokens
 
 
 class UsageSettings(Wire):
     """Settings of usage records; a field that is left out has its default."""
 
-    record_days: int | UnsetType = UNSET  # retention of usage records; a window that begins earlier has whole days
+    record_days: int | UnsetType = UNSET  # retention of usage records; earlier windows have whole days
 
 
 class SettingsSpec(Wire):
@@ -112,7 +111,7 @@ def to_tree(settings: Settings) -> dict[str, int]:
 
 
 def permit_policy_of(settings: Settings) -> PermitPolicy:
-    """The permits of work whose tenant has none of its own, by the stored settings."""
+    """The default permits of tenants' work, by the stored settings."""
     said = settings.spec.scheduling if isinstance(settings.spec, SettingsSpec) else UNSET
     if not isinstance(said, SchedulingSettings):
         return PermitPolicy()
@@ -126,7 +125,7 @@ def permit_policy_of(settings: Settings) -> PermitPolicy:
     )
 
 
-# As the scheduler's policy calls them.
+# The names of the fields in the scheduler's policy.
 _POLICY: Final = {
     "min_runtime_seconds": "min_runtime_seconds",
     "grace_period_seconds": "grace_seconds",
@@ -138,7 +137,7 @@ _POLICY: Final = {
 _MAY_BE_ZERO: Final = frozenset(
     {"kill_grace_seconds", "clock_skew_seconds", "throttle_seconds_max", "reconcile_seconds"}
 )
-# What can be held for a lease at once is bounded by how long it may be paid ahead.
+# Upper bounds of settings that limit how much may be held for a lease.
 _CREDIT_MOST: Final = {
     "lease_seconds": 86_400,
     "reserve_seconds": 7 * 86_400,
@@ -156,7 +155,7 @@ _decode = msgspec.json.Decoder(Settings).decode
 
 
 def policy_of(doc: bytes) -> dict[str, Any]:
-    """The scheduling settings that are stored, by the names of the policy's fields."""
+    """The stored scheduling settings, by the names of the policy's fields."""
     spec = _decode(doc).spec
     said = spec.scheduling if isinstance(spec, SettingsSpec) else UNSET
     if isinstance(said, UnsetType):
@@ -272,7 +271,7 @@ def _scheduling_faults(path: str, said: SchedulingSettings) -> Iterator[Cause]:
 
 
 def _usage_faults(path: str, spec: SettingsSpec) -> Iterator[Cause]:
-    """Budgets are counted to the second: that takes the records of all their window."""
+    """Budgets are counted to the second, which needs the records of their whole window."""
     days = spec.usage.record_days if isinstance(spec.usage, UsageSettings) else UNSET
     if not isinstance(days, int):
         return

@@ -1,4 +1,4 @@
-"""Tenant: owns limits, share and budget. Tenants form a tree; a limit holds for the whole subtree."""
+"""Tenant: the owner of limits, a fair share and a budget. Tenants form a tree; a limit applies to the whole subtree."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from bursar.wire.shared.scheduling import Toleration, toleration_list_faults
 
 ENFORCEMENTS = tuple(tenant_tree.Enforcement)
 
-# What a request of the tenant's has to pass before anything is done about it.
 ISOLATION_REQUIRED = "required"
 ISOLATIONS = ("none", ISOLATION_REQUIRED)
+# Approvals that requests of a tenant need.
 APPROVAL_POLICIES = ("none", "quota", "manual", "external")
 
 # The flat fields of a tenant that are not limits.
@@ -155,7 +155,7 @@ def _check(tenant: Tenant) -> list[Cause]:
     return faults
 
 
-# How it shows.
+# Display.
 
 
 def state_in(conditions: Iterable[Mapping[str, Any]]) -> BudgetState:
@@ -178,7 +178,7 @@ def _fields(tenant: Tenant) -> Fields:
 
 
 def _budget(document: Mapping[str, Any]) -> str:
-    """Within means little to those who have no budget."""
+    """The budget's state; empty for a tenant without a budget."""
     spec = document.get("spec") or {}
     state = state_in((document.get("status") or {}).get("conditions") or ())
     limited = "gpuHoursBudget" in spec or "nodeHoursBudget" in spec
@@ -219,7 +219,7 @@ TENANT = Kind(
     has_status=True,
     owner=lambda one: str(one.metadata.name),
     words={
-        "TenantSpec.parent": "The tenant above it, whose limits hold for it too.",
-        "TenantSpec.tier": "Where its limits come from when it has none of its own.",
+        "TenantSpec.parent": "The parent tenant, whose limits apply to it too.",
+        "TenantSpec.tier": "The tier with its default limits.",
     },
 )

@@ -1,4 +1,4 @@
-"""Notices as they are sent: CloudEvents 1.0, in their structured JSON form."""
+"""Events as they are sent: CloudEvents 1.0 in structured JSON form."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def event_id(number: int, at: datetime) -> str:
-    """The same however often it is sent, and another one after a backup was restored."""
+    """The id of an event: the same in every delivery, and different after a restore from a backup."""
     return f"notice-{number}-{round(at.timestamp() * 1_000_000)}"
 
 

@@ -95,7 +95,7 @@ class AccountChange(Order, kw_only=True):
 
 
 class NewLimits(Order, kw_only=True):
-    """All of an account's limits; what is not given is not limited."""
+    """All limits of an account; a limit that is left out is removed."""
 
     concurrency: Devices | None = None
     spend_rate: Credits | None = None
@@ -106,8 +106,8 @@ class NewLimits(Order, kw_only=True):
 
 
 class NewPrice(Order, kw_only=True):
-    """`gpu_type` and `price_per_sec` are other names of `class` and `per_second`; a `gpu_type` alone is one of
-    nvidia.com/gpu."""
+    """A new price. `gpu_type` and `price_per_sec` are other names of `class` and `per_second`; a `gpu_type` without a
+    resource is a class of nvidia.com/gpu."""
 
     resource: str = ""
     per_second: Credits | None = None
@@ -117,7 +117,7 @@ class NewPrice(Order, kw_only=True):
     price_per_sec: Credits | None = None
 
 
-# What is answered.
+# Responses.
 
 
 class Balance(Struct):
@@ -140,16 +140,16 @@ class Moved(Struct):
 
 
 class SegmentView(Struct):
-    """Seconds that are paid and not used yet, at the rate at which they were paid."""
+    """Paid time that is not used yet, in seconds, with the rate at which it was paid."""
 
     rate_per_sec: str
     seconds: float
 
 
 class LeaseView(Struct, omit_defaults=True):
-    """`rate_per_sec` is the current cost; `segments` are present if time ahead was paid at another rate. `work` is
-    namespace/name of the allocation that it pays for, and `uid` its uid; or the node whose claim it pays. For work
-    that another scheduler places, only the job's name is known."""
+    """A lease. `rate_per_sec` is the current cost; `segments` are present if time ahead was paid at another rate.
+    `work` is namespace/name of the allocation that it pays for, and `uid` its uid; or the node whose claim it pays for.
+    For work of another scheduler, only the job's name is known."""
 
     lease_id: str
     account: str
@@ -200,7 +200,7 @@ class ClosedLease(Struct):
 
 
 class Limits(Struct):
-    """null is unlimited."""
+    """Limits of an account; null is unlimited."""
 
     account: str
     concurrency: str | None
@@ -214,8 +214,8 @@ class Limits(Struct):
 
 
 class DriftView(Struct):
-    """The sum of what reconciliation changed in the cost of an account's leases in the last `hours`, refunds and debits
-    added up without their signs. Its owner gets an alert when it rises above `limit`."""
+    """The drift of an account: the sum of the absolute amounts by which reconciliation changed the cost of its leases
+    in the last `hours`. Its owner gets an alert when it exceeds `limit`."""
 
     credits: str
     limit: str
@@ -224,7 +224,7 @@ class DriftView(Struct):
 
 
 class AccountView(Struct):
-    """An account. Answers to writes leave `drift` out: they repeat what was written."""
+    """An account. Responses to writes leave `drift` out."""
 
     account: str
     tenant: str
@@ -260,7 +260,7 @@ class PriceList(Struct):
     items: list[PriceView]
 
 
-# From what is kept to what is answered.
+# Conversion of values to responses.
 
 
 def balance_of(account: Account) -> Balance:
@@ -353,25 +353,25 @@ def _or_none(amount: int | None) -> str | None:
     return None if amount is None else credits_of(amount)
 
 
-# What may be wrong with it.
+# Faults.
 
 
 def credit_faults(field: str, given: Any, *, least: int = 0) -> list[Cause]:
-    """`least` is what it must be at least, in nanocredits."""
+    """Check an amount of credit; `least` is its minimum in nanocredits."""
     try:
         value = nanocredits(given)
     except MoneyError as error:
         return [field_fault(field, str(error))]
     if value >= least:
         return []
-    wrong = "must be more than nothing" if least else "must not be negative"
+    wrong = "must be more than 0" if least else "must not be negative"
     return [field_fault(field, f"{wrong}, got {given}")]
 
 
 def adjustment_faults(field: str, given: Any) -> list[Cause]:
-    """It may be of either sign, but must be something."""
+    """Check an adjustment, which may be negative but not 0."""
     try:
-        return [] if nanocredits(given) else [field_fault(field, "must not be nothing")]
+        return [] if nanocredits(given) else [field_fault(field, "may be negative; must not be 0")]
     except MoneyError as error:
         return [field_fault(field, str(error))]
 
@@ -405,7 +405,7 @@ def price_faults(order: NewPrice) -> list[Cause]:
 
 
 def one_name_each(order: NewPrice) -> NewPrice:
-    """A price in our own words. Call only on what `price_faults` has found nothing wrong with."""
+    """Replace alternative names of a price's fields. Call it only on an order without `price_faults`."""
     return msgspec.structs.replace(
         order,
         resource=order.resource or GPU,
@@ -428,7 +428,7 @@ def status_faults(field: str, given: str) -> list[Cause]:
 
 
 def zone_faults(field: str, given: str) -> list[Cause]:
-    """A time zone's name, which is no path."""
+    """Check the name of a time zone, which must not be a path."""
     try:
         if _ZONE.fullmatch(given):
             ZoneInfo(given)

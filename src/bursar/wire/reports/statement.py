@@ -1,4 +1,4 @@
-"""Statements and forecasts as they are answered, and as a table for spreadsheets."""
+"""Statements and forecasts as responses and as CSV."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PastBalance(Struct):
 
 
 class ForecastView(Struct):
-    """`runs_out_in_seconds` is null where nothing is being spent."""
+    """A forecast; `runs_out_in_seconds` is null if nothing is being spent."""
 
     account: str
     available: str
@@ -69,8 +69,8 @@ class StatementLease(Struct):
 
 
 class StatementView(Struct):
-    """`opening` and everything listed is `closing`; `totals` are of the whole period, by type of entry. `through` is
-    the number of the last entry that is counted."""
+    """An account statement: `closing` is `opening` plus everything listed; `totals` are those of the whole period, by
+    type of entry. `through` is the number of the last entry that is counted."""
 
     account: str
     begin: str = msgspec.field(name="from")
@@ -125,7 +125,7 @@ _UNITS: Final = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def lasting(seconds: int) -> str:
-    """In the two largest units: 3 h 12 min."""
+    """Format a duration in its two largest units: 3 h 12 min."""
     for place, (unit, size) in enumerate(_UNITS):
         if seconds >= size:
             smaller = _UNITS[place + 1] if place + 1 < len(_UNITS) else None
@@ -196,12 +196,12 @@ def _lease(one: LeaseLine) -> StatementLease:
 
 
 def _seconds(micros: int) -> str:
-    """Exact, without zeros at the end."""
+    """Format microseconds as exact seconds, without trailing zeros."""
     whole, part = divmod(micros, MICROS)
     return f"{whole}.{part:06}".rstrip("0").rstrip(".") if part else str(whole)
 
 
-# As CSV: a line for the opening balance, one per entry, one for the closing balance.
+# CSV: one line for the opening balance, one per entry, one for the closing balance.
 
 COLUMNS: Final = (
     "type", "at", "amount", "lease_id", "job_id", "work", "gpu_type", "gpu_count", "node", "seconds", "from", "to",
@@ -210,7 +210,7 @@ COLUMNS: Final = (
 
 
 def statement_csv(view: StatementView) -> str:
-    """The amounts between opening and closing add up to their difference."""
+    """Write a statement as CSV; the amounts between opening and closing add up to their difference."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\r\n")
     table.writerow(COLUMNS)
@@ -235,6 +235,6 @@ _WORDS: Final = frozenset({"job_id", "work", "gpu_type", "node", "request_id", "
 
 
 def _cell(column: str, value: Any) -> str:
-    """Escape text of users, so that spreadsheets do not read it as a formula."""
+    """Escape user text, so that spreadsheets do not read it as a formula."""
     text = "" if value is None else str(value)
     return f"'{text}" if column in _WORDS and text[:1] in tuple("=+-@\t\r") else text

@@ -16,7 +16,7 @@ from bursar.core.values.money import credits_of
 
 
 class Cost(Struct):
-    """`credits` is exact; `total` and its parts are money, at what a credit is worth, and add up."""
+    """A cost. `credits` is exact; `total` and its parts are money, at the value of a credit, and add up."""
 
     credits: str
     total: str
@@ -24,7 +24,7 @@ class Cost(Struct):
 
 
 class ResourceUse(Struct):
-    """`hours` are of one unit: a GPU, a core, a node, a GiB."""
+    """The use of a resource; `hours` are hours of one unit: a GPU, a core, a node, a GiB."""
 
     resource: str
     klass: str = msgspec.field(name="class")
@@ -47,7 +47,7 @@ class TenantUse(Struct):
 
 
 class DayUse(Struct):
-    """A day, in UTC; the first and the last are counted whole, as far as they have come."""
+    """A day in UTC; the first and the last one count whole, as far as they have come."""
 
     day: str
     node_hours_used: float
@@ -56,9 +56,9 @@ class DayUse(Struct):
 
 
 class TenantUsage(Struct, kw_only=True):
-    """Hours of the tenant and of all below it. `utilization` is the worse of the fractions of its budgets, and `source`
-    says whose figure that is; null where there is no budget. Those who used most come first in `users`, of which there
-    are `user_count`."""
+    """Usage of a tenant and its descendants. `utilization` is the higher of the used fractions of its budgets (null: no
+    budget), and `source` says where that figure comes from. `users` lists the heaviest users first; `user_count` counts
+    them all."""
 
     tenant: str
     days: int
@@ -94,7 +94,7 @@ class UserUsage(Struct, kw_only=True):
 
 
 class PeriodFigures(Struct, rename="camel"):
-    """null is unlimited."""
+    """Figures of a period; null is unlimited."""
 
     quota: str | None
     current_usage: str
@@ -116,7 +116,7 @@ class PeriodUsage(Struct):
     cost: PeriodCost
 
 
-# From what was used to what is answered.
+# Conversion of values to responses.
 
 
 def cost_of(uses: Uses, credit_value: str) -> Cost:
@@ -160,7 +160,7 @@ def _figures(one: ReportSum) -> tuple[float, float, str]:
     return one.node_hours, one.gpu_hours, credits_of(one.nano)
 
 
-# As a table.
+# CSV.
 
 COLUMNS: Final = ("period", "tenant", "resource", "class", "unit", "hours", "credits", "cost", "peak")
 USER_COLUMNS: Final = ("tenant", "user", "resource", "class", "unit", "hours", "credits", "cost")
@@ -168,7 +168,7 @@ _FORMULA: Final = tuple("=+-@\t\r")
 
 
 def table_lines(rows: Iterable[Iterable[str]]) -> bytes:
-    """Lines of a table. What people have named must not be taken for a formula by the program that opens it."""
+    """Write lines of CSV, with user text escaped, so that spreadsheets do not read it as a formula."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\r\n")
     for row in rows:

@@ -1,4 +1,4 @@
-"""Usage events as they are sent: what was measured of a job, counted once by its `job_id` and `seq`."""
+"""Usage events in requests: measured usage of a job, counted once per `job_id` and `seq`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Seconds: TypeAlias = Annotated[str | int | float, Meta(description="Seconds, to 
 
 
 class NewUsage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """`start_ts` and `end_ts` are by the clock of the reporter; `seconds` is the duration by a monotonic clock, by
-    default the time between the two."""
+    """A usage event. `start_ts` and `end_ts` are by the clock of the reporter; `seconds` is the duration by a monotonic
+    clock, by default the time between the two."""
 
     job_id: str
     seq: int
@@ -75,7 +75,7 @@ def usage_faults(path: str, one: NewUsage) -> list[Cause]:
 
 
 def event_of(one: NewUsage, *, node: str = "", account: int = 0, lease: int = 0) -> UsageEvent:
-    """Call only on what nothing was found wrong with."""
+    """Convert an event without faults."""
     begin, end = moment_of(one.start_ts), moment_of(one.end_ts)
     return UsageEvent(
         one.job_id,
@@ -94,5 +94,5 @@ def event_of(one: NewUsage, *, node: str = "", account: int = 0, lease: int = 0)
 
 
 def _micros(given: str | float) -> int:
-    """Exact to the microsecond; what is less is left out."""
+    """Convert seconds exactly to microseconds; smaller digits are cut off."""
     return nanocredits(quantity_text(given)) * MICROS // NANO

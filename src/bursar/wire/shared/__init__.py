@@ -1,4 +1,4 @@
-"""Shared parts of kinds: metadata, the `Kind` itself, strict reading of JSON, YAML and protobuf, all faults of a body.
+"""Parts that kinds share: metadata, the `Kind` itself, strict reading of JSON, YAML and protobuf, and faults of bodies.
 
 Read `kind.py` first.
 """

@@ -1,6 +1,6 @@
-"""Node and pod affinity, converted from the wire to the values that the scheduler compares.
+"""Node and pod affinity, converted from the wire to values that the scheduler compares.
 
-Both spellings are read, Kubernetes' long one and the short one; callers have checked them for faults.
+Reads both the long spelling of Kubernetes and the short one. The caller has checked the spec for faults.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bursar.wire.shared.scheduling import (
 
 
 def where_of(node_selector: dict[str, str] | UnsetType, scheduling: Scheduling | UnsetType) -> Where:
-    """Everything that says where; the nodeSelector may stand in the spec or in its scheduling."""
+    """All placement constraints; the nodeSelector may be in the spec or in its scheduling."""
     if not isinstance(scheduling, Scheduling):
         return Where(node_labels=_pairs(node_selector)) if node_selector else ANYWHERE
     affinity = scheduling.affinity if isinstance(scheduling.affinity, Affinity) else Affinity()
@@ -60,7 +60,7 @@ def contradiction_faults(
 
 
 def selector_of(selector: LabelSelector) -> Selector:
-    """Values are sorted and distinct, so that equal conditions are equal."""
+    """Sort values and remove duplicates, so that equal conditions are equal."""
     terms = [SelectorTerm(key, Op.IN, (value,)) for key, value in sorted((selector.match_labels or {}).items())]
     terms += [
         SelectorTerm(one.key, Op(one.operator), _distinct(one.values)) for one in selector.match_expressions or ()
@@ -86,7 +86,7 @@ def _required(nodes: NodeAffinity) -> tuple[Requirements, ...]:
 def _preferred(nodes: NodeAffinity) -> Iterator[tuple[int, Requirements]]:
     both = nodes.preferred_during_scheduling or nodes.preferred_during_scheduling_ignored_during_execution
     for one in both or ():
-        # To prefer nothing in particular is to prefer nothing.
+        # An empty preference prefers nothing.
         if requirements := _requirements(one.preference):
             yield one.weight, requirements
 

@@ -1,4 +1,4 @@
-"""`spec.billing` of tenants and tiers: whether work is paid beforehand, and how far ahead."""
+"""`spec.billing` of tenants and tiers: whether work is prepaid, and how far ahead."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def billing_faults(path: str, billing: Billing | UnsetType) -> Iterator[Cause]:
 
 
 def _hundredths(percent: int | float) -> int | None:
-    """Hundredths of a percent, exactly as written; None where that is no whole number."""
+    """Convert percent to hundredths of a percent exactly; None if that is no whole number."""
     exact = Decimal(repr(percent)) * 100
     return int(exact) if exact == exact.to_integral_value() else None

@@ -1,7 +1,8 @@
 """Bounds of request bodies: the number of values, and no repeated keys.
 
-A body is bounded by its values and not only by its bytes: checking one value takes a thousand times as long as reading
-it. Values are counted before anything is built from them; bodies that are too short to hold many are not counted.
+A body is bounded by its number of values as well as by its bytes, because checking one value takes a thousand times as
+long as reading it. Values are counted before anything is built from them; bodies that are too short to hold many are
+not counted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 # A string, complete or truncated; an empty object or list; the begin of another value. Possessive quantifiers prevent
 # backtracking, so the time is linear in the length of the text.
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]\s*+[\]}]|([,\[{])', re.DOTALL)
-# Each value is at most a key, a string, a comma or bracket, and an empty object: more tokens are no JSON.
+# A value is at most a key, a string, a comma or bracket, and an empty object: text with more tokens is not JSON.
 _TOKENS_PER_VALUE = 4
 
 
@@ -33,7 +34,7 @@ class TooManyValues(ValueError):
 
 
 class RepeatedKey(ValueError):
-    """An object of a body has a key twice: readers do not agree which of the two values counts."""
+    """An object has a key twice; parsers disagree about which value counts."""
 
     def __init__(self, key: str) -> None:
         super().__init__(f"the key {variable_name(key)[:63]!r} is given twice in one object")
@@ -42,9 +43,9 @@ class RepeatedKey(ValueError):
 def has_more_values_json(raw: bytes, values_max: int = VALUES_MAX) -> bool:
     """Whether a JSON text has more values than this, at any depth; arbitrary for text that is not JSON."""
     if len(raw) <= 2 * values_max:
-        return False  # A value takes two bytes, itself and a comma.
+        return False  # A value takes two bytes at least: itself and a comma.
     if raw.count(b",") + raw.count(b"[") + raw.count(b"{") < values_max:
-        return False  # Even if none of them is inside a string.
+        return False  # Few enough even if none of them is inside a string.
     values, tokens_left = 1, _TOKENS_PER_VALUE * values_max
     for token in _TOKEN.finditer(raw):
         values += token.lastindex is not None
@@ -72,12 +73,12 @@ def has_more_values(document: Any, values_max: int) -> bool:
 def require_unique_keys(raw: bytes, value: Any) -> None:
     """Refuse a JSON text that gives a key twice in one object.
 
-    The value that was read from it is written again: where nothing was escaped and the colons are as many as before,
-    no key was lost. That is so for nearly all bodies, and costs less than looking at the keys.
+    Fast path: the decoded value is encoded again. If the text has no escapes and as many colons as the result, no key
+    was lost. This holds for nearly all bodies, and costs less than comparing keys.
     """
     if b"\\" not in raw and raw.count(b":") == _encode(value).count(b":"):
         return
-    # Numbers are of no interest here, and the longest would take long to read.
+    # Number values do not matter here, and parsing the longest would be slow.
     json.loads(raw.decode(), object_pairs_hook=_without_repetition, parse_int=len, parse_float=len, parse_constant=len)
 
 

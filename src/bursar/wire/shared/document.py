@@ -1,7 +1,7 @@
-"""Objects as bytes: how they are stored, and how they are shown with their resourceVersion.
+"""Objects as bytes: the stored form, and the rendering with a resourceVersion.
 
-A stored document is metadata and spec; the status is stored beside it, and the resourceVersion is neither's. Showing an
-object is splicing three byte strings: nothing is decoded.
+A stored document contains metadata and spec; the status is stored beside it, and the resourceVersion is in neither.
+Rendering splices three byte strings without decoding them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def encode(value: Any) -> bytes:
 
 
 def encode_object(kind: Kind, one: Object) -> bytes:
-    """The stored document: what the store knows better, and what is never stored, is taken out first."""
+    """Encode the stored document, without fields that are stored elsewhere or never."""
     one.api_version = API_VERSION
     one.kind = kind.name
     metadata = one.metadata
@@ -38,8 +38,8 @@ def encode_object(kind: Kind, one: Object) -> bytes:
 
 
 def render(doc: bytes, status: bytes, revision: int) -> bytes:
-    """The object as a client sees it."""
-    # apiVersion and kind, which come first, are ours and hold no such text.
+    """Render an object for clients."""
+    # apiVersion and kind, which come first, do not contain this text.
     at = doc.index(_METADATA) + len(_METADATA)
     version = b'"resourceVersion":"%d",' % revision
     if status == EMPTY:
@@ -72,7 +72,7 @@ _ending = msgspec.json.Decoder(_Metadata)
 
 
 def is_ending(doc: bytes) -> bool:
-    """Whether an object is marked for deletion, and still waits for its work to end or for its finalizers."""
+    """Whether an object is marked for deletion and waits for its work to end or for its finalizers."""
     # Most documents do not contain this text, and need not be decoded.
     return b'"deletionTimestamp"' in doc and bool(_ending.decode(doc).metadata.deletion_timestamp)
 
@@ -88,6 +88,6 @@ def finalizers_of(doc: bytes) -> tuple[str, ...]:
 
 
 def decode(doc: bytes, status: bytes, revision: int) -> dict[str, Any]:
-    """The object as a plain document, as a patch sees it."""
+    """Decode an object to a plain document, the form that patches are applied to."""
     document: dict[str, Any] = msgspec.json.decode(render(doc, status, revision))
     return document

@@ -1,4 +1,4 @@
-"""Times as people write them, RFC 3339, and as money is counted by: whole microseconds since 1970."""
+"""Times in RFC 3339, and as the ledger counts them: whole microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TIME: Final = re.compile(
 
 
 class InstantError(ValueError):
-    """Not a time; the message says what would be one."""
+    """Not a time; the message shows a valid one."""
 
 
 def micros_of(text: str) -> int:
-    """Microseconds since 1970 of an RFC 3339 time, or of the midnight, in UTC, that a date begins with."""
+    """Parse an RFC 3339 time to microseconds since 1970; a date means its midnight in UTC."""
     whole = f"{text}T00:00:00Z" if _DATE.fullmatch(text) else text
     try:
         if not _TIME.fullmatch(whole):
@@ -36,7 +36,7 @@ def micros_of(text: str) -> int:
 
 
 def moment_of(given: str | float) -> int:
-    """The same, of a time that may be a number as well: seconds since 1970."""
+    """Parse a time that may also be a number of seconds since 1970."""
     if isinstance(given, str):
         return micros_of(given)
     if not 0 <= given < _LAST / 1_000_000:
@@ -45,7 +45,7 @@ def moment_of(given: str | float) -> int:
 
 
 def time_text(micros: int) -> str:
-    """To the microsecond where it is not a whole second."""
+    """Format a time, with microseconds if it is not a whole second."""
     at = (_EPOCH + timedelta(microseconds=micros)).replace(tzinfo=None)
     return f"{at.isoformat(timespec='microseconds' if at.microsecond else 'seconds')}Z"
 

@@ -1,4 +1,4 @@
-"""`Kind` describes a kind of object to the generic code, which asks its hooks and never its name.
+"""`Kind`: the description of a kind of objects for generic code, which calls its hooks and never compares its name.
 
 A new kind is one file in `wire/kinds/` that ends in a `Kind`; the registry finds it there.
 """
@@ -68,7 +68,7 @@ def _may_go(_: Stored, __: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AllocationDemand:
-    """Allocations of one spec that have to run at the same time for an object to run at all."""
+    """Allocations of one spec that must run at the same time for an object to run at all."""
 
     spec: Any  # an AllocationSpec
     members: int = 1
@@ -77,11 +77,11 @@ class AllocationDemand:
 
 @dataclass(frozen=True, slots=True)
 class TenantGrant:
-    """The list in which an object that every tenant may read names tenants; readers see the names they may know."""
+    """The list in which an object that all tenants may read names tenants; readers see only the names they may know."""
 
     path: str  # spec.tenants
-    figures: tuple[str, ...] = ()  # fields of the status that are for the named tenants alone
-    own: bool = False  # whether the node of the object's name reads it unchanged
+    figures: tuple[str, ...] = ()  # status fields that only the named tenants see
+    own: bool = False  # whether the node of this name reads it unfiltered
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,57 +93,57 @@ class Kind:
     description: str
     short_names: tuple[str, ...] = ()
     uid_prefix: str = ""
-    # The verbs that each role may use on it; system administrators only, by default.
+    # The verbs that each role may use; by default, only system administrators.
     access: KindAccess = SYSTEM_ONLY
     # Faults of a well-typed object, by field.
     check: Callable[[Object], list[Cause]] = _no_faults
-    # What fieldSelector may ask for, beside metadata.name and metadata.namespace.
+    # Fields of fieldSelector, besides metadata.name and metadata.namespace.
     selectable: tuple[str, ...] = ()
     fields: Callable[[Object], Fields] = _no_fields
-    # The amounts that count from the moment it is accepted, in bytes or thousandths: `quantity.amount`.
+    # The amounts charged from acceptance on, in bytes or thousandths: `quantity.amount`.
     charge: Callable[[Object], Charge] = _no_charge
-    # The status a new object starts with, given the time.
+    # The initial status of an object, given the time.
     first_status: Callable[[Object, str], dict[str, Any]] = _no_status
     columns: tuple[Column, ...] = ()
     # Strategic merge patch: dotted field path → the key that identifies an element of that list.
     merge_keys: Mapping[str, str] = field(default_factory=dict)
     # Whether its spec may change after creation; labels and annotations always may.
     mutable_spec: bool = True
-    # Puts a checked object into the form in which it is stored.
+    # Puts a checked object into its stored form.
     normalise: Callable[[Object], None] = _leave
-    # Whether its existence or spec is part of the tree, which every charge holds still, or changes only with it.
+    # Whether its existence or spec is part of the tree: then it changes only under the tree's exclusive lock.
     in_tree: bool = False
-    # Names of objects that cannot be deleted: whatever has no owner falls to them.
+    # Names of objects that cannot be deleted: defaults that other objects fall back to.
     built_in: frozenset[str] = frozenset()
-    # Whether its status is written at a path of its own.
+    # Whether its status has a path of its own.
     has_status: bool = False
-    # Whether `kubectl get all` lists it, as all that tenants run.
+    # Whether `kubectl get all` lists it, as it does everything that tenants run.
     in_all: bool = False
     # Whether an exceeded quota is answered with 403, as Kubernetes does for pods, instead of 409.
     forbidden_by_quota: bool = False
-    # The tenant that an object without a namespace belongs to.
+    # The tenant that owns an object without a namespace.
     owner: Callable[[Object], str] = _no_owner
-    # Completes a new object by its creator's tenant, before the owner is asked.
+    # Completes a new object from its creator's tenant, before `owner` is called.
     adopt: Callable[[Object, str], None] = _adopt_nothing
-    # Copies the fields that a new version keeps from the stored one, whatever the client sent.
+    # Copies fields that clients cannot change from the stored version to a new one.
     keep: Callable[[Stored, Object], None] = _keep_nothing
-    # Whether an object that is being deleted is removed with the last of these finalizers.
+    # Whether an object that is being deleted is removed together with these last finalizers.
     may_go: Callable[[Stored, Collection[str]], bool] = _may_go
-    # The queue that it waits in; None for kinds that never wait.
+    # The queue of an object; None for kinds without one.
     queue: Callable[[Object], str] | None = None
-    # The demand that must fit onto the nodes for it ever to run; None for kinds that need no node.
+    # The demand that must fit onto nodes for the object ever to run; None for kinds that need no node.
     demand: Callable[[Object], AllocationDemand] | None = None
-    # Whether it is bound to nodes, whose agents see it then.
+    # Whether objects are bound to nodes, whose agents see them then.
     placed: bool = False
-    # Whether it offers resources, so that a change of it changes what can ever be placed.
+    # Whether objects offer resources, so that their changes affect which work can ever be placed.
     offers_resources: bool = False
-    # Whether others only refer to it by name, so that a check of its existence may be a second old.
+    # Whether others refer to it only by name, so that an existence check may use a cache of one second.
     only_named: bool = False
     # Verbs whose events only the tenant of the actor sees.
     private_verbs: frozenset[str] = frozenset()
-    # The path at which it names tenants that not every reader may know of.
+    # The path of a list of tenants that not every reader may know.
     names_tenants: TenantGrant | None = None
-    # For the documentation: descriptions by `Schema.field`, and the body of an object.
+    # Documentation: descriptions by `Schema.field`, and of the request body.
     words: Mapping[str, str] = field(default_factory=dict)
     example: Mapping[str, Any] = field(default_factory=dict)
 
@@ -162,7 +162,7 @@ USER_FIELD = "status.user"
 
 
 def user_field(user: str) -> Fields:
-    """The field of the submitter. Without one there is no field; a selector takes both for empty."""
+    """The fields of the submitter. Without one there is no field; selectors treat both as empty."""
     return {USER_FIELD: user} if user else {}
 
 

@@ -1,4 +1,4 @@
-"""Maps of dimension → quantity as they stand on the wire, and as exact amounts."""
+"""Maps from dimension to quantity, on the wire and as exact amounts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def quantity_text(value: Quantity) -> str | int:
 
 
 def dimension_name(name: str) -> str:
-    """`requests.cpu` is another name of `cpu`."""
+    """Normalise a dimension's name: `requests.cpu` is another name of `cpu`."""
     return name.removeprefix("requests.")
 
 
-# Submissions repeat a few pairs for ever. Only good ones are kept, and good ones are short.
+# Submissions repeat a few pairs. Only valid entries are cached, and valid entries are short.
 @lru_cache(8192, typed=True)
 def _read(name: str, value: Quantity) -> tuple[str, int]:
-    """(dimension, amount) of one entry; raises QuantityError for what is wrong with either."""
+    """Parse (dimension, amount) of one entry; raises QuantityError for a fault in either."""
     if faults := qualified_name(name):
         raise QuantityError(faults[0])
     dimension = dimension_name(name)
@@ -36,7 +36,7 @@ def _read(name: str, value: Quantity) -> tuple[str, int]:
 
 
 def amounts(given: Mapping[str, Quantity] | UnsetType) -> dict[str, int]:
-    """Exact amounts; call only on what `amounts_faults` found nothing wrong with."""
+    """Parse exact amounts; call it only on a map without `amounts_faults`."""
     if isinstance(given, UnsetType):
         return {}
     return dict([_read(name, value) for name, value in given.items()])

@@ -13,13 +13,14 @@ from bursar.core.values.refusal import Cause, field_fault
 
 API_VERSION = "v1"
 
-# Quantities come as text, or as the numbers that YAML makes of unquoted text.
+# Quantities are text, or the numbers that YAML makes of unquoted text.
 Quantity: TypeAlias = str | int | float
 Text: TypeAlias = str | UnsetType
 
 
 class Wire(Struct, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
-    """Fields are camelCase on the wire; what was not given is left out again, so that specs are echoed as given."""
+    """Base of wire types. Fields are camelCase; omitted fields stay omitted in responses, so that specs are echoed as
+    given."""
 
 
 class OwnerReference(Wire):
@@ -73,7 +74,7 @@ class LabelSelector(Wire):
 
 
 def given(value: object) -> bool:
-    """Whether a field was in the body."""
+    """Whether a field was present in the body."""
     return value is not UNSET and value is not None
 
 

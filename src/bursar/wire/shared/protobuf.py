@@ -1,12 +1,12 @@
-"""Kubernetes' protobuf bodies, read into the documents that JSON would have given.
+"""Kubernetes' protobuf bodies, decoded into the documents that JSON would have given.
 
 kubectl sends `create namespace`, `create quota` and `auth can-i` as `application/vnd.kubernetes.protobuf` and does not
-try again in JSON. Such a body is four bytes of magic and an envelope (runtime.Unknown) that names the kind of the
-message inside. Only the messages that clients really send are known here, as tables of field numbers; fields that the
-tables do not name are skipped, as protobuf asks. What Go's JSON would leave out because it is empty is left out too.
+fall back to JSON. Such a body is four magic bytes and an envelope (runtime.Unknown) that names the kind of the message
+inside. Only the messages that clients really send are known here, as tables of field numbers; unknown fields are
+skipped, as protobuf requires. Empty values that Go's JSON encoder omits are omitted too.
 
-The input is hostile until proven otherwise: whatever is wrong with it is a ProtobufError, nothing nests deeper than the
-tables do, and no more fields are read than a body may have values.
+The input is untrusted: every fault is a ProtobufError, nesting is limited to the depth of the tables, and no more
+fields are read than a body may have values.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a message: its JSON name and how its value is read.
+    """One field of a message: its JSON name and how its value is decoded.
 
-    `pointer` marks what Kubernetes keeps by reference: there a zero was meant, elsewhere it only says "not given".
+    `pointer` marks fields that Kubernetes keeps by reference: there a zero is a value; elsewhere it means "not given".
     """
 
     name: str
@@ -57,13 +57,13 @@ class Field:
     pointer: bool = False
 
 
-Value: TypeAlias = int | bytes  # what the wire has: a number, or bytes
+Value: TypeAlias = int | bytes  # a raw value: a number or bytes
 Reader: TypeAlias = Callable[[Value, Budget], Any]
 Message: TypeAlias = Mapping[int, Field]
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """The document in a protobuf body, with its apiVersion and kind."""
+    """Decode the document in a protobuf body, with its apiVersion and kind."""
     if len(body) > BODY_BYTES_MAX:
         raise ProtobufError(f"protobuf body is too large: at most {BODY_BYTES_MAX} bytes are allowed")
     if not body.startswith(MAGIC):
@@ -106,7 +106,7 @@ def _put(result: dict[str, Any], field: Field, value: Any) -> None:
 
 
 def _wire_fields(data: bytes, budget: Budget) -> Iterator[tuple[int, Value]]:
-    """Field number and raw value of each field, in the order in which they come."""
+    """Iterate over field numbers and raw values, in wire order."""
     position = 0
     while position < len(data):
         budget.spend()
@@ -121,7 +121,7 @@ def _wire_fields(data: bytes, budget: Budget) -> Iterator[tuple[int, Value]]:
             length, position = _read_varint(data, position)
             value, position = _slice(data, position, length)
         elif wire_type in (_FIXED64, _FIXED32):
-            # No field known here is of fixed width.
+            # Skipped: no known field has a fixed width.
             _, position = _slice(data, position, 8 if wire_type == _FIXED64 else 4)
             continue
         else:
@@ -150,7 +150,7 @@ def _slice(data: bytes, position: int, length: int) -> tuple[bytes, int]:
     return data[position:end], end
 
 
-# How values are read.
+# Decoding of values.
 
 
 def _raw(value: Value, _: Budget) -> bytes:
@@ -167,7 +167,7 @@ def _text(value: Value, budget: Budget) -> str:
 
 
 def _integer(value: Value, _: Budget) -> int:
-    """A signed 64-bit number; negative ones come as two's complement."""
+    """A signed 64-bit number; negative ones are in two's complement."""
     if not isinstance(value, int):
         raise ProtobufError("bytes stand where a number should")
     return value - (1 << 64) if value >= 1 << 63 else value
@@ -205,7 +205,7 @@ def _map_of(read: Reader) -> Reader:
 
 
 def _strings(*names: str) -> dict[int, Field]:
-    """Fields 1, 2, 3 and so on, all text."""
+    """Text fields numbered from 1."""
     return {number: Field(name, _text) for number, name in enumerate(names, 1)}
 
 
@@ -261,7 +261,7 @@ _CONDITION: Message = {
     6: Field("message", _text),
 }
 
-# Keys, operators and values: of scopes, labels and fields alike, but for the name of the key.
+# Keys, operators and values of requirements; scopes, labels and fields differ only in the name of the key.
 _SCOPE_REQUIREMENT: Message = {**_strings("scopeName", "operator"), **_texts(3, "values")}
 _REQUIREMENT: Message = {**_strings("key", "operator"), **_texts(3, "values")}
 _SELECTOR_ATTRIBUTES: Message = {
@@ -291,7 +291,7 @@ _ACCESS_REVIEW_SPEC: Message = {
 
 
 def _object(spec: Message, status: Message | None = None) -> Message:
-    """Metadata, spec and status; the status of a review is the server's to say."""
+    """Metadata, spec and status; the status of a review is written only by the server."""
     fields = {1: Field("metadata", _message(_OBJECT_META)), 2: Field("spec", _message(spec))}
     return fields if status is None else {**fields, 3: Field("status", _message(status))}
 

@@ -45,7 +45,7 @@ class PreferredNodes(Wire):
 class NodeAffinity(Wire):
     required_during_scheduling: NodeSelector | UnsetType = UNSET
     preferred_during_scheduling: list[PreferredNodes] | UnsetType = UNSET
-    # Kubernetes' own names for the same two.
+    # Kubernetes' own names of the two fields.
     required_during_scheduling_ignored_during_execution: NodeSelector | UnsetType = UNSET
     preferred_during_scheduling_ignored_during_execution: list[PreferredNodes] | UnsetType = UNSET
 
@@ -103,7 +103,7 @@ class Scheduling(Wire):
     gang_scheduling: GangScheduling | UnsetType = UNSET
 
 
-# What may be wrong with it.
+# Faults.
 
 
 def scheduling_faults(path: str, scheduling: Scheduling) -> Iterator[Cause]:
@@ -184,7 +184,7 @@ def _node_affinity_faults(path: str, affinity: NodeAffinity) -> Iterator[Cause]:
 
 
 def _said_twice_faults(path: str, affinity: NodeAffinity | PodAffinity) -> Iterator[Cause]:
-    """Both names of a field are accepted; two different answers are not."""
+    """Both names of a field are accepted; two different values are a fault."""
     for name, short, long in (
         (
             "requiredDuringScheduling",
@@ -198,7 +198,7 @@ def _said_twice_faults(path: str, affinity: NodeAffinity | PodAffinity) -> Itera
         ),
     ):
         if given(short) and given(long) and short != long:
-            yield field_fault(f"{path}.{name}", f"differs from {name}IgnoredDuringExecution: say it once")
+            yield field_fault(f"{path}.{name}", f"contradicts {name}IgnoredDuringExecution: set only one")
 
 
 def _term_faults(path: str, term: NodeSelectorTerm) -> Iterator[Cause]:
@@ -264,7 +264,7 @@ def _label_selector_faults(path: str, selector: LabelSelector) -> Iterator[Cause
 def duration_faults(path: str, text: str | int) -> Iterator[Cause]:
     try:
         if parse_seconds(text) <= 0:
-            yield field_fault(path, "must be longer than nothing")
+            yield field_fault(path, "must be longer than 0")
     except DurationError as error:
         yield field_fault(path, str(error))
 

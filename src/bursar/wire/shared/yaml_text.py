@@ -1,9 +1,9 @@
-"""YAML bodies, read into the documents that JSON would have given.
+"""YAML bodies, decoded into the documents that JSON would have given.
 
 The document is built from the parser's events in one pass, so every bound holds before anything is built: no aliases,
-which can make a small text mean an enormous document; few levels and parts; no key twice; and only the tags of JSON's
-types, each on a value of that type. Dates stay text, and so does every number that is not written in plain decimals:
-YAML's numbers to the base of sixty take a time that grows with the square of their length.
+with which a small text can expand to an enormous document; a limited depth and number of events; no repeated keys; and
+only the tags of JSON's types, each on a value of that type. Dates stay text, and so do numbers not in plain decimals:
+YAML's sexagesimal numbers take time quadratic in their length.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _MAP, _SEQUENCE = _CORE + "map", _CORE + "seq"
 
 
 class YamlError(ValueError):
-    """The text is not YAML, or holds what a body may not."""
+    """The text is not YAML, or contains something that a body may not."""
 
 
 def decode(raw: bytes) -> Any:
-    """The one document in a YAML text."""
+    """Decode the one document in a YAML text."""
     events = _bounded(raw)
     try:
         next(events)  # the stream begins
@@ -67,7 +67,7 @@ def _value(event: Any, events: Iterator[Any]) -> Any:
             try:
                 return _scalar(event)
             except YamlError as error:
-                # Not the value: it may be a secret.
+                # The message omits the value, which may be a secret.
                 raise YamlError(f"line {_line(event)}: {error}") from None
         case yaml.MappingStartEvent():
             _require_tag(event, _MAP)

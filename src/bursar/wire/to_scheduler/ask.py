@@ -1,7 +1,7 @@
-"""From stored documents to what the scheduler decides on: asks, nodes, shares, queues and priority classes.
+"""Conversion of stored documents to scheduler values: asks, nodes, shares, queues and priority classes.
 
-Allocations of one template come by the thousand, each with the same spec, byte for byte: what it means is worked out
-once, and all of them share one Shape, so that what is then worked out for the shape is shared as well.
+Jobs create thousands of allocations with the same spec, byte for byte. A spec is interpreted once, and all its
+allocations share one Shape, so that results computed for the shape are shared as well.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from bursar.wire.shared.scheduling import GangScheduling
 
 QUEUE_DEFAULT = "default"
 PROFILE_DEFAULT = "default"
-UID_SECONDS_OFF_MAX = 60.0  # a uid whose time is further from that of the creation was not made for it
+UID_SECONDS_OFF_MAX = 60.0  # the largest plausible difference between a uid's time and the creation
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,17 @@ class NodeView:
     taints: tuple[ask.Taint, ...] = ()
     ready: bool = True
     unschedulable: bool = False
-    tenants: tuple[str, ...] = ()  # dedicated to these; empty: for all tenants
-    whole_only: bool | None = None  # it takes no work that asks for a part of a device; None: as the system says
-    isolated: bool = False  # its agent keeps tenants apart
+    tenants: tuple[str, ...] = ()  # dedicated to these tenants; empty: for all
+    whole_only: bool | None = None  # refuses fractions of devices; None: the system's setting
+    isolated: bool = False  # its agent isolates tenants
 
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """A tenant's place in the fair share; None where nothing was said. A target is a fraction of the whole system."""
+    """A tenant's fair share settings; None: not set. A target is a fraction of the whole system."""
 
     parent: str = ""
-    weight: float | None = None  # its tier's, where it says none
+    weight: float | None = None  # default: that of its tier
     fair_share_target: float | None = None
     burst_allowance: float = 1.0
     gpu_hours_budget: float | None = None
@@ -94,7 +94,7 @@ NO_CLASS = PriorityClassView()
 
 @dataclass(frozen=True, slots=True)
 class _Meaning:
-    """All that a spec alone says."""
+    """Everything that follows from a spec alone."""
 
     shape: Shape
     charge: Charge
@@ -104,7 +104,7 @@ class _Meaning:
     priority_class: str
     preempts: bool | None
     gang: Gang | None
-    gang_open: GangScheduling | None  # one that leaves something to the annotations
+    gang_open: GangScheduling | None  # a gang that annotations complete
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -135,8 +135,8 @@ def ask_of(
     tree: Tree | None = None,
     exempt: bool = False,
 ) -> Ask:
-    """The ask of a stored allocation. Its charge is the one given, else the charge on acceptance. With the tree, its
-    tenant's permissions apply, unless it is exempt from them."""
+    """The ask of a stored allocation. Its charge is the given one, or else the charge on acceptance. If the tree is
+    given, the tenant's permissions apply, unless the allocation is exempt from them."""
     document = _decode_document(doc)
     metadata, meaning = document.metadata, _meaning(bytes(document.spec))
     by_class = priorities.get(meaning.priority_class) if meaning.priority_class else None
@@ -176,7 +176,7 @@ def ask_of(
 
 
 def global_default(priorities: Mapping[str, PriorityClassView]) -> PriorityClassView:
-    """The class of those who name none. Of several the lowest counts, as in Kubernetes; without any it is zero."""
+    """The class of work that names none: of several global defaults the lowest, as in Kubernetes; without any, zero."""
     marked = [one for one in priorities.values() if one.global_default]
     return min(marked, key=lambda one: one.value) if marked else NO_CLASS
 
@@ -225,7 +225,7 @@ def tolerations_in(doc: bytes) -> tuple[tuple[Toleration, ...], bool]:
 
 
 def _selector(spec: AllocationSpec) -> dict[str, str] | UnsetType:
-    """The node selector; with stdin, only agents that support it: others would start the command without it."""
+    """The node selector; with stdin, it selects agents that support it: others would start the command without it."""
     if spec.stdin is not True:
         return spec.node_selector
     return {**(spec.node_selector or {}), STDIN_LABEL: "true"}
@@ -241,8 +241,8 @@ _ANY_NODE = Toleration(SIMULATED, exists=True)
 
 
 def _implied(spec: AllocationSpec, requests: Iterable[tuple[str, int]]) -> list[Toleration]:
-    """Implied tolerations: a request for an extended resource tolerates the taint of that name, which keeps other
-    work off. Work without a command also tolerates simulated nodes."""
+    """Implied tolerations: a request for an extended resource tolerates the taint of that name, which repels other
+    work. Work without a command also tolerates simulated nodes."""
     implied = [Toleration(name, exists=True) for name, _ in requests if is_device(name)]
     return implied if spec.command else [*implied, _ANY_NODE]
 
@@ -261,7 +261,7 @@ def _annotated(gang: GangScheduling, notes: dict[str, str]) -> Gang | None:
 
 
 def _several(gang: Gang | None) -> Gang | None:
-    """A gang of one member is none."""
+    """Return the gang, or None if it has a single member."""
     return gang if gang is not None and gang.min_members > 1 else None
 
 
@@ -277,8 +277,8 @@ def _seconds(text: str) -> int:
 
 
 def submitted_at(created: str, uid: str) -> float:
-    """The time of submission, to the millisecond if the uid contains it (UUIDv7): creation timestamps have seconds
-    only, and most waits are shorter."""
+    """The time of submission, to the millisecond if the uid contains it (UUIDv7). Creation timestamps have whole
+    seconds, and most waits are shorter."""
     second = _epoch(created)
     if uid[-22:-21] != "7":
         return second
@@ -289,7 +289,7 @@ def submitted_at(created: str, uid: str) -> float:
     return moment if abs(moment - second) <= UID_SECONDS_OFF_MAX else second
 
 
-# Everything that was submitted within a second has the same text.
+# All submissions within a second have the same text.
 @lru_cache(4096)
 def _epoch(text: str) -> float:
     return datetime.fromisoformat(text).timestamp() if text else 0.0
@@ -336,7 +336,7 @@ _decode_node_status = msgspec.json.Decoder(_NodeStatus).decode
 
 
 def node_of(doc: bytes, status: bytes) -> NodeView:
-    """A node is ready when neither its phase nor its condition says otherwise."""
+    """Convert a node; it is ready unless its phase or its condition says otherwise."""
     document, state = _decode_node(doc), _decode_node_status(status)
     ready = all(one.status == "True" for one in state.conditions if one.type == "Ready")
     taints = tuple(ask.Taint(one.key, one.value, Effect(one.effect)) for one in document.spec.taints)

@@ -44,19 +44,19 @@ from bursar.core.scheduling.state.fleet import Bools
 from bursar.core.scheduling.state.node_filter import by_isolation, by_label, by_parts, by_tenants, meets
 from bursar.core.scheduling.state.placed_columns import Spot
 
-ROUNDS_MAX = 2  # plans that a simulation makes, where one does not hold everything that can be placed
+ROUNDS_MAX = 2  # plans per simulation: a first one may leave work that still fits
 PRECEDENCE = {one: place for place, one in enumerate(ReasonCode)}
-# What passes when something else ends: only then is there something to estimate.
+# Reasons that end when other work ends: only these have an estimated start.
 PASSING = (ReasonCode.NO_CAPACITY, ReasonCode.HELD, ReasonCode.NOT_TRIED)
 
 
-# Why it waits.
+# Explain.
 
 
 def explain(
     cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: float, queue_order: QueueOrder | None = None
 ) -> ExplainAnswer | None:
-    """Why this waits, in all that is known; nothing when it does not wait."""
+    """Explain with all known figures why an allocation is pending; None if it is not."""
     if uid not in cluster.waiting:
         return None
     queue_order = queue_order or order_queue(cluster, policy, now)

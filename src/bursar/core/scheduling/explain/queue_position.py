@@ -22,7 +22,7 @@ from bursar.core.scheduling.state.cluster_state import ActiveBoost, ClusterState
 from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey
 
 WALK_MAX = 1000
-GROUPS_MAX = 1000  # that are walked for having waited longest, and as many for being the most urgent
+GROUPS_MAX = 1000  # groups visited by waiting time, and as many by urgency
 FRESH_SECONDS = 1.0
 SECONDS_PER_STEP = 5e-4  # how long a line stays good for each step that it took to make
 

@@ -3,7 +3,7 @@ INSERT INTO token (id, hash, role, tenant, tenant_uid, username, node, single_us
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 
 -- name: find
--- `lives` is whether there is the tenant that it was made for: one of the same name is another.
+-- `lives` says whether the tenant of the token still exists; a later tenant of the same name does not count.
 SELECT id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
        used_key, revoked_at,
        tenant = '' OR EXISTS (
@@ -28,8 +28,8 @@ SELECT id, hash, role, tenant, tenant_uid, username, node, single_use, created_a
  ORDER BY created_at, id;
 
 -- name: revoke
--- The first revocation stands, so that the record says since when the token was dead. Of two at once the second waits for
--- the first, and then finds nothing to do.
+-- The first revocation stands, so that the record says since when the token was invalid. Of two concurrent revocations
+-- the second waits for the first and then updates nothing.
 UPDATE token
    SET revoked_at = $2, revoked_by = $3
  WHERE id = $1 AND revoked_at IS NULL
@@ -37,7 +37,7 @@ RETURNING id, hash, role, tenant, tenant_uid, username, node, single_use, create
           used_key, revoked_at;
 
 -- name: consume
--- Of two concurrent uses the second waits for the first's transaction, and then finds it used.
+-- Of two concurrent uses the second waits for the first's transaction and then finds the token used.
 UPDATE token
    SET used_at = $2, used_key = $3
  WHERE id = $1
@@ -48,21 +48,21 @@ UPDATE token
 RETURNING id;
 
 -- name: reuse
--- By the key that it was used for, and by no other.
+-- A used token is valid again only for the key that it was used for.
 SELECT EXISTS (
     SELECT FROM token
      WHERE id = $1 AND used_key = $3 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $2)
 );
 
 -- name: lock_against_writers
--- Two servers that start together: the second sees what the first has written.
+-- Serialises servers that start together: the second sees the token that the first has written.
 LOCK TABLE token IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: exists_of_role
 SELECT EXISTS (SELECT FROM token WHERE role = $1);
 
 -- name: revoke_of_nodes
--- A later node of the same name is another node.
+-- A later node of the same name is a different node.
 UPDATE token
    SET revoked_at = now(), revoked_by = 'system'
  WHERE node = ANY($1::text[]) AND revoked_at IS NULL
@@ -70,6 +70,6 @@ RETURNING id, hash, role, tenant, tenant_uid, username, node, single_use, create
           used_key, revoked_at;
 
 -- name: restore
--- What the token was used for did not happen; unless the same key, asking once more, has come through meanwhile.
+-- Undoes a use whose purpose failed, unless the same key has succeeded with a repeated request meanwhile.
 UPDATE token SET used_at = NULL, used_key = NULL
  WHERE id = $1 AND NOT EXISTS (SELECT FROM node_identity AS identity WHERE identity.token = $1);

@@ -1,8 +1,8 @@
--- Looking back. Blocks and pages are added up by key; lines are read only at the edges of a period, and after the last
--- block. Numbers rise with time: a time is a place between two entries.
+-- Account statements. Blocks and pages are summed by key; single entries are read only at the edges of a period and
+-- after the last block. Entry numbers rise with time, so a point in time is a position between two entries.
 
 -- name: cut
--- The last block that is wholly before a time, and whether the next one is wholly after it.
+-- The last block wholly before a time, and whether the next one is wholly after it.
 SELECT seal.floor, ledger.last, coalesce(before.number, 0) AS block, coalesce(before.last, 0) AS sealed,
        after.first_at >= $1 AS clean,
        before.number IS NULL OR EXISTS (SELECT FROM entry_page WHERE last_block = before.number) AS page_end
@@ -23,7 +23,7 @@ SELECT ledger.last, coalesce(block.number, 0) AS block, coalesce(block.last, 0) 
  WHERE ledger.id = 1;
 
 -- name: posted
--- Balances after a block, and what moved them since, up to an entry.
+-- Balances after a block, plus the entries since, up to and including an entry.
 SELECT wanted.id, coalesce(sealed.posted, 0) + coalesce(since.amount, 0) AS posted
   FROM unnest($1::bigint[]) AS wanted (id)
   LEFT JOIN LATERAL (
@@ -37,7 +37,7 @@ SELECT wanted.id, coalesce(sealed.posted, 0) + coalesce(since.amount, 0) AS post
        ) AS since ON since.account = wanted.id;
 
 -- name: first_unit
--- The first page, or block that is in none, that begins after an entry.
+-- The first page, or block in no page, that begins after an entry.
 SELECT first_block, first
   FROM ((SELECT first_block, first FROM entry_page WHERE first > $1 ORDER BY first LIMIT 1)
          UNION ALL
@@ -50,7 +50,7 @@ SELECT first_block, first
  LIMIT 1;
 
 -- name: last_unit
--- The last one that does not go beyond an entry.
+-- The last page, or block in no page, that does not extend beyond an entry.
 SELECT last_block, last
   FROM ((SELECT last_block, last FROM entry_page WHERE first <= $1 ORDER BY first DESC LIMIT 2)
          UNION ALL
@@ -75,12 +75,12 @@ SELECT account, type, sum(amount) AS amount, min(lease) FILTER (WHERE lease > 0)
  GROUP BY account, type;
 
 -- name: floor
--- The first entry that is still kept line by line.
+-- The first entry that is still stored singly.
 SELECT floor FROM seal WHERE id = 1;
 
 -- name: lines
--- First which leases are shown, found one after another by index; then what they come to. So what comes after the page is
--- not read, however much that is.
+-- First selects the leases of the page one after another by index, then sums only these, so that leases after the page
+-- are not read.
 WITH edge AS MATERIALIZED (
     SELECT lease, type, amount, (until - begin)::numeric AS micros, 1::bigint AS count, begin, until
       FROM entry_side
@@ -130,7 +130,7 @@ SELECT line.lease, line.amount, line.debited, line.refunded, line.adjusted, line
  ORDER BY line.lease;
 
 -- name: items
--- Those that are sealed are kept for ever; the others are still to be found among all entries.
+-- Sealed entries without a lease are kept for ever in entry_kept; later ones are read from all entries.
 SELECT number, at, type, CASE WHEN debit = $1 THEN -amount ELSE amount END AS amount, request, actor, reason
   FROM ((SELECT * FROM entry_kept WHERE debit = $1 AND lease = 0 AND number > $2 AND number <= $3
           ORDER BY number LIMIT $5)

@@ -1,6 +1,6 @@
 -- name: paid_on
--- Paid placements on these nodes, with their leases if still open; `now` is the number of this heartbeat.
--- Nodes are read of the few alone for which it is noted that they are paid no further.
+-- Paid placements on these nodes, with their leases if still open; `now` is the number of this heartbeat. The status is
+-- read only for placements with a recorded shortfall.
 SELECT placement.node, placement.uid, placement.namespace, placement.name, placement.epoch,
        coalesce(object.gang, '') AS gang, object.fields ->> 'status.phase' AS phase, lease.id AS lease,
        ledger_now() AS now,

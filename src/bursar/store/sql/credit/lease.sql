@@ -1,4 +1,4 @@
--- Leases as they are listed.
+-- Lists of leases, open and ended.
 
 -- name: list_open
 SELECT lease.id
@@ -13,7 +13,7 @@ SELECT lease.id
  LIMIT $7;
 
 -- name: list_ended
--- The last one first: there are years of them.
+-- The latest first: the table holds years of leases.
 SELECT id
   FROM lease_ended
  WHERE account = $1 AND ($2 = '' OR job = $2) AND (closed_at, id) < ($3, $4)

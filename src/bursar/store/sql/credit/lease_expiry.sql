@@ -1,11 +1,12 @@
--- Leases that are no longer extended. Nothing that a heartbeat changes has an index, so they are not searched for: each is
--- looked at when what it was last known to have paid for is over.
+-- Expiry of leases that are no longer extended. Columns that heartbeats change have no index, so leases are not
+-- searched by time: each is read again when the time has passed until which it was paid at the last reading.
 
 -- name: look
--- Those that are named, and the next ones after a number. `over_at` is when it is over: when its paid time is, and that in
--- which it may be frozen; at once for one that was posted long after now, because our clock was wrong then, unless a
--- heartbeat corrects it meanwhile, and for one that never began, of a placement that is gone. A placement is made together
--- with its lease: what has none now will have none. Null for one that is still to begin.
+-- Selects the named leases, and the next ones after a number. `over_at` is the time of expiry: the end of the paid
+-- time, plus the freeze time if the spend rate is exceeded. It is 0 (at once) for a lease posted well into the future
+-- by a wrong clock, unless a heartbeat corrects it meanwhile, and for a lease that never began and whose placement is
+-- gone. A placement is created together with its lease, so a lease without one will never have one. NULL if the lease
+-- has not begun.
 SELECT looked.id, looked.paid_until,
        CASE WHEN started_at > 0 AND posted_until <= ledger_now() + span
             THEN paid_until + CASE WHEN final = 'spend_rate_exceeded' THEN $1::bigint ELSE 0 END

@@ -1,8 +1,8 @@
--- Accounts, leases and entries. The order of locks is: accounts by id, ended leases by id, the ledger's row. An account's
--- lock is that of its open leases as well.
+-- Accounts, leases and entries. Accounts, ended leases and the ledger's row are locked in this order, as stated in
+-- docs/invariants.md. The lock of an account covers its open leases.
 
 -- name: lock
--- An account is its row, which can be read by the statement that locks it.
+-- The whole account is in its row, so the statement that locks it may also read it.
 SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max, spend_rate_max, spend_burst, tokens,
        tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version, tenant_uid
   FROM account
@@ -11,8 +11,8 @@ SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max,
    FOR NO KEY UPDATE;
 
 -- name: lease_rows
--- Under the locks of their accounts, which every change of a lease takes: rows of their own need no lock, which
--- would have to be written for each of them.
+-- Read under the locks of their accounts, which every change of a lease takes. Row locks are not needed, and would cost
+-- one write each.
 SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, epoch, node, opened_at, started_at,
        since, past, ahead, posted_until, paid_until, posted, held, seq, final, work, refunded
   FROM lease
@@ -28,7 +28,7 @@ SELECT id, account, job, rate, span, amounts, class, gpus, discount, mode, uid, 
    FOR NO KEY UPDATE;
 
 -- name: moment
--- After the locks: whatever was decided before by others happened before this time.
+-- Read after the locks, so that every decision committed before has an earlier time.
 SELECT ledger_now() AS now, prices FROM ledger;
 
 -- name: find_accounts
@@ -40,7 +40,7 @@ SELECT id, tenant, username
 SELECT nextval(pg_get_serial_sequence('account', 'id')) AS id FROM generate_series(1, $1);
 
 -- name: add_accounts
--- They are filled by the statement that saves all accounts.
+-- The statement that saves all accounts fills the other columns.
 INSERT INTO account (id, tenant, username, tenant_uid)
 SELECT * FROM unnest($1::bigint[], $2::text[], $3::text[], $4::text[]) AS line (id, tenant, username, tenant_uid)
  ORDER BY 2, 3
@@ -54,7 +54,7 @@ SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max,
  WHERE id = ANY($1::bigint[]);
 
 -- name: read_payers
--- An account, the owner's own one, and the opener of a lease.
+-- The paying account, the owner's own account, and who opened the lease.
 SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max, spend_rate_max, spend_burst, tokens,
        tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version, tenant_uid,
        (SELECT opened_by FROM lease WHERE lease.id = $4) AS opened_by
@@ -62,7 +62,7 @@ SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max,
  WHERE id = $1 OR (tenant, username) = ($2, $3);
 
 -- name: lock_of_tenant
--- Whether one is in use is decided by the rows as they are once they are locked: nothing comes to any of them meanwhile.
+-- The rows as locked decide whether an account is in use: none can receive anything meanwhile.
 SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max, spend_rate_max, spend_burst, tokens,
        tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version, tenant_uid
   FROM account
@@ -71,7 +71,7 @@ SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max,
    FOR NO KEY UPDATE;
 
 -- name: list_accounts
--- The system's own are not among them. What the caller may not see is left out here, so that no page ends at it.
+-- Without the system's accounts. Accounts that the caller may not see are filtered here, so that pages are full.
 SELECT id, tenant, username, status, posted, held, credit_limit, gpus, gpus_max, spend_rate_max, spend_burst, tokens,
        tokens_at, daily_cap, stop_at_cap, time_zone, day, day_posted, low_balance, version, tenant_uid
   FROM account
@@ -110,9 +110,9 @@ SELECT id, account FROM lease_ended WHERE id = ANY($1::bigint[]);
 SELECT nextval('lease_number') AS number FROM generate_series(1, $1);
 
 -- name: save
--- Accounts, leases and entries in one statement: every message to the server costs a busy process a turn. Columns travel
--- as texts (store/db/columns.py). The rows of accounts and leases are locked already; the ledger's row is the last lock,
--- held until COMMIT, so that entries become visible in the order of their numbers.
+-- Accounts, leases and entries in one statement, because each round trip costs a busy process one turn of its event
+-- loop. Columns travel as texts (store/db/columns.py). The rows of accounts are locked already. The ledger's row is
+-- locked here until COMMIT, so that entries become visible in the order of their numbers.
 WITH balanced AS (
     UPDATE account
        SET status = line.status, posted = line.posted, held = line.held, credit_limit = line.credit_limit,
@@ -190,8 +190,8 @@ SELECT line.id, line.account, line.job, line.rate, line.span, line.amounts::json
                   opened_by);
 
 -- name: end_leases
--- Leases that were opened in this very batch are not in the table: they go where the ended ones are at once. What was
--- settled by what was measured needs no reconciliation.
+-- Leases that were opened in this batch are not in the table; they are inserted as ended directly. Leases settled by
+-- measured usage need no reconciliation.
 WITH gone AS (
     DELETE FROM lease WHERE id = ANY(string_to_array($1, ',')::bigint[])
     RETURNING id
@@ -225,7 +225,7 @@ WITH gone AS (
 SELECT count(*) FROM gone;
 
 -- name: correct_ended
--- What was put right after the end.
+-- Corrections after the end of a lease.
 UPDATE lease_ended
    SET posted = line.posted, written_off = line.written_off, refunded = line.refunded
   FROM unnest(string_to_array($1, ',')::bigint[], string_to_array($2, ',')::bigint[],
@@ -235,7 +235,7 @@ UPDATE lease_ended
 RETURNING 1;
 
 -- name: refunded
--- Manual refunds of open leases, which are rare: kept apart, so that no heartbeat has to write them.
+-- Manual refunds of open leases. They are rare, so heartbeats do not write this column.
 UPDATE lease
    SET refunded = line.refunded
   FROM unnest(string_to_array($1, ',')::bigint[], string_to_array($2, ',')::bigint[]) AS line (id, refunded)
@@ -246,7 +246,7 @@ INSERT INTO notice (type, tenant, subject, data)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::json[]);
 
 -- name: tell
--- Waiters for credit may try again. The notification is sent when the transaction commits.
+-- Notifies allocations that wait for credit. The notification is sent when the transaction commits.
 SELECT pg_notify('bursar_credit', $1);
 
 -- name: position

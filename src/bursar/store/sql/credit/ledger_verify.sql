@@ -1,4 +1,4 @@
--- What is not as it must be. Each statement names rows that are wrong, and nothing else.
+-- Verification of the ledger. Each statement returns only faulty rows.
 
 -- name: missing_entries
 SELECT number
@@ -7,7 +7,7 @@ SELECT number
  LIMIT $3;
 
 -- name: untimely_entries
--- An entry's time is never before that of the one before it.
+-- Entries whose time is before that of the previous entry.
 SELECT number
   FROM (SELECT number, at, lag(at) OVER (ORDER BY number) AS before
           FROM entry WHERE number BETWEEN $1 AND $2) AS line
@@ -26,7 +26,7 @@ SELECT coalesce(line.number, kept.number) AS number, kept.number IS NULL AS miss
  LIMIT $3;
 
 -- name: sums_of_entries
--- What lines come to, as rollups say it.
+-- Sums of entries in the format of rollups.
 SELECT account, lease, type, count(*) AS count, sum(amount) AS amount, sum(until - begin) AS micros,
        min(number) AS first, max(number) AS last, coalesce(min(begin) FILTER (WHERE begin > 0), 0) AS begin,
        max(until) AS until
@@ -45,7 +45,7 @@ SELECT coalesce(sum(amount), 0) AS amount, min(block) AS first_block, max(block)
  WHERE block BETWEEN $1 AND $2;
 
 -- name: balances_against_entries
--- The balances after a block, against those before it and the lines of the block.
+-- Balances after a block that differ from the previous balances plus the entries of the block.
 SELECT coalesce(moved.account, balance.account) AS account, balance.posted AS said,
        coalesce(before.posted, 0) + coalesce(moved.amount, 0) AS due, moved.account IS NULL AS extra
   FROM (SELECT account, sum(amount) AS amount
@@ -64,7 +64,7 @@ SELECT coalesce(moved.account, balance.account) AS account, balance.posted AS sa
  LIMIT $4;
 
 -- name: balances_against_rollups
--- The balances at the end of a page, against those before it and its rollups.
+-- Balances at the end of a page that differ from the previous balances plus the rollups of the page.
 SELECT coalesce(moved.account, balance.account) AS account, balance.posted AS said,
        coalesce(before.posted, 0) + coalesce(moved.amount, 0) AS due, moved.account IS NULL AS extra
   FROM (SELECT account, sum(amount) AS amount
@@ -85,21 +85,21 @@ SELECT coalesce(moved.account, balance.account) AS account, balance.posted AS sa
  LIMIT $3;
 
 -- name: stray_rollups
--- Rows of blocks that there are not.
+-- Rollups and balances of blocks that do not exist.
 SELECT DISTINCT block FROM entry_rollup WHERE block > $1
  UNION
 SELECT DISTINCT block FROM account_balance WHERE block > $1
  LIMIT $2;
 
 -- name: tail
--- Entries that are not sealed yet: `last` of the ledger says how many there must be.
+-- Counts the entries that are not sealed yet; `last` of the ledger says how many there must be.
 SELECT ledger.last, (SELECT count(*) FROM entry WHERE number > $1) AS count,
        (SELECT max(number) FROM entry WHERE number > $1) AS newest
   FROM ledger
  WHERE id = 1;
 
 -- name: posted_differences
--- What accounts say they have, against what was sealed and what came since. The system's own say nothing.
+-- Accounts whose balance differs from the sealed balance plus the entries since. System accounts store no balance.
 SELECT account.id, account.posted AS said, coalesce(sealed.posted, 0) + coalesce(tail.amount, 0) AS due
   FROM account
   LEFT JOIN LATERAL (
@@ -113,7 +113,7 @@ SELECT account.id, account.posted AS said, coalesce(sealed.posted, 0) + coalesce
  LIMIT $2;
 
 -- name: strangers
--- Accounts that have entries and do not exist. Balances of years are passed over: each account is looked up once.
+-- Accounts that have entries but do not exist. Each account is looked up once; older balances of it are skipped.
 WITH RECURSIVE known (account) AS (
     (SELECT account FROM account_balance ORDER BY account LIMIT 1)
      UNION ALL
@@ -148,7 +148,8 @@ SELECT 'lease ' || id, 'posted', posted FROM lease WHERE posted < 0
  LIMIT $1;
 
 -- name: lease_held_differences
--- What an open lease holds is the time that is paid and not yet posted: the rest of the present segment, and those ahead.
+-- Open leases whose hold differs from the time that is paid and not yet posted: the rest of the current segment, and
+-- those ahead.
 SELECT id, held AS said, reckoned.due
   FROM lease,
        LATERAL (SELECT coalesce(sum((segment ->> 1)::bigint), 0), coalesce(sum(div(
@@ -161,7 +162,7 @@ SELECT id, held AS said, reckoned.due
  LIMIT $1;
 
 -- name: some_leases
--- The next leases that can be added up at once: a lease has a few rollups for each quarter of an hour. One at least.
+-- The next leases that one statement can sum, at least one; a lease has a few rollups per quarter of an hour.
 SELECT max(id)
   FROM (SELECT id, coalesce(sum(quarters) OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
           FROM (SELECT id, 1 + greatest(0, ledger_now() - opened_at) / 900000000 AS quarters
@@ -176,7 +177,7 @@ SELECT max(id)
  WHERE before < $3;
 
 -- name: lease_posted_differences
--- What some leases say was posted for them, against their entries. What somebody refunded or charged by hand is beside it.
+-- Leases whose posted amount differs from their entries. Manual refunds and charges are excluded.
 WITH known AS (
     SELECT id, posted FROM lease WHERE id > $2 AND id <= $3
      UNION ALL
@@ -204,14 +205,14 @@ SELECT known.id, known.posted AS said, due.amount AS due
  LIMIT $4;
 
 -- name: ended_leases
--- Those that ended within some blocks, and for how many quarters of an hour they have rollups.
+-- Leases that ended within a range of blocks, and the number of quarters of an hour for which they have rollups.
 SELECT id, 1 + greatest(0, closed_at - opened_at) / 900000000 AS quarters
   FROM lease_ended
  WHERE id IN (SELECT lease FROM entry_rollup WHERE block BETWEEN $1 AND $2 AND lease > 0) AND closed_at BETWEEN $3 AND $4
  ORDER BY id;
 
 -- name: ended_differences
--- The same for leases that have ended.
+-- Ended leases whose posted amount differs from their entries.
 SELECT ended.id, ended.posted AS said, due.amount AS due
   FROM lease_ended AS ended
   LEFT JOIN LATERAL (

@@ -1,4 +1,4 @@
--- Prices, in versions that are never changed. What has not begun may be taken back.
+-- Prices, in versions that are never changed. Versions that are not yet in force may be withdrawn.
 
 -- name: read_all
 SELECT resource, class, per_second, effective_from FROM price;
@@ -12,7 +12,7 @@ SELECT resource, class, per_second, effective_from, created_at, created_by
  ORDER BY resource, class, effective_from;
 
 -- name: add
--- In order, so that two writers of the same prices cannot deadlock.
+-- In key order, so that two writers of the same prices cannot deadlock.
 INSERT INTO price (resource, class, per_second, effective_from, created_by)
 SELECT line.resource, line.class, line.per_second, line.effective_from, line.created_by
   FROM unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::text[])
@@ -28,5 +28,5 @@ DELETE FROM price
 RETURNING 1;
 
 -- name: raise_version
--- The ledger's row is the last lock, as in every transaction that writes entries.
+-- Locks the ledger's row, as the save of entries does.
 UPDATE ledger SET prices = prices + 1 WHERE id = 1;

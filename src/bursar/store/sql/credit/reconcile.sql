@@ -1,11 +1,11 @@
--- Leases that have ended, and what was measured of them.
+-- Ended leases, and their measured usage.
 --
--- Locks: account, sums of usage, ended leases. Writers of usage take the latter two in the same order. The lock of an
--- account guards its drift as well.
+-- Lock order: account, sums of usage, ended leases. Writers of usage take the latter two in the same order. The lock of
+-- an account guards its drift as well.
 
 -- name: due
--- Old enough for late events to have come, and no word of them for as long. Of what is still placed its node may yet say
--- how long it ran. Where numbers are missing they are waited for longer, but not for ever.
+-- Leases that ended long enough ago for late events to have arrived, without an event for as long. The node of work
+-- that is still placed may yet report its run time. Missing event numbers extend the wait, but not for ever.
 SELECT ended.id, ended.account
   FROM lease_ended AS ended
  WHERE ended.reconciled_at IS NULL
@@ -30,7 +30,7 @@ SELECT ended.id, ended.account
  LIMIT $3;
 
 -- name: claim_sums
--- A lease without measured usage gets an empty sum, which waits for a concurrent writer of its first event.
+-- A lease without measured usage gets an empty sum; the insert waits for a concurrent writer of its first event.
 INSERT INTO job_usage (account, job, lease, events, amount, at)
 SELECT ended.account, ended.job, ended.id, 0, 0, now()
   FROM lease_ended AS ended
@@ -47,15 +47,15 @@ SELECT usage.lease, usage.events, usage.amount
    FOR NO KEY UPDATE OF usage;
 
 -- name: open_questions
--- Under the locks: those that nobody has reconciled meanwhile, and what their nodes say.
+-- Leases that nobody has reconciled meanwhile, with the final reports of their nodes. Run it under the locks.
 SELECT ended.id, used.seconds, CASE WHEN ended.settled THEN ended.measured END AS told
   FROM lease_ended AS ended
   LEFT JOIN allocation_usage AS used ON (used.uid, used.epoch, used.node) = (ended.uid, ended.epoch, ended.node)
  WHERE ended.id = ANY ($1::bigint[]) AND ended.reconciled_at IS NULL;
 
 -- name: missing
--- How many numbers are missing among the events of the jobs of these leases. Senders that skip numbers are not counted in
--- full: the sum must never be too large to be kept.
+-- Counts missing event numbers of the jobs of these leases. The count is capped for senders that skip numbers, so that
+-- the sum cannot overflow.
 SELECT coalesce(sum(least(missing, 1000000)) FILTER (WHERE missing > 0), 0)::bigint
   FROM (SELECT max(usage.seq_max) - min(usage.seq_min) + 1 - sum(usage.events) AS missing
           FROM (SELECT DISTINCT account, job FROM lease_ended WHERE id = ANY ($1::bigint[])) AS jobs
@@ -63,7 +63,7 @@ SELECT coalesce(sum(least(missing, 1000000)) FILTER (WHERE missing > 0), 0)::big
          GROUP BY usage.account, usage.job) AS gaps;
 
 -- name: save_last_words
--- What a node says in the end of leases that ended without it. They are reconciled again, by that alone.
+-- Saves nodes' final reports for leases that ended without one. They are reconciled again, by that report alone.
 UPDATE lease_ended
    SET measured = late.micros, settled = true, reconciled_at = NULL
   FROM (SELECT ended.id, line.micros
@@ -82,7 +82,7 @@ UPDATE lease_ended
  WHERE lease_ended.id = line.id;
 
 -- name: count
--- Only reconciliation locks these rows, and after them nothing but the ledger's.
+-- Only reconciliation locks these rows, and after them only the ledger's.
 INSERT INTO reconcile_total AS total (outcome, leases, amount)
 SELECT * FROM unnest($1::text[], $2::bigint[], $3::numeric[])
  ORDER BY 1
@@ -90,7 +90,7 @@ SELECT * FROM unnest($1::text[], $2::bigint[], $3::numeric[])
    SET leases = total.leases + excluded.leases, amount = total.amount + excluded.amount;
 
 -- name: drifts
--- Under the locks of the accounts: writers of an account's drift hold its lock, so these rows need none.
+-- Run it under the locks of the accounts: writers of an account's drift hold its lock, so these rows need none.
 SELECT account, sum(amount) AS amount, bool_or(alerted) AS alerted
   FROM account_drift
  WHERE account = ANY ($1::bigint[]) AND hour >= $2
@@ -110,8 +110,8 @@ SELECT count(*)
   FROM (SELECT FROM account_drift WHERE hour >= $1 GROUP BY account HAVING sum(amount) > $2::numeric) AS above;
 
 -- name: forget_drifts
--- Nobody writes to hours that have passed. Rows are locked in the order in which they lie, so two controllers that forget
--- at once cannot deadlock.
+-- Nobody writes to past hours. Rows are locked in physical order, so two controllers that delete at once cannot
+-- deadlock.
 DELETE FROM account_drift WHERE ctid = ANY (ARRAY(SELECT ctid FROM account_drift WHERE hour < $1));
 
 -- name: totals

@@ -1,8 +1,8 @@
--- Sealing entries in blocks, rolling blocks up in pages, and proving both.
+-- Sealing entries in blocks, merging the rollups of blocks into pages, and verifying both.
 
 -- name: lock
--- One process seals at a time; a second one has nothing to do.
--- It is a row of its own: a page takes long, and verification records its findings meanwhile.
+-- One process seals at a time; a second one has nothing to do. The lock has a row of its own, because a page takes
+-- long, and verification records its findings meanwhile.
 SELECT true FROM sealing FOR UPDATE SKIP LOCKED;
 
 -- name: head
@@ -16,11 +16,11 @@ SELECT number, first, last, amount, first_at, last_at, checksum, weighted, entri
 SELECT at FROM entry WHERE number = $1;
 
 -- name: first_since
--- The first entry in a range that is not before a time.
+-- The first entry in a range at or after a time.
 SELECT number FROM entry WHERE number >= $1 AND number <= $2 AND at >= $3 ORDER BY number LIMIT 1;
 
 -- name: digest
--- What a block says of its lines. The subquery is not taken apart, or each line would be hashed once for every use.
+-- The digest of a block's entries. OFFSET prevents inlining of the subquery, which would hash each entry once per use.
 SELECT count(*) AS count, coalesce(sum(amount), 0) AS amount, min(at) AS first_at, max(at) AS last_at,
        coalesce(sum(part), 0) AS checksum, coalesce(sum(part * place), 0) AS weighted,
        sha256(coalesce(string_agg(hash, ''::bytea ORDER BY number), ''::bytea)) AS entries_hash,
@@ -124,7 +124,7 @@ SELECT number, first_block, last_block, first, last, rollup_hash, previous, hash
  LIMIT 1;
 
 -- name: merge_rollups
--- All into those of the last block, which are then the page's.
+-- Merges into the rollups of the last block, which then become the page's.
 INSERT INTO entry_rollup AS kept (block, account, lease, type, count, amount, micros, first, last, begin, until)
 SELECT $2, account, lease, type, sum(count), sum(amount), sum(micros), min(first), max(last),
        coalesce(min(begin) FILTER (WHERE begin > 0), 0), max(until)
@@ -146,7 +146,7 @@ INSERT INTO entry_page (number, first_block, last_block, first, last, rollup_has
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: last_page_before
--- The newest page of which everything happened so many days ago.
+-- The newest page whose entries are all at least so many days old.
 SELECT page.number, page.first_block, page.last_block, page.first, page.last, page.rollup_hash, page.previous, page.hash
   FROM entry_page AS page
   JOIN entry_block AS block ON block.number = page.last_block
@@ -165,7 +165,7 @@ SELECT number, first_block, last_block, first, last, rollup_hash, previous, hash
 UPDATE seal SET floor = greatest(floor, $1) WHERE id = 1;
 
 -- name: thin_balances
--- Where lines are dropped, one balance for each page is enough: nobody can ask for times within it.
+-- Where single entries are dropped, one balance per page is enough: nobody can query times within a page.
 DELETE FROM account_balance AS balance
  USING entry_page AS page
  WHERE page.last < $1 AND page.last >= $2 AND balance.block >= page.first_block AND balance.block < page.last_block
@@ -175,7 +175,7 @@ DELETE FROM account_balance AS balance
        );
 
 -- name: partitions
--- With the range of numbers of each; `pending` is one whose removal was begun.
+-- Partitions with their ranges of numbers; `pending` marks one whose removal was begun.
 SELECT child.relname AS name, inhdetachpending AS pending,
        (regexp_match(pg_get_expr(child.relpartbound, child.oid), 'FROM \(''(\d+)''\)'))[1]::bigint AS first,
        (regexp_match(pg_get_expr(child.relpartbound, child.oid), 'TO \(''(\d+)''\)'))[1]::bigint - 1 AS last
@@ -185,7 +185,7 @@ SELECT child.relname AS name, inhdetachpending AS pending,
  ORDER BY 3;
 
 -- name: orphans
--- Partitions that were taken out and are still there.
+-- Detached partitions that still exist.
 SELECT relname AS name
   FROM pg_class
  WHERE relname ~ '^entry_[0-9]+$' AND relkind = 'r' AND NOT relispartition
@@ -200,14 +200,14 @@ SELECT seal.floor, seal.verified, seal.reviewed, seal.leases, seal.findings, sea
  WHERE seal.id = 1;
 
 -- name: claim_check
--- The first caller in so many seconds verifies.
+-- The first caller in each period verifies.
 UPDATE seal
    SET checking_at = clock_timestamp()
  WHERE id = 1 AND (checking_at IS NULL OR checking_at <= clock_timestamp() - $1 * interval '1 second')
 RETURNING 1;
 
 -- name: claim_drop
--- And so with dropping.
+-- The first caller in each period drops partitions.
 UPDATE seal
    SET dropping_at = clock_timestamp()
  WHERE id = 1 AND (dropping_at IS NULL OR dropping_at <= clock_timestamp() - $1 * interval '1 second')

@@ -1,9 +1,9 @@
--- What was measured of jobs: each event once, and what those of a lease come to.
+-- Measured usage of jobs: each event once, and the sums of the events of a lease.
 --
--- Locks: events, then sums, then leases that have ended. Reconciliation locks the account before them.
+-- Lock order: events, then sums, then ended leases. Reconciliation locks the account before them.
 
 -- name: payers
--- The leases of these jobs, open ones and those that have not ended too long ago.
+-- Leases of these jobs, open or ended not too long ago.
 SELECT found.id, found.account, account.tenant, found.job, found.class, found.gpus, found.node, found.opened_at,
        found.closed_at
   FROM (SELECT id, account, job, class, gpus, node, opened_at, 0 AS closed_at
@@ -17,7 +17,7 @@ SELECT found.id, found.account, account.tenant, found.job, found.class, found.gp
  ORDER BY found.id;
 
 -- name: save
--- In order, so that two senders of the same events cannot deadlock.
+-- In key order, so that two senders of the same events cannot deadlock.
 INSERT INTO usage_event
        (account, job, seq, lease, node, class, gpus, begin_us, end_us, micros, monotonic, utilization)
 SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::bigint[],
@@ -44,7 +44,7 @@ SELECT *, now()
        seq_max = greatest(usage.seq_max, excluded.seq_max), amount = usage.amount + excluded.amount, at = excluded.at;
 
 -- name: reopen
--- What has ended and was reconciled is reconciled again, unless its node's own last word settled it.
+-- Ended and reconciled leases are reconciled again, unless a final report of their node settled them.
 UPDATE lease_ended
    SET reconciled_at = NULL
   FROM (SELECT id
@@ -56,7 +56,7 @@ UPDATE lease_ended
 RETURNING lease_ended.id;
 
 -- name: forget_events
--- Of leases that ended so long ago that usage of them is no longer taken. The oldest first: only what is old is read.
+-- Events of leases that ended too long ago to accept usage. Reads the oldest first, so that only old rows are read.
 DELETE FROM usage_event
  WHERE ctid = ANY (ARRAY(
            SELECT event.ctid

@@ -1,8 +1,8 @@
--- Other sessions of ours.
+-- Other sessions of Bursar.
 
 -- name: stuck
--- A stopped process does not read its answers, and the server keeps its locks until they are read: no
--- timeout of ours ends that. Only sessions that write or lock have a transaction id.
+-- A stopped process does not read its results, and the server keeps its locks until they are read; no timeout ends
+-- that. Only sessions that write or lock have a transaction id.
 SELECT pid, query_start
   FROM pg_stat_activity
  WHERE datname = current_database()
@@ -13,7 +13,7 @@ SELECT pid, query_start
    AND query_start < clock_timestamp() - make_interval(secs => $2::double precision);
 
 -- name: end_stuck
--- Those of them whose answer is still not read.
+-- Terminates those of them whose result is still not read.
 SELECT count(pg_terminate_backend(one.pid))
   FROM pg_stat_activity AS one
   JOIN unnest($1::integer[], $2::timestamptz[]) AS seen (pid, query_start)

@@ -1,8 +1,8 @@
 -- Heartbeats of agents, their reports on work, and their directives. None of it enters the feed.
 
 -- name: meet
--- The first heartbeat of a stream: from now on this stream is the node's. In order, so that processes that write the same
--- nodes wait for each other and not in a circle. Columns travel as texts (store/db/columns.py).
+-- The first heartbeat of a stream, which replaces the node's previous stream. Rows are locked in order of node names,
+-- so that concurrent writers cannot deadlock. Columns travel as texts (store/db/columns.py).
 WITH met AS (
     INSERT INTO node_seen AS seen (node, at, session, address, agent, granted_until)
     SELECT line.node, now(), line.session, coalesce(line.address, ''), coalesce(line.agent, ''),
@@ -24,7 +24,7 @@ SELECT met.node, ledger_now() AS began,
   FROM met;
 
 -- name: heartbeat
--- Every later one: counted for the stream that is still the node's, and for a certificate that still counts.
+-- Later heartbeats: accepted if the stream is still the node's and the certificate is still valid.
 UPDATE node_seen AS seen
    SET at = now(), granted_until = greatest(seen.granted_until, now() + line.lease_seconds * interval '1 second')
   FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31)), string_to_array($3, ',')::bigint[],
@@ -35,7 +35,7 @@ UPDATE node_seen AS seen
 RETURNING seen.node, object.fields ->> 'status.silent' AS silent;
 
 -- name: claims
--- What of the named is placed on the node that names it.
+-- Those of the named allocations that are placed on the node that names them.
 SELECT placement.node, placement.uid, placement.namespace, placement.name, placement.epoch, placement.lease,
        coalesce(object.gang, '') AS gang, object.fields ->> 'status.phase' AS phase
   FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31))) AS line (node, uid)
@@ -44,8 +44,8 @@ SELECT placement.node, placement.uid, placement.namespace, placement.name, place
              AND object.uid = placement.uid;
 
 -- name: wanted
--- Everything that is placed on these nodes, whose they are, and the revision at which that is so: later changes come by the feed. A node
--- with nothing has one row.
+-- All placements on these nodes, the claims of the nodes, and the revision of this snapshot: later changes come by the
+-- feed. A node without placements has one row.
 SELECT (SELECT value FROM revision) AS revision, line.node, (SELECT claim FROM node WHERE name = line.node) AS claim,
        placed.*
   FROM unnest($1::text[]) AS line (node)
@@ -64,7 +64,7 @@ SELECT (SELECT value FROM revision) AS revision, line.node, (SELECT claim FROM n
  ORDER BY line.node, placed.uid;
 
 -- name: prepare
--- What is placed on a node, with what it has to be given before it is started there.
+-- A placement on a node, with the data that it needs before it is started there.
 SELECT placement.namespace, placement.name, placement.epoch, object.doc, object.status, gang.peers, stdin.data AS stdin
   FROM placement
   JOIN object ON (object.kind, object.namespace, object.name) = ('Allocation', placement.namespace, placement.name)
@@ -74,7 +74,7 @@ SELECT placement.namespace, placement.name, placement.epoch, object.doc, object.
  WHERE placement.node = $1 AND placement.uid = $2;
 
 -- name: addresses
--- What administrators say goes before what agents say.
+-- Addresses set by administrators take precedence over those of agents.
 SELECT object.name, coalesce(object.doc #>> '{metadata,annotations,bursar.io/address}', seen.address, '') AS address
   FROM object
   LEFT JOIN node_seen AS seen ON seen.node = object.name
@@ -84,7 +84,7 @@ SELECT object.name, coalesce(object.doc #>> '{metadata,annotations,bursar.io/add
 SELECT address FROM node_seen WHERE node = $1;
 
 -- name: save_usage
--- A node measures what is placed on it, and nothing else.
+-- A node's measurements count only for allocations that are placed on it.
 INSERT INTO allocation_usage AS used
        (uid, epoch, node, seconds, cpu_seconds, memory_bytes, memory_bytes_max, gpu_seconds, at)
 SELECT line.uid, line.epoch, line.node, line.seconds, line.cpu_seconds, line.memory_bytes, line.memory_bytes_max,
@@ -109,7 +109,7 @@ SELECT line.node, line.used::json, now()
     ON CONFLICT (node) DO UPDATE SET used = excluded.used, at = excluded.at;
 
 -- name: load
--- What was measured lately, of all nodes or of these.
+-- Recent measurements of all nodes or of these.
 SELECT node, used
   FROM node_load
  WHERE at > now() - $1 * interval '1 second' AND ($2::text[] IS NULL OR node = ANY($2));
@@ -119,7 +119,7 @@ DELETE FROM allocation_usage
  WHERE ctid = ANY (ARRAY(SELECT ctid FROM allocation_usage WHERE at < $1 LIMIT $2));
 
 -- name: forget_gone
--- A heartbeat may be written in the moment in which its node is deleted. What is young may be of a node that is being made.
+-- Skips young rows: a heartbeat may be written while its node is deleted, or before its node is created.
 WITH unmeasured AS (
     DELETE FROM node_load
      WHERE at < now() - interval '1 hour'
@@ -130,7 +130,7 @@ DELETE FROM node_seen
    AND NOT EXISTS (SELECT FROM node WHERE node.name = node_seen.node);
 
 -- name: agents
--- Nodes whose agents were heard, and may come again.
+-- Nodes whose agents have sent heartbeats, and may do so again.
 SELECT count(*)
   FROM node_seen
   JOIN object ON object.kind = 'Node' AND object.namespace = '' AND object.name = node_seen.node

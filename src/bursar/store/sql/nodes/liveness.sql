@@ -1,8 +1,8 @@
--- When nodes were last heard, and what was said of them. Times are those of the database's clock alone.
+-- Last heartbeats of nodes, and their recorded conditions. All times are those of the database's clock.
 
 -- name: look
--- Of all nodes only those are named that are silent, or were said to be; those that were ever heard are counted, in one
--- more row. Nodes without a heartbeat and without a condition are left out.
+-- Returns only nodes that are silent or recorded as such, and one more row that counts all nodes with heartbeats. Nodes
+-- without a heartbeat and without a condition are left out.
 WITH known AS MATERIALIZED (
     SELECT object.name, seen.at, nullif(seen.granted_until, '-infinity') AS granted_until,
            object.fields ->> 'status.silent' AS silent, object.fields ->> 'status.silentSince' AS since
@@ -18,7 +18,8 @@ SELECT NULL, NULL, NULL, NULL, NULL, clock_timestamp(), (SELECT count(at) FROM k
        (SELECT doc FROM object WHERE kind = 'Settings' AND namespace = '' AND name = 'system');
 
 -- name: lock
--- The last lock before the revision. A concurrent heartbeat waits, and then reads the decision.
+-- A concurrent heartbeat waits for the decision, and then reads it. In the lock order (docs/invariants.md) this comes
+-- after nodes and before accounts.
 SELECT node, at, nullif(granted_until, '-infinity') AS granted_until, clock_timestamp() AS now
   FROM node_seen
  WHERE node = ANY($1::text[])
@@ -32,7 +33,7 @@ SELECT coalesce(fields ->> 'status.phase', 'Ready') AS phase, count(*) AS nodes
  GROUP BY 1;
 
 -- name: silent
--- Of the nodes that were ever heard and are not lost: how many there are, and how many of them are silent.
+-- Counts the nodes that have sent heartbeats and are not lost, and the silent ones among them.
 SELECT count(*) AS heard,
        count(*) FILTER (WHERE seen.at <= clock_timestamp() - make_interval(secs => $1::double precision)) AS silent
   FROM object

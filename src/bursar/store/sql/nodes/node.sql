@@ -1,8 +1,8 @@
 -- Free resources of nodes, and placements.
 
 -- name: lock
--- A node's row has all its free resources, and a row that was waited for is seen as its rival left it: it can be read
--- by the statement that locks it.
+-- All free resources of a node are in its row, and a lock that had to wait returns the row's latest version. So the
+-- statement that locks a node may also read it.
 SELECT name, uid, generation, schedulable, allocatable, allocated, devices, claim, gate, soiled
   FROM node
  WHERE name = ANY(string_to_array($1, chr(31)))
@@ -10,8 +10,8 @@ SELECT name, uid, generation, schedulable, allocatable, allocated, devices, clai
    FOR NO KEY UPDATE;
 
 -- name: lock_after_counters
--- `lock`, with counters locked before (`lock` in quota.sql). No node is locked before all counters are: each comes out of
--- the join with their number. First the counters, then the nodes.
+-- `lock` after locking counters (`lock` in quota.sql). Nodes come out of a join with the number of locked counters, so
+-- no node is locked before all counters are. Returns the counters first, then the nodes.
 WITH counter AS MATERIALIZED (
     SELECT quota.scope, quota.dimension, hard, soft, accepted, bound
       FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31))) AS wanted (scope, dimension)
@@ -45,14 +45,15 @@ SELECT name, uid, generation, schedulable, allocatable, allocated, devices, clai
   FROM node WHERE claim IS NOT NULL ORDER BY name;
 
 -- name: count_claimed
--- The nodes that count against the pool. A claim holds the settings' row, and reads this in a later statement.
+-- Counts the nodes that use the pool of claimable nodes. A claim locks the settings' row, and runs this in a later
+-- statement.
 SELECT count(*) FROM node WHERE claim IS NOT NULL;
 
 -- name: count
 SELECT count(*) FROM node;
 
 -- name: kept_for
--- A node spec that names a tenant is written under a shared lock of the tree: its exclusive lock makes this complete.
+-- Node specs that name a tenant are written under the tree's shared lock, so this is complete under its exclusive lock.
 SELECT name FROM node WHERE (gate::jsonb -> 'tenants') ? $1 ORDER BY name;
 
 -- name: put
@@ -68,7 +69,7 @@ SELECT *
        gate = excluded.gate, soiled = excluded.soiled;
 
 -- name: use
--- Only the free resources have changed.
+-- Updates only the free resources.
 UPDATE node
    SET allocated = line.allocated, devices = line.devices, soiled = line.soiled
   FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31))::json[],
@@ -77,7 +78,7 @@ UPDATE node
  WHERE node.name = line.name;
 
 -- name: remove
--- When it was last heard goes with it: another of its name has not been heard yet.
+-- Deletes the last heartbeat too: a later node of the same name has not sent any.
 WITH unheard AS (DELETE FROM node_seen WHERE node = ANY($1::text[]))
 DELETE FROM node WHERE name = ANY($1::text[]);
 

@@ -1,19 +1,19 @@
--- The authority that signs certificates, and which of a node's certificates count.
+-- The certificate authority of nodes, and the valid generation of each node's certificates.
 
 -- name: read
 SELECT certificate, key FROM authority;
 
 -- name: lock_against_writers
--- Two servers that start together: the second sees what the first has written.
+-- Serialises servers that start together: the second sees the CA that the first has written.
 LOCK TABLE authority IN SHARE ROW EXCLUSIVE MODE;
 
 -- name: insert
 INSERT INTO authority (certificate, key) VALUES ($1, $2);
 
 -- name: enrol
--- The node's row is held meanwhile, so that a deletion of the node comes before, and there is nothing to enrol, or
--- after, and ends what was begun here. Asked again with the same token, which only the same key can, it is the same
--- generation; any other ends what could be asked again.
+-- Holds the node's row, so that a deletion of the node commits before, and there is nothing to enrol, or after, and
+-- ends this generation. A repeated request with the same token, which requires the same key, returns the same
+-- generation. Any other request makes repetitions impossible.
 WITH begun AS (
     INSERT INTO node_identity AS identity (node, token)
     SELECT name, $2 FROM node
@@ -31,18 +31,18 @@ WITH begun AS (
 SELECT generation FROM begun;
 
 -- name: ensure
--- As it is, or the first one.
+-- Returns the present generation, or begins the first one.
 INSERT INTO node_identity (node)
 SELECT name FROM node WHERE name = $1 FOR KEY SHARE
     ON CONFLICT (node) DO UPDATE SET node = excluded.node
 RETURNING generation;
 
 -- name: end
--- Nodes that were never enrolled have no certificate to end.
+-- A node that was never enrolled has no certificate to invalidate.
 UPDATE node_identity SET generation = generation + 1, begun_at = now(), token = '' WHERE node = ANY($1::text[]);
 
 -- name: generations
--- Of the nodes that exist; 0 where none was ever enrolled.
+-- Generations of existing nodes; 0 if a node was never enrolled.
 SELECT node.name, coalesce(identity.generation, 0) AS generation
   FROM node
   LEFT JOIN node_identity AS identity ON identity.node = node.name

@@ -1,20 +1,20 @@
--- What a batch writes.
+-- Saving a batch.
 
 -- name: save
--- Counters, revisions, objects and changes in one statement: every message to the server costs a busy process a turn.
--- Columns travel as texts (store/db/columns.py).
+-- Counters, revisions, objects and changes in one statement, because each round trip costs a busy process one turn of
+-- its event loop. Columns travel as texts (store/db/columns.py).
 --
--- `op` says what becomes of the object's row: insert, update, delete, or leave (a later line of the same batch decides).
--- Every line is a change. Labels and document that are not given are as stored, and so is what was before. Guards are
--- repeated: the counts must be what was decided. An increase of a counter never ends above its limit; `guarded` is
--- whether admission refuses work beyond it (enforcement Reject).
+-- `op` is the operation on the object's row: insert, update, delete, or leave (a later line of the same batch writes
+-- it). Every line is a change. Missing labels and documents are those that are stored, before and after the change.
+-- Guards are repeated: the numbers of affected rows must be those that were decided. An increase of a counter never
+-- ends above its limit; `guarded` says whether admission refuses work beyond the limit (enforcement Reject).
 --
--- The revision is the last lock, held until COMMIT, so that numbers become visible in their order: everything that is
--- written needs its number first. The notification is only a hint beside polling, and carries the last number; it is sent
--- when the transaction commits.
+-- The revision's row is the last lock, held until COMMIT, so that changes become visible in the order of their
+-- revisions. Rows are inserted only after it, because each contains its revision. The notification is only a hint beside
+-- polling, and carries the last revision; it is sent when the transaction commits.
 --
--- Where work is placed, `placing` and `placing_told` are put in at the two lines that are named so: whatever else is saved
--- does not pay for them.
+-- Where work is placed, `placing` and `placing_told` replace the two comment lines of these names, so that other
+-- batches do not pay for them.
 WITH line AS MATERIALIZED (
     SELECT line.op, line.expected, line.kind, coalesce(line.namespace, '') AS namespace, line.name, line.uid,
            coalesce(line.tenant, '') AS tenant, line.type, coalesce(line.labels, was.labels) AS labels, line.fields,
@@ -92,8 +92,8 @@ SELECT (SELECT before FROM taken) AS before,
        pg_notify('bursar_change', (SELECT before + (SELECT count(*) FROM line) FROM taken)::text);
 
 -- name: placing
--- Free resources of nodes, and placements. The nodes are locked, and nothing else of them has moved. A
--- placement has the number of its allocation's last change, which is found by its place among the lines.
+-- Free resources of nodes, and placements. The nodes are locked, and only their free resources have changed. A
+-- placement has the revision of its allocation's last change, which is found by its line number.
 , used AS (
     UPDATE node
        SET allocated = room.allocated, devices = room.devices, soiled = room.soiled

@@ -1,4 +1,4 @@
--- The feed: what watchers, caches and auditors read.
+-- The change feed: read by watchers, caches and auditors.
 
 -- name: since
 SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels, before_fields, before_tenant,
@@ -55,8 +55,8 @@ SELECT EXISTS (
 ) AS found;
 
 -- name: for_scheduler
--- Of an allocation mostly the status changes: its document is read when it is new, or was edited. What the scheduler bound
--- itself it knows already: of that, the bare line is enough.
+-- Most changes of an allocation concern its status, so its document is read only when it is new or was edited. Binds by
+-- the scheduler itself come without columns: it knows them already.
 SELECT revision, kind, namespace, name, uid, tenant, type,
        CASE WHEN own THEN '' ELSE labels::text END AS labels,
        CASE WHEN own THEN '' ELSE fields::text END AS fields,
@@ -69,8 +69,8 @@ SELECT revision, kind, namespace, name, uid, tenant, type,
  LIMIT $2;
 
 -- name: note
--- Lines for the audit about things that are no objects. The revision is the last lock, and the notification is a hint, as
--- for all other lines.
+-- Lines of the audit log about actions without an object. The revision's row is locked last, and the notification is a
+-- hint, as for changes of objects.
 WITH line AS (
     SELECT *
       FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::json[], $6::text[], $7::text[], $8::text[])

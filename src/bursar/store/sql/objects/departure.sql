@@ -1,7 +1,8 @@
--- A tenant is deleted: what it leaves behind is filed under NAME@UID, which no later tenant can have.
+-- Deletion of a tenant: its records are renamed to NAME@UID, which no later tenant can have.
 
 -- name: file
--- The accounts are locked already, and nobody makes a token or a webhook for it meanwhile: they hold the tree still.
+-- The accounts are locked already. Nobody creates a token or a webhook meanwhile, because that needs the tree's shared
+-- lock.
 WITH accounts AS (
     UPDATE account SET tenant = $2 WHERE tenant = $1
 ), webhooks AS (

@@ -1,4 +1,4 @@
--- Gangs: how many members there are, and whether they were charged as a set.
+-- Gangs: number of members, and whether they are charged as a set.
 
 -- name: ensure
 INSERT INTO gang (namespace, name, min_members)

@@ -1,7 +1,7 @@
--- Jobs: what has become of the allocations that they made.
+-- Jobs: the state of the allocations that they created.
 
 -- name: members
--- By name, for a job knows the names of its allocations: looking for a label would read the whole namespace.
+-- By name, because a job knows the names of its allocations: a query by label would read the whole namespace.
 SELECT name, fields, doc, status
   FROM object
  WHERE kind = 'Allocation' AND namespace = $1 AND name = ANY($2::text[])

@@ -1,10 +1,10 @@
--- Objects and the changes made to them.
+-- Objects and their changes.
 
 -- name: lock
--- In key order, so that two batches can never deadlock. An object is its row, and a row that was waited for is seen as its
--- rival left it: it can be read by the statement that locks it. One that was deleted meanwhile is not there, also where
--- another of its name was created since: a creator finds that out when it saves.
--- Columns travel as texts (store/db/columns.py), and each key comes once.
+-- In key order, so that two batches can never deadlock. The whole object is in its row, and a lock that had to wait
+-- returns the row's latest version, so the statement that locks an object may also read it. An object that was deleted
+-- meanwhile is not found, even if another of the same name was created since: its creator fails when it saves. Columns
+-- travel as texts (store/db/columns.py), and each key comes once.
 SELECT object.kind, object.namespace, object.name, uid, tenant, revision, labels, fields, gang, charge, doc, status
   FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31)), string_to_array($3, chr(31)))
        AS wanted (kind, namespace, name)
@@ -14,8 +14,8 @@ SELECT object.kind, object.namespace, object.name, uid, tenant, revision, labels
    FOR NO KEY UPDATE OF object;
 
 -- name: lock_under_tree
--- `lock`, with the tree held shared before (`lock_shared` in tree.sql). No object is locked before the tree is: each comes
--- out of the join with the tree's row. There is one line at least, which has the tree's version.
+-- `lock`, after taking the tree's shared lock (`lock_shared` in tenant_tree.sql). Objects come out of a join with the
+-- tree's row, so none is locked before the tree is. There is at least one line, which has the tree's version.
 WITH held AS MATERIALIZED (
     SELECT version AS tree_version FROM tree WHERE id = 1 FOR SHARE
 ), found AS MATERIALIZED (
@@ -30,7 +30,7 @@ WITH held AS MATERIALIZED (
 SELECT held.tree_version, found.* FROM held LEFT JOIN found ON true;
 
 -- name: lock_under_leader
--- The same, with the leader's row held before the tree's (`lock_with_tree` in leader.sql).
+-- `lock_under_tree`, after locking the leader's row (`lock_with_tree` in leader.sql).
 WITH held AS MATERIALIZED (
     SELECT leader.fence, tree.version AS tree_version
       FROM leader, tree
@@ -63,7 +63,7 @@ SELECT kind, namespace, name
  WHERE (namespace, gang) IN (SELECT * FROM unnest($1::text[], $2::text[]));
 
 -- name: save_charges
--- What an object holds is not shown in it: no change, no revision.
+-- A charge is not a visible field, so this writes no change and takes no revision.
 UPDATE object
    SET charge = line.charge
   FROM unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::json[])
@@ -80,7 +80,7 @@ SELECT kind, namespace, name, uid, tenant, revision, labels, fields, gang, charg
 SELECT charge FROM object WHERE kind = ANY($2::text[]) AND namespace = $1 AND charge IS NOT NULL;
 
 -- name: is_used
--- Whether anything lives in a namespace.
+-- Whether a namespace contains any object.
 SELECT EXISTS (SELECT 1 FROM object WHERE kind = ANY($2::text[]) AND namespace = $1);
 
 -- name: charges

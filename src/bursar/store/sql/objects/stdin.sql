@@ -1,7 +1,7 @@
--- What commands read from their standard input.
+-- Standard input of commands.
 
 -- name: save
--- Of what is there, under this uid, and only the first that is sent.
+-- Only for an existing allocation of this uid, and only the first input.
 INSERT INTO allocation_stdin (uid, data)
 SELECT object.uid, $2
   FROM object
@@ -13,7 +13,7 @@ RETURNING uid;
 SELECT EXISTS (SELECT FROM allocation_stdin WHERE uid = $1);
 
 -- name: forget
--- What has ended, or is gone, reads nothing any more.
+-- Input of allocations that have ended or are deleted.
 DELETE FROM allocation_stdin
  WHERE NOT EXISTS (
            SELECT FROM object

@@ -5,7 +5,8 @@ INSERT INTO notice (type, tenant, subject, data)
 SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::json[]);
 
 -- name: spread
--- Each notice is addressed once, to those that are there at that moment. Rivals pass over what another is at.
+-- Creates the deliveries of each event once, for the webhooks that exist at that moment. Skips events that a concurrent
+-- process has locked.
 WITH fresh AS (
     SELECT id, type, tenant
       FROM notice
@@ -27,8 +28,8 @@ WITH fresh AS (
 SELECT count(*) FROM fresh;
 
 -- name: claim
--- Those that are due, of each receiver as many as it can be given now. A claimant has until `next_at` to record what came of
--- it: should it die before that, another sends the same again.
+-- Claims due deliveries, up to the capacity of each receiver. The claimant must record the outcome by `next_at`;
+-- otherwise another one sends the event again.
 UPDATE notice_delivery AS delivery
    SET tries = delivery.tries + 1, next_at = now() + $3::double precision * interval '1 second'
   FROM (SELECT due.notice, due.webhook
@@ -52,14 +53,14 @@ RETURNING notice.id, notice.type, notice.tenant, notice.subject, notice.data, no
 DELETE FROM notice_delivery WHERE (webhook, notice) = ($1, $2);
 
 -- name: failed
--- Unless another has claimed it since.
+-- Only if no other process has claimed the delivery since.
 UPDATE notice_delivery
    SET next_at = CASE WHEN $4::double precision < 0 THEN 'infinity' ELSE now() + $4 * interval '1 second' END,
        last_said = $5
  WHERE (webhook, notice) = ($1, $2) AND tries = $3;
 
 -- name: stop
--- Of two concurrent stops the second finds it stopped.
+-- Of two concurrent stops the second finds the webhook stopped.
 WITH stopped AS (
     UPDATE webhook SET stopped = $2 WHERE name = $1 AND stopped = ''
     RETURNING name, direction, tenant, url, types, allow_local, created_by
@@ -102,7 +103,7 @@ SELECT webhook.name, direction, tenant, url, types, allow_local, created_by, cre
  ORDER BY webhook.name;
 
 -- name: save_for
--- For one receiver alone.
+-- Creates an event for one receiver only.
 WITH made AS (
     INSERT INTO notice (type, tenant, subject, data, spread_at)
     SELECT $2, tenant, name, $3, now()
@@ -115,7 +116,7 @@ WITH made AS (
 SELECT id, at FROM made;
 
 -- name: deliveries
--- What a receiver is still to get, the oldest first, and what it will not be sent any more.
+-- Pending and abandoned deliveries of a receiver, the oldest first.
 SELECT notice.id, notice.type, notice.tenant, notice.subject, notice.at, delivery.tries, delivery.last_said,
        CASE WHEN delivery.next_at < 'infinity' THEN delivery.next_at END AS next_at
   FROM notice_delivery AS delivery

@@ -1,7 +1,7 @@
--- How large the nodes are that there are.
+-- Sizes of nodes.
 
 -- name: edition
--- Whatever happens to nodes, one of the two is different afterwards.
+-- Every change of nodes changes at least one of the two columns.
 SELECT count(*) AS nodes, coalesce(max(revision), 0) AS revision FROM object WHERE kind = 'Node';
 
 -- name: nodes_since

@@ -1,15 +1,15 @@
--- Counters: what each scope may use and uses, dimension by dimension.
+-- Quota counters: limits and usage of each scope, one row per dimension.
 
 -- name: ensure
--- A tenant's counter begins with its first use of a dimension.
+-- A tenant's counter is created at its first use of a dimension.
 INSERT INTO quota (scope, dimension, hard)
 SELECT * FROM unnest($1::text[], $2::text[], $3::bigint[]) AS line (scope, dimension, hard)
  ORDER BY 1, 2
     ON CONFLICT DO NOTHING;
 
 -- name: lock
--- A counter is its row, and a row that was waited for is seen as its rival left it: it can be read by the statement that
--- locks it. Columns travel as texts (store/db/columns.py), and each counter comes once.
+-- The whole counter is in its row, and a lock that had to wait returns the row's latest version, so the statement that
+-- locks a counter may also read it. Columns travel as texts (store/db/columns.py), and each counter comes once.
 SELECT quota.scope, quota.dimension, hard, soft, accepted, bound
   FROM unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31))) AS wanted (scope, dimension)
   JOIN quota ON (quota.scope, quota.dimension) = (wanted.scope, wanted.dimension)
@@ -39,12 +39,12 @@ DELETE FROM quota
  WHERE (scope, dimension) IN (SELECT * FROM unnest($1::text[], $2::text[]));
 
 -- name: prune
--- Counters of dimensions that nobody uses or limits any more.
+-- Counters of dimensions without usage and limits.
 DELETE FROM quota
  WHERE accepted = 0 AND bound = 0 AND hard = 9223372036854775807 AND soft IS NULL AND scope LIKE 'tenant:%';
 
 -- name: trend
--- What was used a day ago: the nearest sample at or before that hour, if there is one.
+-- Usage a day ago: the nearest sample at or before that hour, if there is one.
 SELECT DISTINCT ON (scope, dimension) scope, dimension, hard, accepted
   FROM usage_rollup
  WHERE scope = ANY($1::text[]) AND hour <= $2 AND hour > $2 - interval '6 hours'

@@ -1,7 +1,7 @@
--- The tree's row, and what the tree is made of.
+-- The tree's row and locks, and the objects that the tree is built from.
 
 -- name: lock_shared
--- Taken by every charge. The table lock that comes with it queues fairly behind a waiting exclusive one.
+-- Taken by every charge. Its table lock queues fairly behind a waiting exclusive lock.
 SELECT version FROM tree WHERE id = 1 FOR SHARE;
 
 -- name: lock_exclusive_table
@@ -11,9 +11,9 @@ LOCK TABLE tree IN EXCLUSIVE MODE;
 UPDATE tree SET version = version + 1 WHERE id = 1 RETURNING version;
 
 -- name: begin_era
--- The database was restored from a backup. The era is the second in which it begins, and stands above the tree's version,
--- which every bind holds: no epoch that was given since the backup is given again, however often the same one is restored.
--- Nor can revisions that were seen since then be watched from.
+-- Begins an era after a restore from a backup. The era is the second in which it begins, and is the high part of the
+-- tree's version, under which every bind runs: no epoch issued since the backup is issued again, however often the same
+-- backup is restored. Watches from revisions since the backup are refused as well.
 WITH moved AS (
     UPDATE revision SET value = value + 1000000000, floor = value + 1000000000
 )
@@ -30,7 +30,7 @@ SELECT kind, namespace, name, doc
  WHERE kind IN ('Namespace', 'PriorityClass', 'ResourceQuota', 'Settings', 'Tenant', 'Tier');
 
 -- name: changes_since
--- Served by the partial index change_of_tree.
+-- Uses the partial index change_of_tree.
 SELECT kind, namespace, name, type, doc, revision
   FROM change
  WHERE revision > $1
@@ -38,7 +38,7 @@ SELECT kind, namespace, name, type, doc, revision
  ORDER BY revision;
 
 -- name: ended
--- Served by the partial index change_of_tree, once in the life of a process.
+-- Uses the partial index change_of_tree, once in the life of a process.
 SELECT name, revision
   FROM change
  WHERE kind IN ('Namespace', 'ResourceQuota', 'Settings', 'Tenant', 'Tier')

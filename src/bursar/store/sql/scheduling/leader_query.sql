@@ -1,7 +1,7 @@
--- Questions to the leader and its answers.
+-- Queries to the leader and its answers.
 
 -- name: ask
--- Nobody asks where nobody would answer. The leader is notified once, however many ask together.
+-- Inserts queries only if there is a leader. The leader is notified once per statement.
 WITH leads AS (
     SELECT 1 FROM leader WHERE until > clock_timestamp()
 ), asked AS (
@@ -16,8 +16,8 @@ WITH leads AS (
 SELECT asked.id FROM asked LEFT JOIN told ON true ORDER BY asked.id;
 
 -- name: unanswered
--- Not locked: should two believe to lead, only the one whose term it is answers. Askers of older questions
--- than this have given up.
+-- Reads without locks: if two processes believe to lead, only the one whose term is valid can answer. Clients of older
+-- queries have given up.
 SELECT id, question
   FROM inquiry
  WHERE answered_at IS NULL AND asked_at > clock_timestamp() - make_interval(secs => $2::double precision)
@@ -25,8 +25,8 @@ SELECT id, question
  LIMIT $1;
 
 -- name: answer
--- Askers may be gone. Each gets the ids of its answers. A leader after its term does not answer: what
--- it knows may be of the past.
+-- Clients may be gone; each is notified of the ids of its answers. A leader whose term is over does not answer, because
+-- its state may be outdated.
 WITH done AS (
     UPDATE inquiry
        SET answer = line.answer, answered_at = clock_timestamp()

@@ -1,7 +1,7 @@
--- Queues, as far as work refers to them.
+-- Counts of allocations and jobs that refer to a queue.
 
 -- name: count_in
--- What has not ended. A job's allocations go where its template says, and else where the job does.
+-- Work that has not ended. A job's allocations use the queue of its template, else that of the job.
 SELECT count(*) FILTER (WHERE kind = 'Allocation' AND fields ->> 'status.phase' = 'Pending') AS waiting,
        count(*) FILTER (WHERE kind = 'Allocation' AND fields ->> 'status.phase' <> 'Pending') AS placed,
        count(*) FILTER (WHERE kind = 'Job') AS jobs
@@ -11,7 +11,7 @@ SELECT count(*) FILTER (WHERE kind = 'Allocation' AND fields ->> 'status.phase' 
    AND fields ->> 'status.phase' <> ALL($2::text[]);
 
 -- name: count_waiting
--- One snapshot: the revision is that of the last change which is counted.
+-- One snapshot: the revision is that of the last counted change.
 SELECT (SELECT value FROM revision WHERE id = 1) AS revision, waiting.queue, waiting.depth
   FROM (SELECT coalesce(fields ->> 'spec.queue', 'default') AS queue, count(*) AS depth
           FROM object

@@ -1,7 +1,7 @@
 -- Remaining budgets of tenants, from external sources.
 
 -- name: claim
--- One of any number of readers gets it; the database's clock decides.
+-- Of concurrent readers one wins; the database's clock decides.
 INSERT INTO budget_source (name, due_at)
 VALUES ($1, clock_timestamp() + make_interval(secs => $2::double precision))
     ON CONFLICT (name) DO UPDATE SET due_at = excluded.due_at
@@ -9,7 +9,7 @@ VALUES ($1, clock_timestamp() + make_interval(secs => $2::double precision))
 RETURNING clock_timestamp() AS at;
 
 -- name: save
--- What the source no longer names is gone. A reader that was held up does not replace what another read since.
+-- Deletes the budgets of tenants that the source no longer names. A delayed reader does not overwrite a newer reading.
 WITH said AS (
     SELECT * FROM unnest($4::text[], $5::double precision[], $6::double precision[]) AS line (tenant, gpu_hours, node_hours)
 ), dropped AS (
@@ -29,21 +29,21 @@ SELECT tenant, $1, gpu_hours, node_hours, $2, $2::timestamptz + make_interval(se
  WHERE budget_remaining.read_at <= excluded.read_at;
 
 -- name: withdraw
--- What was read before it stopped answering does not count any more.
+-- Budgets read before the source failed become invalid.
 WITH dropped AS (
     DELETE FROM budget_remaining WHERE source = $1 AND read_at < $2
 )
 UPDATE budget_source SET fault = $3 WHERE name = $1;
 
 -- name: remaining
--- Of several sources the one that was read last; of one tenant there is seldom more than one.
+-- The latest of several sources; a tenant seldom has more than one.
 SELECT DISTINCT ON (tenant) tenant, source, gpu_hours, node_hours
   FROM budget_remaining
  WHERE fresh_until > clock_timestamp() AND ($1::text[] IS NULL OR tenant = ANY($1))
  ORDER BY tenant, read_at DESC;
 
 -- name: sources
--- One that nobody reads any more does not answer either.
+-- A source that nobody reads any more counts as not answering.
 SELECT name, answered_at IS NOT NULL AND fault = '' AND due_at > clock_timestamp() - interval '1 minute' AS answers, fault
   FROM budget_source
  ORDER BY name;

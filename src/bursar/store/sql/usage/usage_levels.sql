@@ -1,11 +1,11 @@
--- Hours: what begins and ends, and what was used in a window.
+-- Usage hours: starts and ends of work, and usage in a window.
 --
--- What was used until a time is a sum of amounts times seconds. Where it is not taken from buckets, it is written as
--- moments: an amount counts with its sign at the times between which it was there, and the sum of `weight × time` is
--- what was used. Moments are grouped by the prices in force (`segment`), so what that cost follows from their sums.
+-- Usage until a time is the sum of amounts times seconds. Where it does not come from buckets, it is written as
+-- moments: an amount enters with a sign at each time between which it was in use, and the sum of `weight × time` is the
+-- usage. Moments are grouped by the prices in force (`segment`), so that the cost follows from their sums.
 
 -- name: begin
--- Columns travel as texts (store/db/columns.py). What is counted already is not counted twice.
+-- Columns travel as texts (store/db/columns.py). Usage that is recorded already is not recorded twice.
 WITH opened AS (
     INSERT INTO usage_open (uid, node, epoch, tenant, username, namespace, name, amounts, class, started_at, lease)
     SELECT uid, node, epoch, coalesce(tenant, ''), username, coalesce(namespace, ''), coalesce(name, ''), amounts,
@@ -26,7 +26,7 @@ SELECT tenant, whose, taken.key, CASE WHEN strpos(taken.key, '/') > 0 THEN class
  GROUP BY 1, 2, 3, 4, 5;
 
 -- name: end
--- Nothing ends before it began, whatever clocks say. What did not begin has nothing to end.
+-- The end is at least the start, whatever clocks say. Usage that did not begin is not ended.
 WITH closed AS (
     DELETE FROM usage_open AS open
      USING unnest(string_to_array($1, chr(31)), string_to_array($2, chr(31)), string_to_array($3, ',')::bigint[],
@@ -49,7 +49,7 @@ SELECT tenant, whose, taken.key, CASE WHEN strpos(taken.key, '/') > 0 THEN class
  GROUP BY 1, 2, 3, 4, 5;
 
 -- name: lock_rolled
--- One process rolls up steps for all, so others need not wait.
+-- One process rolls up the steps of all, so others need not wait.
 SELECT at, clock_timestamp() AS now FROM usage_rolled WHERE id = 1 FOR UPDATE SKIP LOCKED;
 
 -- name: set_rolled
@@ -59,11 +59,11 @@ UPDATE usage_rolled SET at = $1 WHERE id = 1;
 UPDATE usage_rolled SET past = past + 1 WHERE id = 1;
 
 -- name: past
--- As long as this is the same, and nothing waits to be entered before that time, what was used before it is the same.
+-- While `past` is unchanged and no step before that time waits to be rolled up, usage before that time is unchanged.
 SELECT past, EXISTS (SELECT FROM usage_step WHERE usage_step.at < $1) AS is_open FROM usage_rolled WHERE id = 1;
 
 -- name: lag
--- What goes on is entered with every hour that is over, steps all the time: which of the two is behind, and by how much.
+-- Open usage is rolled up after each hour, and steps all the time: returns the larger lag of the two.
 SELECT greatest(0, extract(epoch FROM clock_timestamp() - least(
            at + interval '1 hour', (SELECT min(step.at) FROM usage_step AS step)
        )))::double precision AS seconds
@@ -71,7 +71,7 @@ SELECT greatest(0, extract(epoch FROM clock_timestamp() - least(
  WHERE id = 1;
 
 -- name: take_steps
--- Steps of one second are one step. Later ones are left: buckets are never ahead of what is asked for.
+-- Merges steps of the same second. Later steps are left: buckets are never ahead of the requested time.
 WITH taken AS (
     DELETE FROM usage_step
      WHERE id = ANY(ARRAY(SELECT id FROM usage_step WHERE at <= $1 ORDER BY id LIMIT $2))
@@ -92,7 +92,7 @@ SELECT level.tenant, level.username, level.resource, level.class, level.amount,
        = (coalesce(wanted.tenant, ''), coalesce(wanted.username, ''), wanted.resource, coalesce(wanted.class, ''));
 
 -- name: levels_behind
--- What goes on and is not entered until then.
+-- Open usage that is not rolled up until that time.
 SELECT tenant, username, resource, class, amount, extract(epoch FROM since)::bigint AS since
   FROM usage_level
  WHERE amount <> 0 AND since < $1
@@ -131,7 +131,7 @@ SELECT tenant, coalesce(username, ''), resource, coalesce(class, ''), to_timesta
        peak = greatest(kept.peak, excluded.peak), last = kept.last + excluded.last;
 
 -- name: keep_hours
--- Before any is forgotten it is said from when on they are kept: a window never misses an hour.
+-- Records first from when on hours are kept, so that no window misses an hour.
 UPDATE usage_rolled SET hours_from = greatest(hours_from, date_trunc('hour', $1::timestamptz, 'UTC')) WHERE id = 1
 RETURNING hours_from;
 
@@ -139,16 +139,16 @@ RETURNING hours_from;
 DELETE FROM usage_hour WHERE ctid = ANY (ARRAY(SELECT ctid FROM usage_hour WHERE at < $1 LIMIT $2));
 
 -- name: window
--- What was used from each of these times until one that is not before anything that is entered, to the second: whole
--- days, whole hours up to the first day, and the rest of the hour in which the window begins: its last level without
--- what came only later in it. Then what is in no bucket yet: levels since they were entered, and steps. All in one
--- statement, so that nothing is in it twice while it is being entered.
+-- Usage from each of these times until $4, which is at or after everything that is rolled up, to the second. It is the
+-- sum of whole days, whole hours up to the first day, and the rest of the hour in which the window begins (that hour's
+-- last level, minus the steps that came later in it), plus usage in no bucket yet: levels since they were rolled up,
+-- and steps. It is one statement, so that a concurrent roll-up counts nothing twice.
 --
--- `is_first` is said of those that begin with their tenant: what came before in that hour was another's. Where anything
--- did, the hour's peak may be that one's too, and its last level is returned instead.
+-- `is_first` marks windows that begin with their tenant: earlier usage in that hour belongs to a deleted tenant of the
+-- same name. If there was any, the hour's peak may be that tenant's, so its last level is returned instead.
 --
--- Users have no hours, and neither have times long ago: there the day takes the hour's place. Where even records are
--- gone, a window begins with its day.
+-- Users have no hours, and hours of long ago are dropped: there the day takes the hour's place. Where records are
+-- dropped too, a window begins with its day.
 WITH wanted AS MATERIALIZED (
     SELECT place, tenant, username, edge.begin, by_hour,
            is_first AND EXISTS (
@@ -172,7 +172,7 @@ WITH wanted AS MATERIALIZED (
                SELECT date_trunc('hour', edge.begin, 'UTC') AS hour, date_trunc('day', edge.begin, 'UTC') AS day
            ) AS bucket
 ), whole AS (
-    -- Each by its index, here and below: OFFSET 0 keeps a few tenants from being joined with everything there is.
+    -- Each by its index, here and below: OFFSET 0 prevents a join of a few tenants with the whole table.
     SELECT place, kept.*
       FROM wanted
      CROSS JOIN LATERAL (
@@ -218,7 +218,7 @@ WITH wanted AS MATERIALIZED (
 ), cut AS (
     SELECT DISTINCT tenant, begin, edge_end FROM wanted WHERE begin > edge
 ), came AS (
-    -- Whatever began or ended in the rest of the hour in which a window begins, by now: somebody's clock may be ahead.
+    -- Starts and ends in the rest of the hour in which the window begins, up to now: a node's clock may be ahead.
     SELECT cut.tenant, cut.begin, edge_end, step.*
       FROM cut
      CROSS JOIN LATERAL (
@@ -256,7 +256,7 @@ WITH wanted AS MATERIALIZED (
      GROUP BY 1, 2, 3, 4, 5, 6, 7
 ), stepped AS MATERIALIZED (
     SELECT place, step.resource, step.class, step.delta, begin,
-           -- What is in no bucket is taken out with the rest of the hour all the same: here it is put back.
+           -- Steps in no bucket were subtracted with the rest of the hour; they are added again here.
            CASE WHEN at > begin AND begin > edge AND at < edge_end THEN begin ELSE greatest(begin, at) END AS since
       FROM wanted
      CROSS JOIN LATERAL (
@@ -334,7 +334,7 @@ SELECT place::integer, resource, class, segment, weight, moment, total, cost, pe
          GROUP BY 1, 2, 3) AS line;
 
 -- name: window_of_days
--- The same for a window that begins with a day, of nodes and devices alone, and without what that cost.
+-- A cheaper variant of `window` for windows that begin with a day: nodes and devices only, without costs.
 SELECT wanted.tenant, used.resource, sum(used.total) AS total
   FROM unnest($1::text[]) AS wanted (tenant)
  CROSS JOIN LATERAL (
@@ -355,10 +355,10 @@ SELECT wanted.tenant, used.resource, sum(used.total) AS total
  GROUP BY 1, 2;
 
 -- name: steps_from
--- How much of nodes and devices there was at a time, as steps of that time, and what stepped from then on until another
--- time of the same hour, second by second. What there was is the hour's last level, without what came only later in it
--- (the day's, where hours are gone); or, where nothing is entered that came later, what there is. All that came before
--- the end of the hour or day must be entered. Where records are gone nothing is returned: there windows begin with a day.
+-- The level of nodes and devices at a time, as steps at that time, and the steps from then on until another time of the
+-- same hour, by second. The level is the last one of the hour (of the day, where hours are dropped) minus the steps
+-- that came later in it; if nothing later is rolled up, it is the current level. The whole hour or day must be rolled
+-- up. Returns nothing where records are dropped: there windows begin with a day.
 WITH edge AS MATERIALIZED (
     SELECT tenant, by_hour, begin,
            begin + CASE WHEN by_hour THEN interval '1 hour' ELSE interval '24 hours' END AS until
@@ -430,14 +430,14 @@ SELECT tenant, username FROM usage_step
  WHERE username <> '' AND ($1::text IS NULL OR username = $1) AND ($2::text[] IS NULL OR tenant = ANY($2));
 
 -- name: created
--- When tenants were created, those that there are.
+-- Creation times of the existing tenants among these.
 SELECT name, doc FROM object WHERE kind = 'Tenant' AND namespace = '' AND name = ANY($1::text[]);
 
 -- name: tenants
 SELECT name, doc FROM object WHERE kind = 'Tenant' AND namespace = '' ORDER BY name;
 
 -- name: series_hours
--- What is in buckets, and beside it, for what is not: levels since they were entered, and steps.
+-- Buckets, and for usage in no bucket yet: levels since they were rolled up, and steps.
 SELECT 'bucket' AS what, tenant, resource, class, extract(epoch FROM at)::bigint AS at, total, cost, peak
   FROM usage_hour
  WHERE tenant = ANY($1::text[]) AND at >= $2 AND at < $3
@@ -466,7 +466,7 @@ SELECT 'step', tenant, resource, class, extract(epoch FROM at)::bigint, sum(delt
  GROUP BY tenant, resource, class, usage_step.at;
 
 -- name: recompute
--- Straight from what ran and runs, without buckets.
+-- Computed from records and open usage, without buckets.
 WITH kept AS (
     SELECT amounts, class, greatest(started_at, $2) AS begin, least(ended_at, $3) AS end
       FROM usage_record

@@ -1,4 +1,4 @@
--- The months in which records of what ran are kept.
+-- Monthly partitions of usage records.
 
 -- name: partitions
 SELECT child.relname AS name
@@ -11,14 +11,14 @@ SELECT child.relname AS name
 UPDATE usage_rolled SET records_from = greatest(records_from, $1) WHERE id = 1;
 
 -- name: has_strays
--- Whether records of a month had to go where those go that have no month.
+-- Whether records of a month are in the default partition.
 SELECT EXISTS (SELECT FROM usage_record_other WHERE ended_at >= $1 AND ended_at < $2);
 
 -- name: lock_all
 LOCK TABLE usage_record IN ACCESS EXCLUSIVE MODE;
 
 -- name: add_stray
--- What is to be brought elsewhere waits in a table that is gone with the transaction.
+-- Rows to be moved wait in a temporary table that the transaction drops.
 CREATE TEMPORARY TABLE usage_stray (LIKE usage_record) ON COMMIT DROP;
 
 -- name: take_strays

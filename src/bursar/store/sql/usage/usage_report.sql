@@ -1,7 +1,8 @@
--- What reports ask for beside windows.
+-- Queries of usage reports other than windows.
 
 -- name: tenants
--- All names with any usage, deleted ones included: from name to name, however many days each has.
+-- All names with any usage, deleted ones included. An index skip scan: it jumps from name to name, past the days of
+-- each.
 WITH RECURSIVE known AS (
     (SELECT tenant FROM usage_day ORDER BY tenant LIMIT 1)
      UNION ALL
