@@ -64,7 +64,7 @@ async def test_its_objects_are_created_selected_changed_and_deleted(site: Site) 
         reply = await site.post(path, widget(name, color))
         assert (reply.status, reply.body["status"]) == (201, {"phase": "New"})
         assert reply.body["metadata"]["uid"].startswith("widget-")
-    assert (await site.post(path, widget("none", size=0))).body["details"]["causes"][0]["field"] == "spec.size"
+    assert (await site.post(path, widget("none", size=-1))).body["details"]["causes"][0]["field"] == "spec.size"
     assert (await site.get(path, fieldSelector="spec.color=blue")).names == ["two"]
     assert (await site.get(path, fieldSelector="spec.size=1")).status == 400
     assert (await site.patch(f"{path}/one", {"spec": {"color": "green"}})).body["spec"]["color"] == "green"
@@ -103,6 +103,31 @@ async def test_its_quota_is_charged_in_its_own_dimension(site: Site) -> None:
     quotas = (await site.get(f"tenants/{team}/quotas")).body["quotas"]
     assert (quotas["widgets"]["limit"], quotas["widgets"]["accepted"]) == ("3", "2")
     assert (await site.patch(f"{path}/one", {"spec": {"size": 4}})).status == 409
+    assert (await site.delete(f"{path}/one")).status == 200
+    assert (await site.post(path, widget("two", size=3))).status == 201
+
+
+@pytest.mark.parametrize("enforcement", ["Reject", "Queue"])
+async def test_a_change_of_an_empty_charge_is_charged(site: Site, enforcement: str) -> None:
+    team = await site.namespace()
+    path = f"namespaces/{team}/widgets"
+    spec = {"enforcement": enforcement, "limits": {"widgets": "3"}}
+    assert (await site.patch(f"tenants/{team}", {"spec": spec})).status == 200
+    assert (await site.post(path, widget("one", size=0))).status == 201
+    for size, status, used in ((4, 409, "0"), (3, 200, "3"), (0, 200, "0"), (2, 200, "2")):
+        assert (await site.patch(f"{path}/one", {"spec": {"size": size}})).status == status
+        quota = (await site.get(f"tenants/{team}/quotas")).body["quotas"]["widgets"]
+        assert (quota["accepted"], quota["bound"]) == (used, used)
+
+
+async def test_a_kind_that_is_never_placed_has_a_limit_where_work_is_queued(site: Site) -> None:
+    team = await site.namespace()
+    path = f"namespaces/{team}/widgets"
+    spec = {"enforcement": "Queue", "limits": {"widgets": "3"}}
+    assert (await site.patch(f"tenants/{team}", {"spec": spec})).status == 200
+    assert (await site.post(path, widget("one", size=2))).status == 201
+    reply = await site.post(path, widget("two", size=2))
+    assert (reply.status, reply.body["details"]["code"]) == (409, "quota_exceeded")
     assert (await site.delete(f"{path}/one")).status == 200
     assert (await site.post(path, widget("two", size=3))).status == 201
 

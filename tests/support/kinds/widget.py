@@ -32,7 +32,7 @@ class Widget(Wire, kw_only=True):
 
 
 def _check(widget: Widget) -> list[Cause]:
-    return [] if widget.spec.size > 0 else [field_fault("spec.size", "must be above 0")]
+    return [] if widget.spec.size >= 0 else [field_fault("spec.size", "must not be negative")]
 
 
 WIDGET = Kind(

@@ -251,7 +251,7 @@ def change_object(change: ObjectChange) -> ChangeObject | Refusal:
             f"Delete the {kind.singular} and create it again; labels and annotations may be changed.",
         )
     tenant = kind.owner(change.one) or before.tenant
-    keep = before.charge is NOTHING or not kind.mutable_spec or change.status
+    keep = not kind.mutable_spec or change.status
     draft = changed_draft(kind, before, change.one, spec_changed=change.spec_changed, keep_charge=keep)
     draft = replace(draft, tenant=tenant)
     return ChangeObject(
@@ -339,7 +339,7 @@ def changed_draft(kind: Kind, before: Stored, one: Object, *, spec_changed: bool
     if spec_changed:
         metadata.generation = (metadata.generation or 1) + 1
     fields = kind.fields(one)
-    charge = before.charge if keep_charge else kind.charge(one)
+    charge = before.charge if keep_charge else kind.charge_of(one)
     return replace(
         before,
         labels=dict(metadata.labels or {}),

@@ -88,7 +88,7 @@ def new_draft(
         fields=fields,
         doc=encode_object(kind, one),
         status=encode(first) if first else EMPTY,
-        charge=kind.charge(one),
+        charge=kind.charge_of(one),
     )
 
 

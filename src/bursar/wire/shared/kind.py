@@ -13,6 +13,7 @@ from bursar.core.objects.charge import NOTHING, Charge
 from bursar.core.objects.object import Stored
 from bursar.core.values.access import SYSTEM_ONLY, AccessGroup, KindAccess
 from bursar.core.values.refusal import Cause
+from bursar.core.values.replace import replace
 from bursar.wire.shared.meta import Wire
 
 Object = Any  # a Struct with api_version, kind, metadata, spec and status
@@ -100,7 +101,8 @@ class Kind:
     # Fields of fieldSelector, besides metadata.name and metadata.namespace.
     selectable: tuple[str, ...] = ()
     fields: Callable[[Object], Fields] = _no_fields
-    # The amounts charged from acceptance on, in bytes or thousandths: `quantity.amount`.
+    # The amounts charged from acceptance on, in bytes or thousandths: `quantity.amount`. Those of a kind that is not
+    # `placed` count as bound from then on too: a tenant that enforces by queueing limits bound work only.
     charge: Callable[[Object], Charge] = _no_charge
     # The initial status of an object, given the time.
     first_status: Callable[[Object, str], dict[str, Any]] = _no_status
@@ -155,6 +157,11 @@ class Kind:
     @property
     def singular(self) -> str:
         return self.name.lower()
+
+    def charge_of(self, one: Object) -> Charge:
+        """The charge of an object that is not bound to a node yet."""
+        charge = self.charge(one)
+        return charge if self.placed or not charge.accepted else replace(charge, bound=charge.accepted)
 
 
 # The submitter.
