@@ -20,7 +20,7 @@ from bursar.api.objects.render import rows, show, show_written
 from bursar.api.objects.table import table, wants_table
 from bursar.api.objects.watch import watch
 from bursar.commands.command import Reply, Written
-from bursar.commands.objects.object import Recall, not_found
+from bursar.commands.objects.object import Recall, no_namespace, not_found
 from bursar.core.objects.finalizer import added, reserved
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.access import Identity, Role, reach
@@ -329,10 +329,8 @@ async def namespace_tenant(call: Call, kind: Kind) -> str | Refusal | None:
 def _missing_namespace(identity: Identity, name: str) -> Refusal:
     """Not found; the hint to create the namespace is only for callers who see all: for others it may exist and be
     hidden."""
-    hint = "Name another namespace with -n: `bursar get namespaces` lists yours."
-    if reach(identity).everything:
-        hint = f"Create it first: bursar create namespace {name}"
-    return Refusal(Code.NOT_FOUND, f'namespaces "{name}" not found', hint)
+    hint = "" if reach(identity).everything else "Name another namespace with -n: `bursar get namespaces` lists yours."
+    return no_namespace(name, hint)
 
 
 async def written_answer(

@@ -293,14 +293,15 @@ def conflict(key: Key, why: str = "it was changed meanwhile") -> Refusal:
     )
 
 
+def no_namespace(name: str, hint: str = "") -> Refusal:
+    hint = hint or f"Create it first: bursar create namespace {name}"
+    return Refusal(Code.NOT_FOUND, f'namespaces "{name}" not found', hint)
+
+
 def namespace_refusal(batch: UnitOfWork, key: Key, seen_tenant: str | None = None) -> Refusal | None:
     namespace = batch.tree.namespaces.get(key.namespace)
     if namespace is None or seen_tenant not in (None, namespace.tenant):
-        return Refusal(
-            Code.NOT_FOUND,
-            f'namespaces "{key.namespace}" not found',
-            f"Create it first: bursar create namespace {key.namespace}",
-        )
+        return no_namespace(key.namespace)
     if namespace.terminating:
         return Refusal(
             Code.TERMINATING,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from bursar.commands.objects.object import no_namespace
 from bursar.core.credit.account import Account, left_behind
 from bursar.core.nodes.node_claim import still_claimed
 from bursar.core.objects.object import Key, Stored
@@ -139,7 +140,7 @@ def _check_namespace(old: Tree, new: Tree, name: str, after: Stored | None, use:
 
 def _check_quota(tree: Tree, key: Key) -> Refusal | None:
     if key.namespace not in tree.namespaces:
-        return Refusal(Code.NOT_FOUND, f'namespaces "{key.namespace}" not found', "Create it first.")
+        return no_namespace(key.namespace)
     return None
 
 
