@@ -111,6 +111,10 @@ class JobCommand(Command):
     members: tuple[Key, ...] = ()
     gang: str = ""
 
+    def next(self, before: Stored, _: dict[str, Any]) -> JobCommand:
+        """The same command for another version of the job."""
+        return replace(self, expected=before.revision)
+
     @property
     def many(self) -> bool:
         return len(self.members) > MANY
@@ -143,6 +147,10 @@ class CancelJobCommand(JobCommand):
     tenant: str  # the job's tenant when access was checked
     reason: str = ""
     grace_seconds: int = GRACE_SECONDS
+
+    def next(self, before: Stored, _: dict[str, Any]) -> JobCommand:
+        members = tuple(member_key(before.key, turn) for turn in open_turns(progress_in(before)))
+        return replace(self, expected=before.revision, members=members, gang=group_of(before))
 
     def decide(self, batch: UnitOfWork) -> Result:
         before = batch.objects.get(self.key)
@@ -182,7 +190,7 @@ class CancelJobCommand(JobCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoostJobCommand(JobCommand):
-    """Change the priority of a job for a limited time."""
+    """Change the priority of a job for a limited time; the previous one is that of a running boost, if there is one."""
 
     tenant: str
     boost: dict[str, Any]  # in its stored form
@@ -193,10 +201,12 @@ class BoostJobCommand(JobCommand):
             return not_found(self.key)
         if before.revision != self.expected:
             return conflict(self.key)
-        phase = progress_in(before).phase
-        if phase in JOB_ENDED or phase is JobPhase.CANCELLING:
-            return _ended(self.key, phase)
-        return batch.put(replace(before, status=encode({**status_of(before), "boost": self.boost})), self.origin)
+        progress, boost = progress_in(before), self.boost
+        if progress.phase in JOB_ENDED or progress.phase is JobPhase.CANCELLING:
+            return _ended(self.key, progress.phase)
+        if progress.boost is not None and progress.boost.expires > batch.now:
+            boost = {**boost, "previousPriority": progress.boost.priority}
+        return batch.put(replace(before, status=encode({**status_of(before), "boost": boost})), self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

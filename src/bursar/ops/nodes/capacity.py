@@ -7,7 +7,7 @@ cannot raise the capacity or the allocatable amount that the spec gives.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,7 +22,9 @@ from bursar.core.values.instant import timestamp
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Refusal
 from bursar.ops.objects import object as object_ops
+from bursar.ops.objects.object import Unchanged
 from bursar.ops.runtime import metrics
+from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.runtime import Runtime
 from bursar.wire.kinds.node import STDIN_LABEL, Node, NodeStatus, cap_by_spec, isolation_condition, node_key
 from bursar.wire.kinds.registry import BY_NAME
@@ -36,49 +38,58 @@ NODE = BY_NAME["Node"]
 
 async def report_capacity(
     runtime: Runtime, name: str, capacity: Mapping[str, str], features: Collection[str] = ()
-) -> Reply | None:
-    """Store a node's capacity and its agent's capabilities; None if they are stored already."""
-    key = node_key(name)
-    before = await object_ops.get(runtime, key)
-    if isinstance(before, Refusal):
-        return before
+) -> Reply:
+    """Store a node's capacity and its agent's capabilities, unless they are stored already."""
     said = {dimension_name(resource): value for resource, value in capacity.items()}
-    reads, able = "stdin" in features, sorted(set(features))
-    known = msgspec.json.decode(before.status).get("features") or []
-    if not _differs(before, said) and (before.labels.get(STDIN_LABEL) == "true") is reads and known == able:
-        return None
+    edit = _CapacityEdit(said, sorted(set(features)))
+    return await object_ops.change(runtime, node_key(name), edit.next, tenant="")
 
-    def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
-        document.setdefault("status", {})["features"] = able
+
+async def report_isolation(runtime: Runtime, name: str, isolation: str, why: str) -> Reply:
+    """Store how a node's agent isolates tenants, unless that is stored already."""
+    return await object_ops.change(runtime, node_key(name), _IsolationEdit(isolation, why).next, tenant="")
+
+
+@dataclass(frozen=True, slots=True)
+class _CapacityEdit:
+    capacity: Mapping[str, str]
+    features: Sequence[str]
+
+    def next(self, before: Stored, document: dict[str, Any]) -> Unchanged | Command | Refusal:
+        reads, known = "stdin" in self.features, document.get("status", {}).get("features") or []
+        if (
+            not _differs(document, self.capacity)
+            and (before.labels.get(STDIN_LABEL) == "true") is reads
+            and known == self.features
+        ):
+            return Unchanged(before)
+        document.setdefault("status", {})["features"] = self.features
         labels = document["metadata"].setdefault("labels", {})
         labels.pop(STDIN_LABEL, None)
         if reads:
             labels[STDIN_LABEL] = "true"
-        one = _offering(document, said)
+        one = _offering(document, self.capacity)
         cap_by_spec(one)
-        return change_command(NODE, before, one, Origin(f"node:{name}", "capacity"), spec_changed=False, status=True)
-
-    return await object_ops.change(runtime, key, edit, tenant="", first=before)
+        return _status_written(before, one, "capacity")
 
 
-async def report_isolation(runtime: Runtime, name: str, isolation: str, why: str) -> Reply | None:
-    """Store how a node's agent isolates tenants; None if that is stored already."""
-    key = node_key(name)
-    before = await object_ops.get(runtime, key)
-    if isinstance(before, Refusal):
-        return before
-    if not _is_news(msgspec.json.decode(before.status), isolation, why):
-        return None
-    at = timestamp(datetime.now(UTC))
+@dataclass(frozen=True, slots=True)
+class _IsolationEdit:
+    isolation: str
+    why: str
 
-    def edit(before: Stored, document: dict[str, Any]) -> Command | Refusal:
+    def next(self, before: Stored, document: dict[str, Any]) -> Unchanged | Command | Refusal:
         status = document.setdefault("status", {})
-        status["isolation"] = isolation
-        set_condition(status, *isolation_condition(isolation, why), at)
-        one = msgspec.convert(document, Node)
-        return change_command(NODE, before, one, Origin(f"node:{name}", "isolation"), spec_changed=False, status=True)
+        if not _is_news(status, self.isolation, self.why):
+            return Unchanged(before)
+        status["isolation"] = self.isolation
+        set_condition(status, *isolation_condition(self.isolation, self.why), timestamp(now()))
+        return _status_written(before, msgspec.convert(document, Node), "isolation")
 
-    return await object_ops.change(runtime, key, edit, tenant="", first=before)
+
+def _status_written(before: Stored, one: Node, reason: str) -> Command | Refusal:
+    origin = Origin(f"node:{before.key.name}", reason)
+    return change_command(NODE, before, one, origin, spec_changed=False, status=True)
 
 
 def cap(node: Node) -> None:
@@ -107,9 +118,8 @@ def _is_news(status: Mapping[str, Any], isolation: str, why: str) -> bool:
     return (status.get("isolation"), told) != (isolation, message)
 
 
-def _differs(before: Stored, said: Mapping[str, str]) -> bool:
-    document: dict[str, Any] = {**msgspec.json.decode(before.doc), "status": msgspec.json.decode(before.status)}
-    stored, offering = msgspec.convert(document["status"], NodeStatus), _offering(document, said)
+def _differs(document: Mapping[str, Any], said: Mapping[str, str]) -> bool:
+    stored, offering = msgspec.convert(document.get("status", {}), NodeStatus), _offering(document, said)
     cap(offering)
     assert isinstance(offering.status, NodeStatus)
     return _figures(stored) != _figures(offering.status)

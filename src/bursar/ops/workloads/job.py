@@ -7,16 +7,15 @@ has that version. The controller's verb is in job_controller.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import islice
-from typing import Any
 
 import msgspec
 
-from bursar.commands.command import Command, Reply
+from bursar.commands.command import Reply
 from bursar.commands.objects.object import submitter
 from bursar.commands.workloads.allocation import GRACE_SECONDS
-from bursar.commands.workloads.job import BoostJobCommand, CancelJobCommand, CreateJob, group_of
+from bursar.commands.workloads.job import BoostJobCommand, CancelJobCommand, CreateJob
 from bursar.commands.workloads.job_status import member_key, progress_in, spec_in
 from bursar.core.objects.allocation import Gang, GangRow
 from bursar.core.objects.job import JobAttempt, open_turns, turn_name
@@ -92,21 +91,11 @@ async def cancel(
     grace_seconds: int = GRACE_SECONDS,
     dry_run: bool = False,
 ) -> Reply:
-    def edit(before: Stored, _: dict[str, Any]) -> Command:
-        members = tuple(member_key(before.key, turn) for turn in open_turns(progress_in(before)))
-        return CancelJobCommand(
-            key=before.key,
-            origin=origin,
-            claim=claim,
-            expected=before.revision,
-            members=members,
-            gang=group_of(before),
-            tenant=job.tenant,
-            reason=origin.reason,
-            grace_seconds=grace_seconds,
-        )
-
-    return await object_ops.change(runtime, job.key, edit, tenant=job.tenant, dry_run=dry_run, first=job)
+    command = CancelJobCommand(
+        key=job.key, origin=origin, claim=claim, expected=job.revision, tenant=job.tenant, reason=origin.reason,
+        grace_seconds=grace_seconds,
+    )  # fmt: skip
+    return await object_ops.change(runtime, job.key, command.next, tenant=job.tenant, dry_run=dry_run, first=job)
 
 
 async def boost(
@@ -120,25 +109,19 @@ async def boost(
     approved_by: str,
     claim: IdempotencyKey | None = None,
     dry_run: bool = False,
-    at: datetime | None = None,
 ) -> Reply:
-    own, began = await priority_of(runtime, spec_in(job.doc)), at or now()
-
-    def edit(before: Stored, _: dict[str, Any]) -> Command:
-        running = progress_in(before).boost
-        stored = {
-            "priority": priority,
-            "previousPriority": running.priority if running is not None and running.expires > began else own,
-            "reason": reason,
-            "approvedBy": approved_by,
-            "by": origin.actor,
-            "expires": timestamp(began + timedelta(seconds=seconds)),
-        }
-        return BoostJobCommand(
-            key=before.key, origin=origin, claim=claim, expected=before.revision, tenant=job.tenant, boost=stored
-        )
-
-    return await object_ops.change(runtime, job.key, edit, tenant=job.tenant, dry_run=dry_run, first=job)
+    stored = {
+        "priority": priority,
+        "previousPriority": await priority_of(runtime, spec_in(job.doc)),
+        "reason": reason,
+        "approvedBy": approved_by,
+        "by": origin.actor,
+        "expires": timestamp(now() + timedelta(seconds=seconds)),
+    }
+    command = BoostJobCommand(
+        key=job.key, origin=origin, claim=claim, expected=job.revision, tenant=job.tenant, boost=stored
+    )
+    return await object_ops.change(runtime, job.key, command.next, tenant=job.tenant, dry_run=dry_run, first=job)
 
 
 async def priority_of(runtime: Runtime, spec: JobSpec) -> int:
