@@ -19,13 +19,13 @@ from bursar.core.objects.object import Key, Stored
 from bursar.core.scheduling.state.placed_columns import Spot
 from bursar.loops import informer as keeper_module
 from bursar.loops.informer import FeedLost, Informer
-from bursar.loops.plan_commands import SCHEDULER
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.bind import bind as bind_units
 from bursar.ops.scheduling.bind import note
 from bursar.ops.scheduling.evict import evict, preempt
+from bursar.ops.scheduling.plan_commands import SCHEDULER
 from bursar.ops.workloads import job as job_ops
 from bursar.ops.workloads.report import report
 from bursar.store.db.database import Connection

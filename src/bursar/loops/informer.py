@@ -39,6 +39,7 @@ from bursar.loops.stored_status import (
     nomination_of,
 )
 from bursar.ops.runtime.runtime import Runtime
+from bursar.ops.scheduling.plan_commands import BINDER
 from bursar.store.db.database import Connection
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store
@@ -63,7 +64,6 @@ log = structlog.get_logger()
 
 READ_MAX = 2000
 YIELD_EVERY = 500
-BINDER = "system:scheduler"  # who binds, in the audit log
 DESCRIBED = ("Settings", "PriorityClass", "Queue", "Tier", "Tenant", "Job")
 TREE_KINDS = frozenset({"Namespace", "PriorityClass", "ResourceQuota", "Settings", "Tenant", "Tier"})
 

@@ -38,7 +38,7 @@ ABOUT = {
     "commands/workloads/allocation.py": ("nodes",),
     "ops/workloads/*": ("Job", "PriorityClass"),
     "loops/jobs.py": ("Allocation",),
-    "loops/plan_commands.py": ("Allocation",),
+    "ops/scheduling/plan_commands.py": ("Allocation",),
     "rpc/codec.py": ("Job",),
     "cli/workloads/*": ("Allocation", "Job", "allocations", "jobs", "nodes", "priorityclasses", "queues", "Namespace"),
     # Nodes, and what their agents are told.

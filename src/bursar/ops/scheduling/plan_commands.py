@@ -25,8 +25,8 @@ from bursar.core.scheduling.cycle.plan import Binding, Preempting, SchedulingPol
 from bursar.core.scheduling.explain.reason_text import sentence
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.placed_columns import Spot
-from bursar.loops.informer import BINDER
 
+BINDER = "system:scheduler"  # who binds, in the audit log
 SCHEDULER = Origin(BINDER, "bind")
 PREEMPTING = Origin(BINDER, "preempt")
 FAILING = Origin(BINDER, "fail")
