@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from bursar.core.objects.ask import Ask
 from bursar.core.objects.pending_reason import UNPAID, PendingReason
-from bursar.core.scheduling.cycle.plan import UnitKey
 from bursar.core.scheduling.state.cluster_state import ClusterState
+from bursar.core.scheduling.state.equivalence import UnitKey
 from bursar.core.scheduling.state.scheduler_memory import Blocked
 from bursar.store.credit import ledger as store
 from bursar.store.db.database import Connection

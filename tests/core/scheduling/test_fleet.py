@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from bursar.core.nodes.node import WHOLE, NodeCapacity, Shortage, device_list, dominant_fraction, fit, give, take_back
 from bursar.core.objects.ask import Operator as Is
 from bursar.core.objects.ask import Requirement, Shape, Taint, Where
-from bursar.core.scheduling.cycle.node_reservation import free_devices
 from bursar.core.scheduling.cycle.placer import room_for
 from bursar.core.scheduling.state.fleet import NOWHERE, Fleet
 from bursar.core.scheduling.state.node_filter import NodeFilters
+from bursar.core.scheduling.state.node_reservation import free_devices
 from bursar.core.scheduling.state.placed_columns import DeviceSets
 from support.scheduling.cluster_states import FPGA, GPU, shape
 

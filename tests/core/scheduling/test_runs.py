@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.core.objects.ask import Ask
-from bursar.core.scheduling.cycle.node_reservation import NodeReservations
 from bursar.core.scheduling.cycle.placer import Choice, Placer
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.fleet import NodeColumns
+from bursar.core.scheduling.state.node_reservation import NodeReservations
 from bursar.core.scheduling.state.placed_columns import Spot
 from support.scheduling.cluster_states import (
     NOW,

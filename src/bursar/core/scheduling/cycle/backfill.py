@@ -13,10 +13,10 @@ from itertools import groupby
 import numpy as np
 
 from bursar.core.objects.ask import Ask
-from bursar.core.scheduling.cycle.node_reservation import NodeReservations, free_devices
 from bursar.core.scheduling.cycle.placer import room_for
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.fleet import NodeColumns
+from bursar.core.scheduling.state.node_reservation import NodeReservations, free_devices
 from bursar.core.scheduling.state.scheduler_memory import Reservation
 
 

@@ -26,16 +26,16 @@ from bursar.core.quota.quota import Exceeded
 from bursar.core.scheduling.cycle import inter_pod
 from bursar.core.scheduling.cycle.backfill import earliest
 from bursar.core.scheduling.cycle.diagnosis import diagnose, gang_reason, quota_reason
-from bursar.core.scheduling.cycle.nomination import NominatedCapacity, Nominations, open_nominations
 from bursar.core.scheduling.cycle.placer import Choice, Placer
-from bursar.core.scheduling.cycle.plan import Binding, Plan, Preempting, SchedulingPolicy, Unit, UnitKey
+from bursar.core.scheduling.cycle.plan import Binding, Plan, Preempting, SchedulingPolicy, Unit
 from bursar.core.scheduling.cycle.preemption import Preemptor
 from bursar.core.scheduling.cycle.priority_score import PriorityScore
 from bursar.core.scheduling.cycle.queue_traversal import QueueTraversal
 from bursar.core.scheduling.state.cluster_state import ClusterState, Nomination
 from bursar.core.scheduling.state.credit_slow_start import CreditSlowStart
-from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey, GangState
+from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey, GangState, UnitKey
 from bursar.core.scheduling.state.fair_share import Shares
+from bursar.core.scheduling.state.nomination import NominatedCapacity, Nominations, open_nominations
 from bursar.core.scheduling.state.placed_columns import Spot
 from bursar.core.scheduling.state.scheduler_memory import Blocked, Reservation
 

@@ -16,12 +16,12 @@ from bursar.core.objects.ask import Ask
 from bursar.core.objects.pending_reason import MEMBERS, NODES, PendingReason, ReasonCode, Short
 from bursar.core.quota.quota import Exceeded
 from bursar.core.scheduling.cycle import inter_pod
-from bursar.core.scheduling.cycle.node_reservation import NodeReservations
 from bursar.core.scheduling.cycle.placer import Placer, Slot
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.equivalence import GangState
 from bursar.core.scheduling.state.fleet import PODS, Bools
 from bursar.core.scheduling.state.node_filter import by_isolation, by_parts, by_tenants
+from bursar.core.scheduling.state.node_reservation import NodeReservations
 
 # Causes after which no other is examined: no node is left to examine.
 FINAL: Final = frozenset({ReasonCode.NO_NODES_ACTIVE, ReasonCode.NO_CLAIMED_NODES, ReasonCode.NO_MATCHING_NODES})

@@ -18,10 +18,10 @@ from msgspec import Struct
 
 from bursar.core.objects.ask import Ask, Shape
 from bursar.core.scheduling.cycle import inter_pod
-from bursar.core.scheduling.cycle.node_reservation import NodeReservations
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.fleet import NOWHERE, Bools, Fleet, Ints, LabelColumn, Need, NodeColumns
 from bursar.core.scheduling.state.node_filter import Floats
+from bursar.core.scheduling.state.node_reservation import NodeReservations
 from bursar.core.scheduling.state.node_scores import NO
 from bursar.core.scheduling.state.packing import choose_devices
 from bursar.core.scheduling.state.placed_columns import NEVER, DeviceSets, Spot, devices_of

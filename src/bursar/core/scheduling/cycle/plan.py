@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from bursar.core.objects.allocation import GangKey
 from bursar.core.objects.ask import Ask
 from bursar.core.objects.pending_reason import PendingReason
 from bursar.core.scheduling.cycle.preemption import Victim
 from bursar.core.scheduling.state.cluster_state import Nomination
-from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey
+from bursar.core.scheduling.state.equivalence import EquivalenceClass, UnitKey
 from bursar.core.scheduling.state.placed_columns import Spot
 
 
@@ -49,9 +48,6 @@ class Preempting:
     victims: tuple[Victim, ...]
     deadline: float
     priority: int
-
-
-UnitKey = EquivalenceKey | GangKey
 
 
 @dataclass(slots=True)

@@ -16,11 +16,11 @@ import numpy as np
 from bursar.core.nodes.eviction import EvictionRule
 from bursar.core.objects.ask import Ask, Shape
 from bursar.core.scheduling.cycle import inter_pod
-from bursar.core.scheduling.cycle.node_reservation import NodeReservations
 from bursar.core.scheduling.cycle.placer import Placer, Slot
 from bursar.core.scheduling.cycle.preemption_candidates import PreemptionCandidates
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.fair_share import Shares, burst_marks
+from bursar.core.scheduling.state.node_reservation import NodeReservations
 from bursar.core.scheduling.state.placed_columns import NEVER, Placed
 from bursar.core.scheduling.state.topology_counts import Kin, kin_of
 from bursar.core.usage.budget import PENALTY_FLOOR

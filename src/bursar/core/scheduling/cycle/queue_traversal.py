@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable
 
 from bursar.core.objects.ask import Ask
 from bursar.core.scheduling.cycle.fair_queue import FairQueue
-from bursar.core.scheduling.cycle.plan import Unit, UnitKey
+from bursar.core.scheduling.cycle.plan import Unit
 from bursar.core.scheduling.cycle.priority_score import PriorityScore
 from bursar.core.scheduling.state.cluster_state import ClusterState
-from bursar.core.scheduling.state.equivalence import EquivalenceClass, GangState
+from bursar.core.scheduling.state.equivalence import EquivalenceClass, GangState, UnitKey
 from bursar.core.scheduling.state.fair_share import Shares
 
 

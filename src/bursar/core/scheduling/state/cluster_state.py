@@ -17,7 +17,7 @@ from bursar.core.nodes.node_claim import SENSITIVE
 from bursar.core.objects.allocation import GangKey
 from bursar.core.objects.ask import Ask, Taint, claiming, welcome_at
 from bursar.core.objects.charge import Amounts, Charge
-from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey, GangState
+from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey, GangState, UnitKey
 from bursar.core.scheduling.state.fair_share import ShareOf
 from bursar.core.scheduling.state.fleet import UNCLAIMED, Fleet
 from bursar.core.scheduling.state.placed_columns import NEVER, Placed, PlacedColumns, Spot, devices_of
@@ -291,11 +291,11 @@ class ClusterState:
             self._unplace(one)
             self.freed += 1
 
-    def unit_key(self, uid: str) -> EquivalenceKey | GangKey:
+    def unit_key(self, uid: str) -> UnitKey:
         """The key of the unit of a pending allocation: its gang until that has begun, else its equivalence class."""
         return self.unit_of(self.waiting[uid])
 
-    def unit_of(self, group: EquivalenceClass) -> EquivalenceKey | GangKey:
+    def unit_of(self, group: EquivalenceClass) -> UnitKey:
         key = group.key
         return key.gang if key.gang is not None and not self.has_begun(key.gang) else key
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
+from typing import TypeAlias
 
 from bursar.core.objects.allocation import GangKey
 from bursar.core.objects.ask import Ask, Shape
@@ -32,6 +33,9 @@ class EquivalenceKey:
     payer: str = ""
     owner: str = ""
     cross_tenant: bool = False
+
+
+UnitKey: TypeAlias = EquivalenceKey | GangKey
 
 
 @dataclass(slots=True)

@@ -6,20 +6,16 @@ Losing it changes no decision about correctness: a new leader starts with an emp
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
 
-from bursar.core.objects.allocation import GangKey
 from bursar.core.objects.ask import Ask
 from bursar.core.objects.pending_reason import PendingReason
 from bursar.core.scheduling.state.credit_slow_start import CreditProbes
-from bursar.core.scheduling.state.equivalence import EquivalenceKey
+from bursar.core.scheduling.state.equivalence import UnitKey
 from bursar.core.scheduling.state.fleet import Fleet
 from bursar.core.scheduling.state.node_filter import NodeFilters
 from bursar.core.scheduling.state.node_scores import NodeScoreCache
+from bursar.core.scheduling.state.nomination import Nominations
 from bursar.core.scheduling.state.packing import ArrivalMix
-
-if TYPE_CHECKING:
-    from bursar.core.scheduling.cycle.nomination import Nominations
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +47,9 @@ class SchedulerMemory:
     node_filters: NodeFilters
     node_scores: NodeScoreCache
     # By the key of the equivalence class or the gang.
-    blocked: dict[EquivalenceKey | GangKey, Blocked] = field(default_factory=dict)
+    blocked: dict[UnitKey, Blocked] = field(default_factory=dict)
     probes: CreditProbes = field(default_factory=CreditProbes)
-    reserved_for: EquivalenceKey | GangKey | None = None
+    reserved_for: UnitKey | None = None
     reservation: Reservation | None = None
     reserved_at: float = 0.0
     reserved_moved: int = 0  # the cluster's `moved` at that time

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from bursar.core.objects.ask import Ask
-from bursar.core.scheduling.cycle.node_reservation import NodeReservations
-from bursar.core.scheduling.cycle.plan import UnitKey
+from bursar.core.scheduling.state.equivalence import UnitKey
+from bursar.core.scheduling.state.node_reservation import NodeReservations
 
 if TYPE_CHECKING:
     from bursar.core.scheduling.state.cluster_state import ClusterState, Nomination
