@@ -2,8 +2,10 @@
 
 import pytest
 
-from bursar.core.objects.pending_reason import PendingReason, ReasonCode, Short
-from bursar.core.scheduling.explain.reason_text import help, sentence  # noqa: A004
+from bursar.core.objects.pending_reason import UNPAID, PendingReason, ReasonCode, Short
+from bursar.core.scheduling.cycle.diagnosis import INTER_POD
+from bursar.core.scheduling.explain.reason_text import CONSTRAINT_TEXTS, help, sentence  # noqa: A004
+from bursar.core.scheduling.state.node_filter import CONSTRAINTS, OPEN
 
 GPU = "nvidia.com/gpu"
 
@@ -173,3 +175,13 @@ def test_the_words_of_quota_and_of_capacity_differ() -> None:
     )
     assert "quota" in quota
     assert "quota" not in capacity
+
+
+def test_every_constraint_of_nodes_has_a_text() -> None:
+    assert set(CONSTRAINT_TEXTS) == {OPEN, *CONSTRAINTS, *map(str, INTER_POD)}
+
+
+@pytest.mark.parametrize("why", ReasonCode)
+def test_only_reasons_of_payment_read_as_such(why: ReasonCode) -> None:
+    about_payment = "account" in sentence(PendingReason(why)) or "account" in help(PendingReason(why))
+    assert about_payment is (why in UNPAID)

@@ -20,7 +20,6 @@ from bursar.core.scheduling.cycle.placer import Placer, Slot
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.equivalence import GangState
 from bursar.core.scheduling.state.fleet import PODS, Bools
-from bursar.core.scheduling.state.node_filter import by_isolation, by_parts, by_tenants
 from bursar.core.scheduling.state.node_reservation import NodeReservations
 
 # Causes after which no other is examined: no node is left to examine.
@@ -151,16 +150,8 @@ def quota_reason(exceeded: Sequence[Exceeded]) -> PendingReason:
 def _excluded(cluster: ClusterState, slot: Slot) -> Excluded:
     """The number of nodes that each constraint on labels, taints and state excludes."""
     node_filter, there = cluster.memory.node_filters.of(slot.ask.shape.where), all_nodes(cluster)
-    counts = (
-        ("not_ready_or_cordoned", there & ~cluster.fleet.now.open),
-        ("labels", there & ~node_filter.selected),
-        ("taints", there & ~node_filter.tolerated),
-        ("claims", there & ~node_filter.claimable),
-        ("tenants", there & ~by_tenants(cluster.fleet, slot.ask.shape.where)),
-        ("fractions", there & ~by_parts(cluster.fleet, slot.ask.shape.where)),
-        ("isolation", there & ~by_isolation(cluster.fleet, slot.ask.shape.where)),
-    )
-    return tuple((name, int(np.count_nonzero(mask))) for name, mask in counts if mask.any())
+    counts = ((name, np.count_nonzero(there & ~met)) for name, met in node_filter.constraints(cluster.fleet).items())
+    return tuple((name, int(count)) for name, count in counts if count)
 
 
 def shortages(cluster: ClusterState, slot: Slot, right: Bools) -> tuple[Short, ...]:

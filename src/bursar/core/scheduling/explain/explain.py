@@ -6,7 +6,7 @@ Nothing here changes the cluster state. Simulations run on a copy, with the same
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -41,7 +41,7 @@ from bursar.core.scheduling.explain.wait_stats import WaitStats
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey
 from bursar.core.scheduling.state.fleet import Bools
-from bursar.core.scheduling.state.node_filter import by_isolation, by_label, by_parts, by_tenants, meets
+from bursar.core.scheduling.state.node_filter import OPEN, by_label, meets
 from bursar.core.scheduling.state.placed_columns import Spot
 
 ROUNDS_MAX = 2  # plans per simulation: a first one may leave work that still fits
@@ -133,12 +133,8 @@ def reasons(cycle: Cycle, unit: Unit) -> tuple[PendingReason, tuple[PendingReaso
 def _dominant(cycle: Cycle, unit: Unit) -> PendingReason:
     """The reason that the cycle would give: the first that applies, in the order of its checks."""
     cluster = cycle.cluster
-    if found := _nominated(cycle, unit) or _incomplete(cluster, unit):
+    if found := next(_before_nodes(cycle, unit), None):
         return found
-    if exceeded := cycle.exceeded([(ask, ()) for ask in unit.asks]):
-        return quota_reason(exceeded)
-    if unpaid := _unpaid(cycle, unit):
-        return unpaid
     choice = cycle.chooser.choose(unit.asks)
     if choice is not None:
         exceeded = cycle.exceeded(choice)
@@ -150,34 +146,30 @@ def _dominant(cycle: Cycle, unit: Unit) -> PendingReason:
 def _applying(cycle: Cycle, unit: Unit) -> list[PendingReason]:
     """All causes that apply, each examined independently of the others."""
     cluster, slot = cycle.cluster, cycle.chooser.slots(unit.asks)[0]
-    found = [_nominated(cycle, unit), _incomplete(cluster, unit)]
-    if exceeded := cycle.exceeded([(ask, ()) for ask in unit.asks]):
-        found.append(quota_reason(exceeded))
-    found.append(_unpaid(cycle, unit))
-    found += [
-        _detailed(cluster, slot, reason) if reason.why is ReasonCode.NO_MATCHING_NODES else reason
-        for reason in diagnosis.others(cluster, cycle.holds, slot)
+    return [
+        *_before_nodes(cycle, unit),
+        *(
+            _detailed(cluster, slot, reason) if reason.why is ReasonCode.NO_MATCHING_NODES else reason
+            for reason in diagnosis.others(cluster, cycle.holds, slot)
+        ),
     ]
-    return [one for one in found if one is not None]
 
 
-def _nominated(cycle: Cycle, unit: Unit) -> PendingReason | None:
+def _before_nodes(cycle: Cycle, unit: Unit) -> Iterator[PendingReason]:
+    """The reasons that apply before any node is examined, in order of precedence."""
     cluster = cycle.cluster
-    if any(ask.uid not in cluster.nominated for ask in unit.asks):
-        return None
-    slots = [(ask, row) for ask in unit.asks for row in cycle.nominated_rows(ask)]
-    return PendingReason(ReasonCode.PREEMPTING, until=cycle.cleared_at(slots))
-
-
-def _incomplete(cluster: ClusterState, unit: Unit) -> PendingReason | None:
+    if all(ask.uid in cluster.nominated for ask in unit.asks):
+        slots = [(ask, row) for ask in unit.asks for row in cycle.nominated_rows(ask)]
+        yield PendingReason(ReasonCode.PREEMPTING, until=cycle.cleared_at(slots))
     band = cluster.bands.get(unit.key) if not isinstance(unit.key, EquivalenceKey) else None
-    return gang_reason(band) if band is not None and not band.complete else None
-
-
-def _unpaid(cycle: Cycle, unit: Unit) -> PendingReason | None:
-    """The refusal by the account that pays, until the next attempt."""
-    known = cycle.cluster.memory.blocked.get(unit.key)
-    return known.reason if known is not None and known.reason.why in UNPAID and known.until > cycle.now else None
+    if band is not None and not band.complete:
+        yield gang_reason(band)
+    if exceeded := cycle.exceeded([(ask, ()) for ask in unit.asks]):
+        yield quota_reason(exceeded)
+    # The refusal by the account that pays, until the next attempt.
+    known = cluster.memory.blocked.get(unit.key)
+    if known is not None and known.reason.why in UNPAID and known.until > cycle.now:
+        yield known.reason
 
 
 # Which constraints keep nodes out.
@@ -209,8 +201,10 @@ def _closed(cluster: ClusterState, slot: Slot) -> tuple[tuple[str, str], ...]:
 
 
 def _constraints(cluster: ClusterState, slot: Slot) -> list[tuple[str, Bools]]:
+    """The constraints with labels and taints one by one."""
     fleet, where = cluster.fleet, slot.ask.shape.where
-    found: list[tuple[str, Bools]] = [("not_ready_or_cordoned", fleet.now.open)]
+    masks = cluster.memory.node_filters.of(where).constraints(fleet)
+    found = [(OPEN, masks.pop(OPEN))]
     for key, value in where.node_labels:
         column = fleet.label(key)
         found.append((f"nodeSelector {key}={value}", column.codes == column.code_of.get(value, -2)))
@@ -221,14 +215,8 @@ def _constraints(cluster: ClusterState, slot: Slot) -> list[tuple[str, Bools]]:
         for term in where.required:
             any_term |= meets(fleet, term)
         found.append((f"node affinity, any of {len(where.required)} terms", any_term))
-    return [
-        *found,
-        *_taints(cluster, slot),
-        ("claims", cluster.memory.node_filters.of(where).claimable),
-        ("tenants", by_tenants(fleet, where)),
-        ("fractions", by_parts(fleet, where)),
-        ("isolation", by_isolation(fleet, where)),
-    ]
+    del masks["labels"], masks["taints"]
+    return [*found, *_taints(cluster, slot), *masks.items()]
 
 
 def _taints(cluster: ClusterState, slot: Slot) -> list[tuple[str, Bools]]:

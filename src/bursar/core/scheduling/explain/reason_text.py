@@ -7,7 +7,7 @@ that pays is quoted verbatim.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, assert_never
 
 from bursar.core.objects.pending_reason import MEMBERS, NODES, PendingReason, ReasonCode, Short
 from bursar.core.quota.quota_messages import dimension_label
@@ -21,8 +21,8 @@ CONSTRAINTS_SHOWN_MAX: Final = 8
 SHORTAGES_SHOWN_MAX: Final = 4
 NODES_SHOWN_MAX: Final = 3
 
-# Constraints that have no name of their own.
-_CONSTRAINTS: Final = {
+# Constraints that have no name of their own. Those of nodes are in `node_filter.CONSTRAINTS`.
+CONSTRAINT_TEXTS: Final = {
     "not_ready_or_cordoned": "not ready or cordoned",
     "labels": "node selector or affinity",
     "taints": "taints that it does not tolerate",
@@ -36,84 +36,90 @@ _CONSTRAINTS: Final = {
 }
 _INTER_POD: Final = frozenset({str(ReasonCode.AFFINITY), str(ReasonCode.ANTI_AFFINITY), str(ReasonCode.SPREAD)})
 
-# Reasons without numbers, and their remedies.
-_PLAIN: Final = {
-    ReasonCode.HELD: "free capacity is reserved for work ahead of it in the queue; this one would delay it",
-    ReasonCode.PREEMPTING: "the scheduler is evicting less urgent work for it",
-    ReasonCode.NOT_TRIED: "the scheduler has not tried it yet",
-}
-_PLAIN_HELP: Final = {
-    ReasonCode.NO_CLAIMED_NODES: "Claim a node: bursar node claim NAME. A node in use cannot be claimed.",
-    ReasonCode.HELD: "Set a ttl: work that ends in time may run first.",
-    ReasonCode.PREEMPTING: "Wait: it starts when the evicted work has stopped.",
-    ReasonCode.NOT_TRIED: "Wait for the next scheduling cycle.",
-}
 _TOGETHER: Final = "together"  # the number of nodes with capacity for one part, where all parts together find none
 
 
 def sentence(reason: PendingReason) -> str:
     """The reason in one sentence, with its numbers."""
-    match reason.why:
-        case ReasonCode.NO_NODES_ACTIVE:
-            return _no_nodes(reason) + _closed(reason)
-        case ReasonCode.GANG_INCOMPLETE:
-            return f"waiting for gang members: {reason.members} of {reason.members_min} submitted"
-        case ReasonCode.QUOTA_EXCEEDED:
-            return _no_headroom(reason)
-        case ReasonCode.NO_CLAIMED_NODES:
-            return _not_claimed(reason)
-        case ReasonCode.NO_MATCHING_NODES if _all_dedicated(reason):
-            return f"no node is open to its tenant: {counted(reason.nodes, 'node')} dedicated to other tenants"
-        case ReasonCode.NO_MATCHING_NODES:
-            return f"none of {counted(reason.nodes, 'node')} matches{_kept_out(reason)}"
-        case ReasonCode.AFFINITY:
-            return _not_near(reason)
-        case ReasonCode.ANTI_AFFINITY:
-            kept_out = _kept_out(reason, ReasonCode.ANTI_AFFINITY)
-            return f"every node with free capacity is too near an allocation it must avoid{kept_out}"
-        case ReasonCode.SPREAD:
-            kept_out = _kept_out(reason, ReasonCode.SPREAD)
-            return f"every node with free capacity is in a domain where one more would exceed maxSkew{kept_out}"
-        case ReasonCode.NO_CAPACITY:
-            return _no_capacity(reason) + _kept_out_by_inter_pod(reason) + _closed(reason)
-        case _:  # it needs no numbers, or cannot be paid for
-            return _PLAIN.get(reason.why) or reason.said or "its account cannot pay for it"
+    return _texts(reason)[0]
 
 
 def help(reason: PendingReason) -> str:  # noqa: A001 - the word for it
     """The remedy: one or two sentences."""
+    return _texts(reason)[1]
+
+
+def _texts(reason: PendingReason) -> tuple[str, str]:
+    """The sentence and the remedy."""
     match reason.why:
-        case ReasonCode.NO_NODES_ACTIVE:
-            return _open_nodes(reason) or "Add a node, uncordon one, or bring one back that is not ready."
         case ReasonCode.GANG_INCOMPLETE:
-            missing = reason.members_min - reason.members
-            return f"Submit {missing} more with the same groupId, or ask for a smaller minMembers."
+            missing = f"waiting for gang members: {reason.members} of {reason.members_min} submitted"
+            more = reason.members_min - reason.members
+            return missing, f"Submit {more} more with the same groupId, or ask for a smaller minMembers."
         case ReasonCode.QUOTA_EXCEEDED:
-            return _raise_quota(reason)
-        case ReasonCode.NO_MATCHING_NODES if _all_dedicated(reason):
-            return "An administrator can add a node, or name the tenant in spec.tenants of one."
-        case ReasonCode.NO_MATCHING_NODES:
-            return f"Change {_which(reason)}, or label, untaint or add a node so that one matches."
+            return _no_headroom(reason), _raise_quota(reason)
+        case (
+            ReasonCode.UNPRICED
+            | ReasonCode.ACCOUNT_INACTIVE
+            | ReasonCode.INSUFFICIENT_CREDIT
+            | ReasonCode.CONCURRENCY_EXCEEDED
+            | ReasonCode.DAILY_CAP_EXCEEDED
+            | ReasonCode.SPEND_RATE_EXCEEDED
+        ):
+            said = reason.said or "its account cannot pay for it"
+            return said, reason.hint or "Top up the account, or ask a billing admin."
+        case ReasonCode.NO_NODES_ACTIVE | ReasonCode.NO_CLAIMED_NODES | ReasonCode.NO_MATCHING_NODES:
+            return _no_node(reason)
         case ReasonCode.AFFINITY:
-            return _bring_near(reason)
+            return _not_near(reason), _bring_near(reason)
         case ReasonCode.ANTI_AFFINITY:
-            return "Wait until an allocation it must avoid has ended, add a node, or make it a preference."
+            return (
+                "every node with free capacity is too near an allocation it must avoid" + _kept_out(reason, reason.why),
+                "Wait until an allocation it must avoid has ended, add a node, or make it a preference.",
+            )
         case ReasonCode.SPREAD:
-            return "Free capacity in the emptier domains, raise maxSkew, or use whenUnsatisfiable: ScheduleAnyway."
+            return (
+                "every node with free capacity is in a domain where one more would exceed maxSkew"
+                + _kept_out(reason, reason.why),
+                "Free capacity in the emptier domains, raise maxSkew, or use whenUnsatisfiable: ScheduleAnyway.",
+            )
         case ReasonCode.NO_CAPACITY:
-            return _open_nodes(reason) + _more_capacity(reason) + _easier_inter_pod(reason)
-        case _:
-            return _PLAIN_HELP.get(reason.why) or reason.hint or "Top up the account, or ask a billing admin."
+            return (
+                _no_capacity(reason) + _kept_out_by_inter_pod(reason) + _closed(reason),
+                _open_nodes(reason) + _more_capacity(reason) + _easier_inter_pod(reason),
+            )
+        case ReasonCode.HELD:
+            held = "free capacity is reserved for work ahead of it in the queue; this one would delay it"
+            return held, "Set a ttl: work that ends in time may run first."
+        case ReasonCode.PREEMPTING:
+            evicting = "the scheduler is evicting less urgent work for it"
+            return evicting, "Wait: it starts when the evicted work has stopped."
+        case ReasonCode.NOT_TRIED:
+            return "the scheduler has not tried it yet", "Wait for the next scheduling cycle."
+    assert_never(reason.why)
+
+
+def _no_node(reason: PendingReason) -> tuple[str, str]:
+    nodes = counted(reason.nodes, "node")
+    if reason.why is ReasonCode.NO_NODES_ACTIVE:
+        none = f"none of {nodes} accepts work: all are cordoned or not ready" if reason.nodes else "there are no nodes"
+        open_one = _open_nodes(reason) or "Add a node, uncordon one, or bring one back that is not ready."
+        return none + _closed(reason), open_one
+    if reason.why is ReasonCode.NO_CLAIMED_NODES:
+        return _not_claimed(reason), "Claim a node: bursar node claim NAME. A node in use cannot be claimed."
+    if _all_dedicated(reason):
+        return (
+            f"no node is open to its tenant: {nodes} dedicated to other tenants",
+            "An administrator can add a node, or name the tenant in spec.tenants of one.",
+        )
+    return (
+        f"none of {nodes} matches{_kept_out(reason)}",
+        f"Change {_which(reason)}, or label, untaint or add a node so that one matches.",
+    )
 
 
 def _all_dedicated(reason: PendingReason) -> bool:
     return dict(reason.excluded).get("tenants") == reason.nodes
-
-
-def _no_nodes(reason: PendingReason) -> str:
-    if not reason.nodes:
-        return "there are no nodes"
-    return f"none of {counted(reason.nodes, 'node')} accepts work: all are cordoned or not ready"
 
 
 def _not_claimed(reason: PendingReason) -> str:
@@ -271,11 +277,11 @@ def _kept_out(reason: PendingReason, first: ReasonCode | None = None) -> str:
 
 def constraint(name: str) -> str:
     """The text of a constraint: most names say themselves what they are."""
-    return _CONSTRAINTS.get(name, name)
+    return CONSTRAINT_TEXTS.get(name, name)
 
 
 def _which(reason: PendingReason) -> str:
-    named = [constraint(name) for name, count in reason.excluded if count and name not in _CONSTRAINTS]
+    named = [constraint(name) for name, count in reason.excluded if count and name not in CONSTRAINT_TEXTS]
     return ", ".join(named[:CONSTRAINTS_SHOWN_MAX]) or "the node selector, affinity or tolerations"
 
 

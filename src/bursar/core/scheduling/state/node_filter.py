@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,15 +26,24 @@ Floats = NDArray[np.float64]
 class NodeFilter:
     """The nodes on which a shape may run, and its preference for each from 0 to 1."""
 
-    selected: Bools  # has the labels
-    tolerated: Bools  # no taint keeps it off
-    claimable: Bools  # not claimed by others; for sensitive work, claimed by its user
-    welcome: Bools  # not dedicated to other tenants; admits its fractions of devices, and isolates if that is required
-    allowed: Bools  # all of it
+    met: Mapping[str, Bools]  # by constraint
+    allowed: Bools  # all constraints are met
     preference: Floats | None
     described: int
     # By topology: the domains of nodes with the labels; filled lazily.
     domains: dict[str, Rows] = field(default_factory=dict, compare=False)
+
+    @property
+    def selected(self) -> Bools:
+        return self.met["labels"]
+
+    @property
+    def claimable(self) -> Bools:
+        return self.met["claims"]
+
+    def constraints(self, fleet: Fleet) -> dict[str, Bools]:
+        """The nodes that meet each constraint by itself, whether they accept work now included."""
+        return {OPEN: fleet.now.open, **self.met}
 
     def domains_of(self, fleet: Fleet, key: str) -> Rows:
         known = self.domains.get(key)
@@ -61,16 +71,14 @@ class NodeFilters:
 
 
 def survey(fleet: Fleet, where: Where) -> NodeFilter:
-    selected = has_labels(fleet, where)
-    tolerated = by_taints(fleet, lambda taints: not untolerated(where.tolerations, taints, where.reserved))
-    claimable, welcome = by_claim(fleet, where), by_terms(fleet, where)
-    allowed = selected & tolerated & claimable & welcome
-    return NodeFilter(selected, tolerated, claimable, welcome, allowed, _preference(fleet, where), fleet.described)
+    met = {name: mask(fleet, where) for name, mask in CONSTRAINTS.items()}
+    allowed: Bools = np.logical_and.reduce(list(met.values()))
+    return NodeFilter(met, allowed, _preference(fleet, where), fleet.described)
 
 
-def by_terms(fleet: Fleet, where: Where) -> Bools:
-    """Nodes whose own terms the work meets: dedicated tenants, fractions of devices, isolation."""
-    return by_tenants(fleet, where) & by_parts(fleet, where) & by_isolation(fleet, where)
+def tolerated(fleet: Fleet, where: Where) -> Bools:
+    """Nodes without a taint that keeps it off."""
+    return by_taints(fleet, lambda taints: not untolerated(where.tolerations, taints, where.reserved))
 
 
 def by_tenants(fleet: Fleet, where: Where) -> Bools:
@@ -99,6 +107,7 @@ def by_claim(fleet: Fleet, where: Where) -> Bools:
 
 
 def has_labels(fleet: Fleet, where: Where) -> Bools:
+    """Nodes with the labels that it selects or requires."""
     rows = fleet.now.placed.shape[0]
     selected = np.zeros(rows, np.bool_)
     selected[list(fleet.row_of.values())] = True
@@ -135,6 +144,18 @@ _NO_LABELS: Mapping[str, str] = {}
 
 def by_taints(fleet: Fleet, answer: Callable[..., bool]) -> Bools:
     return np.array([answer(taints) for taints in fleet.taint_sets], np.bool_)[fleet.taint_code]
+
+
+# The constraints of nodes by the names in which explanations count the nodes that they exclude.
+OPEN: Final = "not_ready_or_cordoned"
+CONSTRAINTS: Final[Mapping[str, Callable[[Fleet, Where], Bools]]] = {
+    "labels": has_labels,
+    "taints": tolerated,
+    "claims": by_claim,
+    "tenants": by_tenants,
+    "fractions": by_parts,
+    "isolation": by_isolation,
+}
 
 
 def _preference(fleet: Fleet, where: Where) -> Floats | None:
