@@ -40,7 +40,7 @@ async def asked(runtime: Runtime, database_url: str) -> AsyncIterator[LeaderQuer
 
 
 async def test_why_what_if_and_how_many(runtime: Runtime, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inquiry_ops, "GLIMPSE_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(inquiry_ops, "ESTIMATE_SECONDS_MAX", 60.0)
     await tenant(runtime, "physics")
     await namespace(runtime, "team", "physics")
     await node(runtime, "n0", cpu=8, memory="64Gi", gpu=4)
@@ -54,7 +54,7 @@ async def test_why_what_if_and_how_many(runtime: Runtime, database_url: str, mon
         assert isinstance(found, ExplainAnswer)
         assert (found.reason.why, found.reason.short[0].has, found.position) == (ReasonCode.NO_CAPACITY, 1000, 1)
         assert found.starts_at is not None, "what runs ends within the hour"
-        seen = await asker.glimpse(LookQuestion(uid))
+        seen = await asker.estimate(LookQuestion(uid))
         assert seen is not None
         assert seen.position == 1
 

@@ -19,12 +19,10 @@ import structlog
 from bursar.core.objects.ask import Ask
 from bursar.core.quota.tenant_tree import lineage
 from bursar.core.scheduling.cycle.plan import SchedulingPolicy
-from bursar.core.scheduling.explain.explain import explain, figures, glimpse, holding, simulate
-from bursar.core.scheduling.explain.explain_types import Glimpse
-from bursar.core.scheduling.explain.queue_position import FRESH_SECONDS, QueueOrders, order_boosted
+from bursar.core.scheduling.explain.explain import estimate, explain, figures, holding, simulate
+from bursar.core.scheduling.explain.queue_position import QueueOrders, order_boosted
 from bursar.core.scheduling.explain.wait_stats import WaitStats
 from bursar.core.scheduling.state.cluster_state import ClusterState
-from bursar.core.scheduling.state.equivalence import EquivalenceKey
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.leader_query import (
     ANSWER_SECONDS_MAX,
@@ -54,7 +52,6 @@ REST_SECONDS_MAX = 2.0
 EARLY_SECONDS = 0.002  # before a question about a revision that is not applied yet is tried again
 FORGET_SECONDS = 60.0
 REVISION_MAX = (1 << 63) - 1
-GLIMPSES_MAX = 4096
 
 
 @dataclass(slots=True)
@@ -67,8 +64,7 @@ class Answering:
     waits: WaitStats = field(default_factory=WaitStats)
     revision_of: Callable[[], int] = lambda: REVISION_MAX  # the revision of the cluster state
     fence: int | None = None  # of the term in which it answers
-    _lineups: QueueOrders = field(default_factory=QueueOrders)
-    _glimpses: dict[EquivalenceKey, tuple[float, float | None]] = field(default_factory=dict)  # (found at, starts at)
+    _orders: QueueOrders = field(default_factory=QueueOrders)
 
     def answer(self, raw: bytes, cluster: ClusterState) -> bytes | None:
         """The answer to a question; failures are answered too. None while the cluster state is older than the revision
@@ -92,11 +88,12 @@ class Answering:
         policy, now = self.policy_of(), self.clock()
         match question:
             case Explain(uid):
-                return explain(cluster, uid, policy, now, self._lineups.of(cluster, policy, now, uid))
+                return explain(cluster, uid, policy, now, self._orders.of(cluster, policy, now, uid))
             case InUse(uid):
                 return holding(cluster, uid, policy, now)
             case LookQuestion(uid, namespace, job, _):
-                return self._look(cluster, uid or _first_of(cluster, (namespace, job)), policy, now)
+                uid = uid or _first_of(cluster, (namespace, job))
+                return estimate(cluster, uid, policy, now, self._orders.of(cluster, policy, now, uid))
             case BoostedQuestion(namespace, job, priority):
                 return _boosted(cluster, policy, now, (namespace, job), priority)
             case Simulate(drafts, priorities):
@@ -104,21 +101,6 @@ class Answering:
                 return simulate(cluster, asks, policy, now)
             case Count():
                 return figures(cluster, self.waits, now, self.revision_of())
-
-    def _look(self, cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: float) -> Glimpse | None:
-        """Its own position, and the cached estimate of its class, which is the expensive part."""
-        if uid not in cluster.waiting:
-            return None
-        group = cluster.waiting[uid]
-        position = self._lineups.of(cluster, policy, now, uid).position(group.members[uid], group)
-        known = self._glimpses.get(group.key)
-        if known is not None and 0 <= now - known[0] <= FRESH_SECONDS:
-            return Glimpse(position.in_queue if position is not None else None, known[1])
-        found = glimpse(cluster, uid, policy, now, position)
-        if len(self._glimpses) >= GLIMPSES_MAX:
-            self._glimpses.clear()
-        self._glimpses[group.key] = (now, found.starts_at)
-        return found
 
 
 def _boosted(

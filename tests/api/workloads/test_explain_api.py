@@ -63,7 +63,7 @@ async def leading(site: Site, cluster: ClusterState, waits: WaitStats | None = N
         await resign(database, "test")
 
 
-async def glimpsed(site: Site, path: str) -> Any:
+async def estimated(site: Site, path: str) -> Any:
     """What is read, with its place in line: a leader that is slow to answer is not waited for, so it is asked again."""
     async with asyncio.timeout(60):
         while True:
@@ -189,7 +189,7 @@ async def test_a_job_is_explained_by_the_first_of_its_allocations_that_waits(sit
     async with leading(site, cluster):
         body = (await site.get(f"namespaces/{team}/jobs/train/explain")).body
         assert (body["name"], body["reason"]["code"]) == (min(names), f"no_capacity_{GPU}")
-        status = (await glimpsed(site, f"namespaces/{team}/jobs/train/status")).body["status"]
+        status = (await estimated(site, f"namespaces/{team}/jobs/train/status")).body["status"]
         assert status["queuePosition"] == 1
         boost = {"newPriority": 500, "reason": "incident", "duration": "60s", "approvedBy": "me"}
         boosted = await site.post(f"namespaces/{team}/jobs/train/boost", boost)
@@ -208,7 +208,7 @@ async def test_a_pending_allocation_is_shown_with_its_place_in_line(site: Site) 
     await enter(site, cluster, team, "a")
     path = f"namespaces/{team}/allocations/a"
     async with leading(site, cluster):
-        shown = await glimpsed(site, path)
+        shown = await estimated(site, path)
         assert shown.body["status"]["queuePosition"] == 1
         assert shown.body["status"]["estimatedStartTime"] == "2030-01-01T00:10:00Z"
         # What was read can be written back.

@@ -88,7 +88,7 @@ async def is_depth(site: Site, queue: str, depth: int) -> bool:
 
 
 async def test_a_job_has_its_place_and_the_estimate_of_its_start(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader_query, "GLIMPSE_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(leader_query, "ESTIMATE_SECONDS_MAX", 60.0)
     team = await site.namespace()
     await node(site.context.runtime, "line-1", cpu=8, memory="64Gi", gpu=1)
     async with scheduled(site):

@@ -5,7 +5,8 @@ import pytest
 from bursar.core.objects.allocation import Gang
 from bursar.core.objects.ask import Where
 from bursar.core.scheduling.cycle.cycle import decide
-from bursar.core.scheduling.explain.explain import glimpse
+from bursar.core.scheduling.explain.explain import estimate
+from bursar.core.scheduling.explain.explain_types import QueueEstimate
 from bursar.core.scheduling.explain.queue_position import QueueOrder, QueueOrders, order_boosted, order_queue
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from support.scheduling.questions import GPU, NOW, POLICY, ask, cluster_of, placed, snapshot, told, waiting
@@ -139,10 +140,17 @@ def test_those_ahead_that_want_other_nodes_do_not_count() -> None:
     assert told(cluster, "near").starts_at == NOW
 
 
-def test_a_glimpse_is_the_position_and_the_estimate() -> None:
+def test_an_estimate_is_the_position_and_the_estimate() -> None:
     cluster = cluster_of(4)
     placed(cluster, ask("r", 4), "n0", (0, 1, 2, 3), ends_in=600)
-    waiting(cluster, one := ask("a", 4))
-    position = order_queue(cluster, POLICY, NOW).position(one, cluster.waiting["a"])
-    found = glimpse(cluster, "a", POLICY, NOW, position)
-    assert (found.position, found.starts_at) == (1, NOW + 600)
+    waiting(cluster, ask("a", 4), ask("b", 4))
+    orders = QueueOrders()
+
+    def estimated(uid: str, at: float) -> QueueEstimate | None:
+        return estimate(cluster, uid, POLICY, at, orders.of(cluster, POLICY, at, uid))
+
+    assert estimated("a", NOW) == QueueEstimate(1, NOW + 600)
+    assert estimated("gone", NOW) is None
+    cluster.forget("r")
+    assert estimated("b", NOW + 0.9) == QueueEstimate(2, NOW + 600), "as fresh as the order that it was computed in"
+    assert estimated("a", NOW + 5) == QueueEstimate(1, NOW + 5)

@@ -174,10 +174,10 @@ async def test_a_leader_that_is_silent_is_given_up(
     await stand(runtime.database, "silent", 60.0)
     refused = await leader_queries.ask(Explain("a"), seconds=0.05)
     assert refused is inquiry_ops.SILENT
-    # A glance does not wait for it again.
-    monkeypatch.setattr(inquiry_ops, "GLIMPSE_SECONDS_MAX", 60.0)
+    # An estimate does not wait for it again.
+    monkeypatch.setattr(inquiry_ops, "ESTIMATE_SECONDS_MAX", 60.0)
     async with asyncio.timeout(10):
-        assert await leader_queries.glimpse(LookQuestion("a")) is None
+        assert await leader_queries.estimate(LookQuestion("a")) is None
     # What was given up is withdrawn.
     await eventually(lambda: nothing_left(runtime))
 
@@ -200,16 +200,16 @@ async def test_a_leader_that_is_loading_its_cluster_state_answers_when_it_has_it
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_glance_tells_the_position(
+async def test_an_estimate_has_the_position(
     runtime: Runtime, leader_queries: LeaderQueries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inquiry_ops, "GLIMPSE_SECONDS_MAX", 60.0)
+    monkeypatch.setattr(inquiry_ops, "ESTIMATE_SECONDS_MAX", 60.0)
     async with leading(runtime, small_cluster("a", "b")):
-        seen = await leader_queries.glimpse(LookQuestion("b"))
+        seen = await leader_queries.estimate(LookQuestion("b"))
         assert seen is not None
         assert seen.position == 2
-        assert await leader_queries.glimpse(LookQuestion("gone")) is None
-        assert await leader_queries.glimpse(LookQuestion(namespace="team", job="none")) is None
+        assert await leader_queries.estimate(LookQuestion("gone")) is None
+        assert await leader_queries.estimate(LookQuestion(namespace="team", job="none")) is None
 
 
 async def test_the_figures_come_from_what_the_leader_remembers(runtime: Runtime, leader_queries: LeaderQueries) -> None:

@@ -15,7 +15,7 @@ from bursar.api.http.body import Body, claim_of, dry_run, read_object
 from bursar.api.http.route import JSON, Answer, Call, Outcome, Stream
 from bursar.api.http.seats import party
 from bursar.api.http.spool import Spool, SpooledPieces, SpoolFull
-from bursar.api.objects.queue_position import with_glimpse, with_place
+from bursar.api.objects.queue_position import with_estimate, with_place
 from bursar.api.objects.render import rows, show, show_written
 from bursar.api.objects.table import table, wants_table
 from bursar.api.objects.watch import watch
@@ -83,7 +83,7 @@ async def get(call: Call) -> Outcome:
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
-    return await one_answer(call, 200, item(await with_glimpse(call, found)))
+    return await one_answer(call, 200, item(await with_estimate(call, found)))
 
 
 def item(one: Stored) -> ListedObject:

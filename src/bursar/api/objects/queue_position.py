@@ -15,7 +15,7 @@ import msgspec
 from bursar.api.http.route import Call
 from bursar.commands.command import Written
 from bursar.core.objects.object import Stored
-from bursar.core.scheduling.explain.explain_types import Glimpse
+from bursar.core.scheduling.explain.explain_types import QueueEstimate
 from bursar.core.values.instant import timestamp
 from bursar.core.values.replace import replace
 from bursar.ops.scheduling.leader_query import LookQuestion
@@ -25,10 +25,10 @@ from bursar.wire.shared.kind import Kind, Object
 WAITING = ("Pending", "Queued")
 
 
-async def with_glimpse(call: Call, one: Stored) -> Stored:
+async def with_estimate(call: Call, one: Stored) -> Stored:
     """Add the position and the estimate to a pending object, if the leader answers in time."""
     look = _LOOKS.get((one.key.kind, one.fields.get("status.phase", "")))
-    seen = await call.context.leader_queries.glimpse(look(one)) if look is not None else None
+    seen = await call.context.leader_queries.estimate(look(one)) if look is not None else None
     return one if seen is None else replace(one, status=_shown(msgspec.json.decode(one.status), seen))
 
 
@@ -47,13 +47,13 @@ async def with_place(call: Call, kind: Kind, submitted: Object, one: Written) ->
     seen = None
     if is_job and stored:
         look = LookQuestion(namespace=one.key.namespace, job=one.key.name, revision=one.revision)
-        seen = await call.context.leader_queries.glimpse(look)
+        seen = await call.context.leader_queries.estimate(look)
     if seen is None or seen.position is None:
-        seen = Glimpse(last, seen.starts_at if seen is not None else None)
+        seen = QueueEstimate(last, seen.starts_at if seen is not None else None)
     return msgspec.structs.replace(one, status=_shown(status, seen))
 
 
-def _shown(status: dict[str, Any], seen: Glimpse) -> bytes:
+def _shown(status: dict[str, Any], seen: QueueEstimate) -> bytes:
     if seen.position is not None:
         status["queuePosition"] = seen.position
     if seen.starts_at is not None:

@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 from bursar.api.http.action import faulty, grace_faults, read_action, words_faults
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.object import find, key_of, origin_of, recall
-from bursar.api.objects.queue_position import with_glimpse
+from bursar.api.objects.queue_position import with_estimate
 from bursar.commands.command import Reply, Written
 from bursar.commands.workloads.allocation import GRACE_SECONDS
 from bursar.commands.workloads.job_status import progress_in
@@ -59,7 +59,7 @@ async def get_status(call: Call) -> Outcome:
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
-    found = await with_glimpse(call, found)
+    found = await with_estimate(call, found)
     document = decode(found.doc, found.status, found.revision)
     names = [turn_name(found.key.name, turn) for turn in all_turns(progress_in(found))]
     async with call.context.database.reader() as db:

@@ -14,7 +14,13 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from bursar.core.scheduling.explain.explain_types import ExplainAnswer, Figures, Glimpse, Holding, SimulatedOutcome
+from bursar.core.scheduling.explain.explain_types import (
+    ExplainAnswer,
+    Figures,
+    Holding,
+    QueueEstimate,
+    SimulatedOutcome,
+)
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.runtime.lane import Lane, Overloaded
 from bursar.store.db.database import AWAY, Connection, Database
@@ -26,11 +32,11 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 ANSWER_SECONDS_MAX = 5.0
-GLIMPSE_SECONDS_MAX = 0.2
+ESTIMATE_SECONDS_MAX = 0.2
 BOOST_SECONDS_MAX = 1.0
 # After a leader did not answer, optional answers are not waited for again within this time.
 SILENCE_SECONDS = 5.0
-GLIMPSES_PER_SECOND = 100
+ESTIMATES_PER_SECOND = 100
 POLL_SECONDS = 0.25
 WAITING_MAX = 2048
 
@@ -104,9 +110,9 @@ decode_question = msgspec.json.Decoder(Question).decode
 _decode_answer = msgspec.json.Decoder(LeaderAnswer).decode
 _decode_explanation: Callable[[bytes], ExplainAnswer | None] = msgspec.json.Decoder(ExplainAnswer | None).decode
 _decode_holding: Callable[[bytes], Holding | None] = msgspec.json.Decoder(Holding | None).decode
-_decode_glimpse: Callable[[bytes], Glimpse | None] = msgspec.json.Decoder(Glimpse | None).decode
+_decode_estimate: Callable[[bytes], QueueEstimate | None] = msgspec.json.Decoder(QueueEstimate | None).decode
 _decode_position: Callable[[bytes], int | None] = msgspec.json.Decoder(int | None).decode
-_decode_outlooks: Callable[[bytes], list[SimulatedOutcome]] = msgspec.json.Decoder(list[SimulatedOutcome]).decode
+_decode_outcomes: Callable[[bytes], list[SimulatedOutcome]] = msgspec.json.Decoder(list[SimulatedOutcome]).decode
 _decode_figures: Callable[[bytes], Figures] = msgspec.json.Decoder(Figures).decode
 
 NO_LEADER = Refusal(
@@ -134,8 +140,8 @@ class LeaderQueries:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._silent_until = float("-inf")
-        self._glances_since = float("-inf")
-        self._glances = 0
+        self._estimates_since = float("-inf")
+        self._estimates = 0
 
     async def ask(self, question: Question, seconds: float = ANSWER_SECONDS_MAX) -> bytes | Refusal:
         """The leader's answer as JSON, or a refusal."""
@@ -167,24 +173,24 @@ class LeaderQueries:
             return Refusal(Code.UNAVAILABLE, f"the scheduler could not answer: {answer.error}", retry_after_seconds=2)
         return bytes(answer.result)
 
-    async def glimpse(self, look: LookQuestion) -> Glimpse | None:
+    async def estimate(self, look: LookQuestion) -> QueueEstimate | None:
         """The position and estimate of one object, rate limited so that reads stay fast."""
         now = asyncio.get_running_loop().time()
-        if now - self._glances_since >= 1.0:
-            self._glances_since, self._glances = now, 0
-        self._glances += 1
-        if self._glances > GLIMPSES_PER_SECOND:
+        if now - self._estimates_since >= 1.0:
+            self._estimates_since, self._estimates = now, 0
+        self._estimates += 1
+        if self._estimates > ESTIMATES_PER_SECOND:
             return None
-        return await self._glance(look, _decode_glimpse, GLIMPSE_SECONDS_MAX)
+        return await self._optional(look, _decode_estimate, ESTIMATE_SECONDS_MAX)
 
     async def boosted(self, namespace: str, job: str, priority: int) -> int | None:
         """The position that a job would have with this priority."""
-        return await self._glance(BoostedQuestion(namespace, job, priority), _decode_position, BOOST_SECONDS_MAX)
+        return await self._optional(BoostedQuestion(namespace, job, priority), _decode_position, BOOST_SECONDS_MAX)
 
     async def holding(self, uid: str) -> Holding | None:
-        return await self._glance(InUse(uid), _decode_holding, BOOST_SECONDS_MAX)
+        return await self._optional(InUse(uid), _decode_holding, BOOST_SECONDS_MAX)
 
-    async def _glance(self, question: Question, decode: Callable[[bytes], T | None], seconds: float) -> T | None:
+    async def _optional(self, question: Question, decode: Callable[[bytes], T | None], seconds: float) -> T | None:
         """An optional answer: after the leader did not answer, it is skipped for a while."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._silent_until:
@@ -202,7 +208,7 @@ class LeaderQueries:
         return await self._asked(Explain(uid), _decode_explanation)
 
     async def simulate(self, question: Simulate) -> list[SimulatedOutcome] | Refusal:
-        return await self._asked(question, _decode_outlooks)
+        return await self._asked(question, _decode_outcomes)
 
     async def figures(self, seconds: float = ANSWER_SECONDS_MAX) -> Figures | Refusal:
         return await self._asked(Count(), _decode_figures, seconds)

@@ -12,12 +12,12 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from contextlib import suppress
 
+from bursar.core.scheduling.explain.explain_types import FRESH_SECONDS
 from bursar.core.values.refusal import Refusal
 from bursar.ops.scheduling.leader_query import LeaderQueries
 from bursar.store.db.database import AWAY, Database
 from bursar.store.scheduling import queue as store
 
-FRESH_SECONDS = 1.0
 STALE_SECONDS = 5.0
 LEADER_SECONDS_MAX = 1.0  # for the leader's answer, before the database is counted
 REST_PER_COUNT = 20.0  # pause for each second that counting took

@@ -27,9 +27,9 @@ from bursar.core.scheduling.explain.explain_types import (
     ExplainAnswer,
     FactorTerm,
     Figures,
-    Glimpse,
     Holding,
     ProposedPlacement,
+    QueueEstimate,
     QueueFigures,
     ReservedFor,
     Score,
@@ -89,13 +89,19 @@ def holding(cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: floa
     return Holding(_share(cycle, cluster.placed[uid].ask.tenant), cycle.preemption.is_burst(uid))
 
 
-def glimpse(
-    cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: float, position: QueuePosition | None
-) -> Glimpse:
-    """The position of a pending allocation, and its estimated start."""
-    cycle, unit = surveyed(cluster, policy, now, uid), unit_of(cluster, uid)
-    starts_at = _starts_at(cycle, unit, _dominant(cycle, unit), position)
-    return Glimpse(position.in_queue if position is not None else None, starts_at)
+def estimate(
+    cluster: ClusterState, uid: str, policy: SchedulingPolicy, now: float, queue_order: QueueOrder
+) -> QueueEstimate | None:
+    """The position and the estimated start of a pending allocation. The start, which is the expensive part, is computed
+    once for its class in each queue order."""
+    group = cluster.waiting.get(uid)
+    if group is None:
+        return None
+    position = queue_order.position(group.members[uid], group)
+    if group.key not in queue_order.starts:
+        cycle, unit = surveyed(cluster, policy, now, uid), unit_of(cluster, uid)
+        queue_order.starts[group.key] = _starts_at(cycle, unit, _dominant(cycle, unit), position)
+    return QueueEstimate(position.in_queue if position is not None else None, queue_order.starts[group.key])
 
 
 def unit_of(cluster: ClusterState, uid: str) -> Unit:

@@ -12,6 +12,8 @@ from bursar.core.objects.pending_reason import PendingReason
 from bursar.core.scheduling.explain.wait_stats import Wait
 
 NO_WAIT = Wait()
+# How old a position, an estimate or the length of a queue may be, wherever it is shown.
+FRESH_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +146,8 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Glimpse:
-    """The summary of a pending allocation that every read shows."""
+class QueueEstimate:
+    """The position of a pending allocation in its queue, and its estimated start."""
 
     position: int | None = None
     starts_at: float | None = None

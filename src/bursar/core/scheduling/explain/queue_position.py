@@ -17,13 +17,12 @@ from bursar.core.objects.ask import Ask
 from bursar.core.scheduling.cycle.cycle import Cycle
 from bursar.core.scheduling.cycle.plan import SchedulingPolicy, Unit
 from bursar.core.scheduling.cycle.queue_traversal import QueueTraversal
-from bursar.core.scheduling.explain.explain_types import Ahead
+from bursar.core.scheduling.explain.explain_types import FRESH_SECONDS, Ahead
 from bursar.core.scheduling.state.cluster_state import ActiveBoost, ClusterState, is_boosted
 from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey
 
 WALK_MAX = 1000
 GROUPS_MAX = 1000  # groups visited by waiting time, and as many by urgency
-FRESH_SECONDS = 1.0
 SECONDS_PER_STEP = 5e-4  # how long a line stays good for each step that it took to make
 
 QueueEntry = tuple[float, str]  # (submitted at, uid)
@@ -56,10 +55,11 @@ class QueuePosition:
 
 @dataclass(slots=True)
 class QueueOrder:
-    """The positions of pending allocations in the queue."""
+    """The positions of pending allocations in the queue, with the estimates that were computed from them."""
 
     made_at: float = 0.0
     steps: int = 0
+    starts: dict[EquivalenceKey, float | None] = field(default_factory=dict)  # of the first member asked about
     _front: dict[str, int] = field(default_factory=dict)  # by uid, from 1 on
     _groups: list[EquivalenceClass] = field(default_factory=list)  # of each position of the front
     _rest: dict[int, tuple[EquivalenceClass, list[QueueEntry]]] = field(
@@ -130,7 +130,7 @@ def order_boosted(
 
 
 class QueueOrders:
-    """Caches the last queue order while it is fresh enough, so that not every request computes it."""
+    """Caches the last queue order, with its estimates, while it is fresh enough."""
 
     def __init__(self) -> None:
         self._cluster: ClusterState | None = None
