@@ -99,7 +99,7 @@ async def test_after_all_that_the_cluster_state_is_what_would_be_loaded(runtime:
         await settled(scheduler)
         followed = portrait(scheduler.informer)
     fresh = portrait(await loaded(runtime))
-    for part in ("nodes", "limits", "used", "bands", "nominated", "waiting", "kin", "noted"):
+    for part in ("nodes", "limits", "used", "gangs", "nominated", "waiting", "match_keys", "noted"):
         assert followed[part] == fresh[part], part
     await assert_books_balance(runtime)
 

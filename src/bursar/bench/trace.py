@@ -159,10 +159,10 @@ def replay(machines: Sequence[TraceNode], order: Sequence[Pod], policy: str, see
     # By name, so that the first of equals is always the same one.
     for machine in sorted(machines, key=lambda machine: machine.name):
         fleet.put(machine.name, machine.allocatable, labels=machine.labels)
-    chooser = policy_of(policy, fleet, seed)
+    scoring = policy_of(policy, fleet, seed)
     run = Replay(sum(machine.allocatable[GPU] for machine in machines))
     for pod in order:
-        _arrive(run, fleet, chooser, pod)
+        _arrive(run, fleet, scoring, pod)
         run.note()
     return run
 

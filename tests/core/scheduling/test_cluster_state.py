@@ -187,9 +187,9 @@ def test_a_gang_is_forgotten_with_its_last_member() -> None:
     cluster = cluster_of(machine("a", gpus=2))
     for one in members("g", 2, gpus=1):
         cluster.wait(one)
-    assert set(cluster.bands) == {("n", "g")}
+    assert set(cluster.gangs) == {("n", "g")}
     end(cluster, "g-0", "g-1")
-    assert not cluster.bands
+    assert not cluster.gangs
     assert not cluster.groups
 
 
@@ -246,9 +246,9 @@ def books(cluster: ClusterState, offered: Iterable[str] = ()) -> dict[str, Any]:
             if any(used.values())
         },
         "capacity": {name: amount for name, amount in sorted(cluster.capacity.items()) if amount},
-        "kin": {
-            kin: {fleet.names[row]: count for row, count in at.items()}
-            for kin, at in cluster.topology_counts.rows.items()
+        "match_keys": {
+            match_key: {fleet.names[row]: count for row, count in at.items()}
+            for match_key, at in cluster.topology_counts.rows.items()
         },
         "shunning": {
             key: {fleet.names[row]: count for row, count in at.items()}
@@ -256,7 +256,7 @@ def books(cluster: ClusterState, offered: Iterable[str] = ()) -> dict[str, Any]:
         },
         # Of nodes it keeps what it was counted for when it was placed, whatever its node offers by now.
         "bound": {row: cell.bound for row, cell in cluster.limits.cells.items() if row[1] != "nodes"},
-        "bands": {key: (sorted(band.waiting), sorted(band.placed)) for key, band in sorted(cluster.bands.items())},
+        "gangs": {key: (sorted(gang.waiting), sorted(gang.placed)) for key, gang in sorted(cluster.gangs.items())},
         "waiting": sorted(cluster.waiting),
         "groups": sorted(sorted(group.members) for group in cluster.groups.values()),
     }

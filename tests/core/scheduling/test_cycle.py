@@ -355,8 +355,8 @@ def test_no_plan_overfills_splits_or_breaks_what_was_asked(data: st.DataObject) 
     for binding in plan.bindings:
         for one, spots in binding.members:
             assert len({spot.row for spot in spots}) == one.shape.nodes
-    for band in cluster.bands.values():
-        assert not band.placed or len(band.placed) >= band.min_members
+    for gang in cluster.gangs.values():
+        assert not gang.placed or len(gang.placed) >= gang.min_members
     for cell in cluster.limits.cells.values():
         assert cell.bound <= cell.hard, cell.row
     for one in wanted:

@@ -76,7 +76,7 @@ def test_positions_are_the_order_in_which_a_cycle_places() -> None:
 
 
 def test_far_behind_the_front_the_order_of_submission_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bursar.core.scheduling.explain.queue_position.WALK_MAX", 5)
+    monkeypatch.setattr("bursar.core.scheduling.explain.queue_position.FRONT_MAX", 5)
     asks = [ask(f"a{index:03}", 1 + index % 3, submitted_at=NOW - 9000 + index) for index in range(50)]
     cluster = waiting(cluster_of(1), *asks, ask("gone", submitted_at=NOW - 9999))
     cluster.forget("gone")

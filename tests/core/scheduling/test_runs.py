@@ -34,13 +34,13 @@ def columns(now: NodeColumns) -> list[object]:
     return [one.tolist() for one in arrays]
 
 
-def chooser(cluster: ClusterState) -> Placer:
+def placer(cluster: ClusterState) -> Placer:
     return Placer(cluster, NodeReservations(cluster.fleet, cluster.placed, cluster.running), NOW)
 
 
 def one_by_one(cluster: ClusterState, asks: Sequence[Ask]) -> Choice | None:
     """The best node for each, as it is when those before it are there."""
-    found = chooser(cluster)
+    found = placer(cluster)
     taken: Choice = []
     for slot in found.slots(asks):
         row = found.free_row(slot, ())
@@ -66,7 +66,7 @@ def test_a_gang_goes_where_its_members_would_go_one_by_one(data: st.DataObject) 
     gang = members("g", size, gpus=each, cpu=cpu)
     for cluster in cluster_states:
         submit(cluster, *gang)
-    together = chooser(cluster_states[0])
+    together = placer(cluster_states[0])
     before = columns(cluster_states[0].fleet.now)
     assert together.choose(gang) == one_by_one(cluster_states[1], gang)
     assert columns(cluster_states[0].fleet.now) == before
@@ -93,7 +93,7 @@ def test_a_gang_that_is_entered_at_once_is_entered_as_one_by_one() -> None:
     cluster_states[0].assume_many(gang, spots, NOW)
     for one, at in zip(gang, spots, strict=True):
         cluster_states[1].assume(one, at, NOW)
-    for name in ("placed", "waiting", "groups", "bands", "used", "nominated"):
+    for name in ("placed", "waiting", "groups", "gangs", "used", "nominated"):
         assert getattr(cluster_states[0], name) == getattr(cluster_states[1], name), name
     assert columns(cluster_states[0].fleet.now) == columns(cluster_states[1].fleet.now)
     assert cluster_states[0].running.on_row == cluster_states[1].running.on_row

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bursar.core.objects.ask import Ask
-from bursar.core.scheduling.state.topology_counts import TALLIES_MAX, CountedGroup, Kin, TopologyCounts, kin_of
+from bursar.core.scheduling.state.topology_counts import (
+    TALLIES_MAX,
+    CountedGroup,
+    MatchKey,
+    TopologyCounts,
+    match_key_of,
+)
 from bursar.core.values.selector import Op, Selector, SelectorTerm, matches
 from support.scheduling.cluster_states import ZONE, ask, cluster_of, machine
 
@@ -37,22 +43,22 @@ who = st.builds(
 @given(st.data())
 def test_everybody_who_is_picked_is_counted_and_nobody_else(data: st.DataObject) -> None:
     cluster = cluster_of(*(machine(f"n{row}", cpu=64, zone=ZONES[row % 3]) for row in range(5)))
-    topology_counts, there = TopologyCounts(cluster.fleet), Counter[tuple[Kin, int]]()
-    by_kin: dict[Kin, Ask] = {}
+    topology_counts, there = TopologyCounts(cluster.fleet), Counter[tuple[MatchKey, int]]()
+    by_key: dict[MatchKey, Ask] = {}
     asked: list[CountedGroup] = []
     for _ in range(data.draw(st.integers(1, 25))):
         match data.draw(st.sampled_from(["come", "come", "leave", "ask", "move"])):
             case "come":
                 one, row = data.draw(who), data.draw(st.integers(0, 4))
-                kin = kin_of(one)
-                by_kin[kin] = one
-                there[kin, row] += 1
-                topology_counts.come(one, kin, row)
+                match_key = match_key_of(one)
+                by_key[match_key] = one
+                there[match_key, row] += 1
+                topology_counts.come(one, match_key, row)
             case "leave" if there:
-                kin, row = data.draw(st.sampled_from(sorted(there, key=repr)))
-                there[kin, row] -= 1
+                match_key, row = data.draw(st.sampled_from(sorted(there, key=repr)))
+                there[match_key, row] -= 1
                 there += Counter()
-                topology_counts.come(by_kin[kin], kin, row, -1)
+                topology_counts.come(by_key[match_key], match_key, row, -1)
             case "ask":
                 asked.append(data.draw(crowds))
             case "move":
@@ -76,7 +82,7 @@ def test_those_who_came_and_went_are_not_remembered_by_every_tally() -> None:
         topology_counts.of(ZONE, crowd)
     for number in range(TALLIES_MAX + 500):
         one = replace(everybody, labels={"app": f"app{number}"})
-        topology_counts.come(one, kin_of(one), 0)
-        topology_counts.come(one, kin_of(one), 0, -1)
+        topology_counts.come(one, match_key_of(one), 0)
+        topology_counts.come(one, match_key_of(one), 0, -1)
     assert sum(len(topology_count._askers) for topology_count in topology_counts._topology_counts.values()) == 0
     assert len(topology_counts._tallies_of) <= TALLIES_MAX

@@ -74,7 +74,7 @@ def snapshot(cluster: ClusterState) -> Any:
         {tenant: dict(used) for tenant, used in cluster.used.items()},
         {row: (cell.hard, cell.bound) for row, cell in cluster.limits.cells.items()},
         dict(cluster.boosts),
-        {kin: dict(rows) for kin, rows in cluster.topology_counts.rows.items()},
+        {match_key: dict(rows) for match_key, rows in cluster.topology_counts.rows.items()},
     )
 
 

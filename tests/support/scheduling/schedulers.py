@@ -52,9 +52,9 @@ def portrait(informer: Informer) -> dict[str, Any]:
         "lines": _lines(cluster),
         "waiting": {uid: group.members[uid] for uid, group in cluster.waiting.items()},
         "groups": {(key, uid) for key, group in cluster.groups.items() for uid in group.members},
-        "bands": {
+        "gangs": {
             key: (one.min_members, one.timeout_seconds, set(one.waiting), set(one.placed), one.started)
-            for key, one in cluster.bands.items()
+            for key, one in cluster.gangs.items()
         },
         "nominated": dict(cluster.nominated),
         "tenants": dict(cluster.tenants),
@@ -65,7 +65,7 @@ def portrait(informer: Informer) -> dict[str, Any]:
         "tree": cluster.limits.tree,
         "used": {tenant: found for tenant, amounts in cluster.used.items() if (found := _nonzero(amounts))},
         "capacity": _nonzero(cluster.capacity),
-        "kin": {kin: _by_name(cluster, rows) for kin, rows in cluster.topology_counts.rows.items()},
+        "match_keys": {match_key: _by_name(cluster, rows) for match_key, rows in cluster.topology_counts.rows.items()},
         "shunning": {key: _by_name(cluster, rows) for key, rows in cluster.topology_counts.shunning.items()},
         "noted": dict(informer.noted),
     }

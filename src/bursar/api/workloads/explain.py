@@ -36,7 +36,7 @@ from bursar.core.objects.object import Key, Stored
 from bursar.core.objects.pending_reason import PendingReason
 from bursar.core.quota.tenant_tree import lineage
 from bursar.core.quota.visibility import Sees, everything
-from bursar.core.scheduling.explain import explain_types as told
+from bursar.core.scheduling.explain import explain_types
 from bursar.core.scheduling.explain.reason_text import BEYOND_SHARE
 from bursar.core.values.access import reach
 from bursar.core.values.money import credits_of
@@ -105,7 +105,7 @@ async def _explained(call: Call, one: Stored) -> Outcome:
     return Answer(200, encode(await _waiting(call, one, found) if found is not None else _stored(one, status)))
 
 
-def _settled(one: Stored, status: dict[str, Any], unpaid: str, holding: told.Holding | None) -> Explanation:
+def _settled(one: Stored, status: dict[str, Any], unpaid: str, holding: explain_types.Holding | None) -> Explanation:
     """Explain work that is not pending: its nodes, and the reason of its end."""
     phase, nodes = str(status.get("phase", "")), status.get("nodes") or []
     where = ", ".join(node["name"] for node in nodes)
@@ -144,7 +144,7 @@ async def _sight(call: Call) -> tuple[Sees, bool]:
     return sees, whose.everything
 
 
-async def _waiting(call: Call, one: Stored, found: told.ExplainAnswer) -> Explanation:
+async def _waiting(call: Call, one: Stored, found: explain_types.ExplainAnswer) -> Explanation:
     """Explain pending work. A caller learns its position among other tenants' work, and nothing else about that."""
     sees, all_of_it = await _sight(call)
     reason = why(found.reason, sees)
@@ -264,7 +264,7 @@ async def _priorities(call: Call) -> dict[str, PriorityClassView]:
         return await load_classes(db)
 
 
-async def _outlook(call: Call, found: told.SimulatedOutcome) -> Outlook:
+async def _outlook(call: Call, found: explain_types.SimulatedOutcome) -> Outlook:
     """The outcome with only the number of other tenants' victims, not their names."""
     named, others = await _victims(call, found.victims)
     shown = Outlook(
@@ -306,7 +306,7 @@ def _costed(shown: Outlook, quote: Quote | None) -> Outlook:
     return shown
 
 
-async def _victims(call: Call, victims: Sequence[told.Evicted]) -> tuple[list[WouldEvict], int]:
+async def _victims(call: Call, victims: Sequence[explain_types.Evicted]) -> tuple[list[WouldEvict], int]:
     named = [
         WouldEvict(one.namespace, one.name, one.rule)
         for one in victims

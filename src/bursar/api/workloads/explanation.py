@@ -10,7 +10,7 @@ import msgspec
 from bursar.core.objects.pending_reason import MEMBERS, NODES, PendingReason
 from bursar.core.quota.quota_messages import dimension_label
 from bursar.core.quota.visibility import ABOVE, Sees, reason_for
-from bursar.core.scheduling.explain import explain_types as told
+from bursar.core.scheduling.explain import explain_types
 from bursar.core.scheduling.explain.reason_text import constraint, help, sentence  # noqa: A004
 from bursar.core.values.instant import timestamp
 from bursar.core.values.quantity import format_amount
@@ -205,27 +205,27 @@ def _counted(resource: str, amount: int) -> str:
     return str(amount) if resource in (MEMBERS, NODES) else format_amount(resource, amount)
 
 
-def ahead_in_line(ahead: told.Ahead) -> AheadInLine:
+def ahead_in_line(ahead: explain_types.Ahead) -> AheadInLine:
     amounts = {name: format_amount(name, amount) for name, amount in sorted(ahead.amounts.items())}
     return AheadInLine(ahead.allocations, amounts)
 
 
-def reservation(kept: told.ReservedFor | None) -> KeptRoom | None:
+def reservation(kept: explain_types.ReservedFor | None) -> KeptRoom | None:
     return KeptRoom(list(kept.nodes), time_of(kept.at)) if kept is not None else None
 
 
-def nomination(kept: told.ReservedFor | None) -> KeptRoom | None:
+def nomination(kept: explain_types.ReservedFor | None) -> KeptRoom | None:
     return KeptRoom(list(kept.nodes), until=time_of(kept.at)) if kept is not None else None
 
 
-def queue_score(score: told.Score | None) -> QueueScore | None:
+def queue_score(score: explain_types.Score | None) -> QueueScore | None:
     if score is None:
         return None
     terms = [ScoreTerm(one.factor, one.value, one.weight, one.value * one.weight) for one in score.terms]
     return QueueScore(score.total, score.penalty, score.profile, terms)
 
 
-def share_now(share: told.ShareFigures | None) -> ShareNow | None:
+def share_now(share: explain_types.ShareFigures | None) -> ShareNow | None:
     if share is None:
         return None
     return ShareNow(share.tenant, share.actual, share.target, share.effective, share.deficit, share.penalty)

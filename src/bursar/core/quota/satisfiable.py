@@ -84,16 +84,16 @@ def _needs(capacity: Amounts, demand: Demand) -> dict[str, int]:
     return {**needs, PODS: WHOLE} if PODS in capacity and not demand.exclusive else needs
 
 
-Room = list[tuple[int, int]]  # (how often it fits into a node, how many such nodes)
+NodeCounts = list[tuple[int, int]]  # (how often it fits into a node, how many such nodes)
 
 
-def _hold(capacity: Room, members: int, nodes: int) -> bool:
+def _hold(capacity: NodeCounts, members: int, nodes: int) -> bool:
     """Whether this many members fit. Members can be spread over the nodes in any way, so counting places suffices; but
     a member uses each node at most once."""
     return sum(min(each, members) * count for each, count in capacity) >= members * nodes
 
 
-def _members_max(capacity: Room, demand: Demand) -> int:
+def _members_max(capacity: NodeCounts, demand: Demand) -> int:
     """The largest gang that fits, by binary search: smaller gangs always fit."""
     enough, too_many = 1, demand.members
     while too_many - enough > 1:

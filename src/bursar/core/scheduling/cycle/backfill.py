@@ -20,18 +20,20 @@ from bursar.core.scheduling.state.node_reservation import NodeReservations, free
 from bursar.core.scheduling.state.scheduler_memory import Reservation
 
 
-def earliest(cluster: ClusterState, asks: Sequence[Ask], holds: NodeReservations, now: float) -> Reservation | None:
+def earliest(
+    cluster: ClusterState, asks: Sequence[Ask], reservations: NodeReservations, now: float
+) -> Reservation | None:
     """The earliest time at which all of these fit together, beside the reservations of others."""
     ends = np.maximum(cluster.running.ends(), now)
     if not ends.size:
         return None
     first, last = 0, len(ends) - 1
-    found = room_at(cluster, asks, holds, float(ends[last]))
+    found = room_at(cluster, asks, reservations, float(ends[last]))
     if found is None:
         return None
     while first < last:
         middle = (first + last) // 2
-        earlier = room_at(cluster, asks, holds, float(ends[middle]))
+        earlier = room_at(cluster, asks, reservations, float(ends[middle]))
         if earlier is None:
             first = middle + 1
         else:
@@ -40,12 +42,12 @@ def earliest(cluster: ClusterState, asks: Sequence[Ask], holds: NodeReservations
 
 
 def room_at(
-    cluster: ClusterState, asks: Sequence[Ask], holds: NodeReservations, at: float
+    cluster: ClusterState, asks: Sequence[Ask], reservations: NodeReservations, at: float
 ) -> tuple[tuple[Ask, int], ...] | None:
     """The slots in which all of these fit at that time; none if they do not."""
     fleet = cluster.fleet
     later = cluster.running.released_by(fleet.now, at)
-    for ask, row in holds.owners:
+    for ask, row in reservations.owners:
         _take(cluster, later, ask, row)
     slots: list[tuple[Ask, int]] = []
     for ask, times in _alike(asks):

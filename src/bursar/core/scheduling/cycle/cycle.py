@@ -65,11 +65,13 @@ class Cycle:
         self.now = now
         self.plan = Plan()
         self.nominations = nominations or open_nominations(None, cluster)
-        self.holds = self.nominations.holds
-        self.chooser = Placer(cluster, self.holds, now)
+        self.reservations = self.nominations.reservations
+        self.placer = Placer(cluster, self.reservations, now)
         wanting = {group.key.tenant for group in cluster.groups.values()}
         self.shares = Shares(cluster.tenants, cluster.capacity, cluster.used, wanting)
-        self.preemption = Preemptor(cluster, self.shares, self.chooser, self.holds, now, policy.min_runtime_seconds)
+        self.preemption = Preemptor(
+            cluster, self.shares, self.placer, self.reservations, now, policy.min_runtime_seconds
+        )
         self.reserved = False
         self.placements = 0
         self._blocked_count = 0
@@ -81,7 +83,7 @@ class Cycle:
         )
 
     def run(self) -> Plan:
-        if self.memory.reserved_for not in self.cluster.groups and self.memory.reserved_for not in self.cluster.bands:
+        if self.memory.reserved_for not in self.cluster.groups and self.memory.reserved_for not in self.cluster.gangs:
             self.memory.reserved_for = self.memory.reservation = None
         self._keep_nominations()
         self._review_gangs()
@@ -113,7 +115,7 @@ class Cycle:
 
     def _keep(self, unit: Unit) -> None:
         """Place a nominated unit if its capacity is free, else keep the nomination, unless it has expired."""
-        if not self._still_promised(unit):
+        if not self._is_valid(unit):
             for ask in unit.asks:
                 self.cluster.renounce(ask.uid)
             return
@@ -127,7 +129,7 @@ class Cycle:
                 NominatedCapacity(unit.key, unit.asks, nominations, slots, tuple(amounts), start, until)
             )
             return
-        choice = self.chooser.choose(unit.asks, self._mask(row for _, row in slots))
+        choice = self.placer.choose(unit.asks, self._mask(row for _, row in slots))
         if choice is not None and not self.exceeded(choice):
             self._place(choice)
             return
@@ -151,9 +153,9 @@ class Cycle:
                 rows[ask.uid] = fleet.now.fits_at(fleet.need(ask.shape), fleet.allocatable, row)
         return all(rows.values())
 
-    def _still_promised(self, unit: Unit) -> bool:
+    def _is_valid(self, unit: Unit) -> bool:
         """Whether the nomination is still valid: not expired, all nodes exist, and a gang still has enough members."""
-        whole = isinstance(unit.key, EquivalenceKey) or len(unit.asks) >= self.cluster.bands[unit.key].min_members
+        whole = isinstance(unit.key, EquivalenceKey) or len(unit.asks) >= self.cluster.gangs[unit.key].min_members
         return whole and all(
             self.cluster.nominated[ask.uid].until >= self.now and len(self.nominated_rows(ask)) == ask.shape.nodes
             for ask in unit.asks
@@ -197,23 +199,23 @@ class Cycle:
 
     def _review_gangs(self) -> None:
         """Block gangs that cannot start yet: members are missing, or the gang is stopping, to restart as a whole."""
-        for band in self.cluster.bands.values():
-            if band.placed:
-                if band.waiting and not self.cluster.has_begun(band.key):
-                    self._wait_together(band)
-            elif band.waiting and not band.complete:
-                self._wait_for_members(band)
+        for gang in self.cluster.gangs.values():
+            if gang.placed:
+                if gang.waiting and not self.cluster.has_begun(gang.key):
+                    self._wait_together(gang)
+            elif gang.waiting and not gang.complete:
+                self._wait_for_members(gang)
 
-    def _wait_for_members(self, band: GangState) -> None:
-        reason = gang_reason(band)
-        if band.timeout_seconds and band.since + band.timeout_seconds <= self.now:
-            self.plan.failed.extend((ask, reason) for ask in band.waiting.values())
+    def _wait_for_members(self, gang: GangState) -> None:
+        reason = gang_reason(gang)
+        if gang.timeout_seconds and gang.since + gang.timeout_seconds <= self.now:
+            self.plan.failed.extend((ask, reason) for ask in gang.waiting.values())
         else:
-            self._wait_together(band)
+            self._wait_together(gang)
 
-    def _wait_together(self, band: GangState) -> None:
-        reason = self.plan.reasons[band.key] = gang_reason(band)
-        self.memory.blocked[band.key] = Blocked(reason, self.cluster.freed, self.cluster.limits.changed, self.now)
+    def _wait_together(self, gang: GangState) -> None:
+        reason = self.plan.reasons[gang.key] = gang_reason(gang)
+        self.memory.blocked[gang.key] = Blocked(reason, self.cluster.freed, self.cluster.limits.changed, self.now)
 
     def _is_blocked(self, key: UnitKey) -> bool:
         """Whether nothing that could help changed since the last attempt; false for the owner of the reservation."""
@@ -241,7 +243,7 @@ class Cycle:
         if exceeded := self.exceeded([(ask, ()) for ask in unit.asks]):
             self._block(unit, quota_reason(exceeded))
             return
-        choice = self.chooser.choose(unit.asks)
+        choice = self.placer.choose(unit.asks)
         if choice is None:
             self._blocked(unit)
             return
@@ -253,7 +255,7 @@ class Cycle:
         if unit.group is None:
             self._place(choice)
             if not isinstance(unit.key, EquivalenceKey):
-                self._push_late(self.cluster.bands[unit.key])
+                self._push_late(self.cluster.gangs[unit.key])
             return
         members = self._fellows(unit, unit.group, choice[0][1][0].row)
         if len(members) > 1:
@@ -271,11 +273,11 @@ class Cycle:
         """
         ask = unit.asks[0]
         most = min(len(group.members), self.policy.placements_max - self.placements, self.probing.left(group.key))
-        if most < 2 or ask.shape.nodes > 1 or ask.gang is not None or row in self.holds.starts:
+        if most < 2 or ask.shape.nodes > 1 or ask.gang is not None or row in self.reservations.starts:
             return [ask]
         if not inter_pod.is_free(ask, self.cluster.topology_counts):
             return [ask]
-        most = min(most, self.chooser.run_length(ask.shape, row))
+        most = min(most, self.placer.run_length(ask.shape, row))
         most = self.shares.repeats(unit.tenant, ask.shape.requests, most)
         if most < 2:
             return [ask]
@@ -293,15 +295,15 @@ class Cycle:
 
     def _place_many(self, members: Sequence[Ask], row: int) -> None:
         first = members[0]
-        devices = self.chooser.devices_for(first.shape, row, len(members))
+        devices = self.placer.devices_for(first.shape, row, len(members))
         placed: Choice = [(ask, (Spot(row, own),)) for ask, own in zip(members, devices, strict=True)]
         self.plan.bindings.extend([Binding((one,)) for one in placed])
         self.placements += len(members)
         self._assume_many(placed)
 
-    def _push_late(self, band: GangState) -> None:
+    def _push_late(self, gang: GangState) -> None:
         """Queue the members of a started gang beyond its minimum; they are placed one by one."""
-        for group in {id(group): group for group in map(self.cluster.waiting.__getitem__, band.waiting)}.values():
+        for group in {id(group): group for group in map(self.cluster.waiting.__getitem__, gang.waiting)}.values():
             self.queue.enter_next(group)
 
     def _place(self, choice: Choice) -> None:
@@ -312,11 +314,11 @@ class Cycle:
         else:
             for _, some in groupby(choice, key=self._place_of):
                 self._assume(list(some))
-        if self.holds.starts:
+        if self.reservations.starts:
             for ask, spots in choice:
-                slot = self.chooser.slot(ask)
+                slot = self.placer.slot(ask)
                 for spot in spots:
-                    self.holds.take(spot, slot.need, slot.ends_at)
+                    self.reservations.take(spot, slot.need, slot.ends_at)
 
     def _place_of(self, one: tuple[Ask, tuple[Spot, ...]]) -> tuple[int, int]:
         """The key under which allocations are assumed together: members of one class on one node."""
@@ -372,10 +374,14 @@ class Cycle:
     def _why(self, unit: Unit) -> PendingReason:
         """The reason why it does not fit. Capacity only shrinks in a cycle, so the reason is cached per shape."""
         ask = unit.asks[0]
-        plain = len(unit.asks) == 1 and inter_pod.is_free(ask, self.cluster.topology_counts) and not self.holds.starts
+        plain = (
+            len(unit.asks) == 1
+            and inter_pod.is_free(ask, self.cluster.topology_counts)
+            and not self.reservations.starts
+        )
         if plain and ask.shape in self._reasons:
             return self._reasons[ask.shape]
-        reason = diagnose(self.cluster, self.chooser, self.chooser.slots(unit.asks)[0], unit.asks)
+        reason = diagnose(self.cluster, self.placer, self.placer.slots(unit.asks)[0], unit.asks)
         if plain:
             self._reasons[ask.shape] = reason
         return reason
@@ -399,14 +405,14 @@ class Cycle:
 
     def _reserve(self, unit: Unit) -> bool:
         """Reserve capacity for it from the earliest possible start; false if no start is known."""
-        found = self._standing_reservation(unit) or earliest(self.cluster, unit.asks, self.holds, self.now)
+        found = self._standing_reservation(unit) or earliest(self.cluster, unit.asks, self.reservations, self.now)
         if found is None:
             return False
         self.reserved = True
         if found is not self.memory.reservation:
             self.memory.reserved_for, self.memory.reservation = unit.key, found
             self.memory.reserved_at, self.memory.reserved_moved = self.now, self.cluster.moved
-        self.holds.add(found.slots, found.start)
+        self.reservations.add(found.slots, found.start)
         return True
 
     def _standing_reservation(self, unit: Unit) -> Reservation | None:

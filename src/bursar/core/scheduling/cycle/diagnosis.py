@@ -49,7 +49,7 @@ class PendingCause:
         return not (self.matching & self.passing).any()
 
 
-def causes(cluster: ClusterState, holds: NodeReservations, slot: Slot) -> Iterator[PendingCause]:
+def causes(cluster: ClusterState, reservations: NodeReservations, slot: Slot) -> Iterator[PendingCause]:
     """The rules that a node must pass to take a slot, in the order of precedence of their reasons."""
     fleet, where = cluster.fleet, slot.ask.shape.where
     node_filter, there = cluster.memory.node_filters.of(where), all_nodes(cluster)
@@ -59,20 +59,20 @@ def causes(cluster: ClusterState, holds: NodeReservations, slot: Slot) -> Iterat
     matching: Bools = node_filter.allowed & fleet.now.open
     yield PendingCause(ReasonCode.NO_MATCHING_NODES, there, there, matching)
     left = matching
-    for why, mask in inter_pod.masks(slot.ask, slot.kin, node_filter, fleet, cluster.topology_counts):
+    for why, mask in inter_pod.masks(slot.ask, slot.match_key, node_filter, fleet, cluster.topology_counts):
         yield PendingCause(why, matching, left, mask)
         left = left & mask
     fits = fleet.now.fits(slot.need, fleet.allocatable)
     yield PendingCause(ReasonCode.NO_CAPACITY, matching, left, fits)
     left = left & fits
-    if left.any() and (free := holds.mask(slot.need, slot.ends_at)) is not None:
+    if left.any() and (free := reservations.mask(slot.need, slot.ends_at)) is not None:
         yield PendingCause(ReasonCode.HELD, matching, left, left & free)
 
 
 def diagnose(cluster: ClusterState, placer: Placer, slot: Slot, asks: Sequence[Ask]) -> PendingReason:
     """The dominant reason why a unit, whose slots are like this one or led by it, cannot be placed now."""
     count, kept_out, right = sum(ask.shape.nodes for ask in asks), list[tuple[str, int]](), all_nodes(cluster)
-    for cause in causes(cluster, placer.holds, slot):
+    for cause in causes(cluster, placer.reservations, slot):
         if cause.why in INTER_POD and (number := int(np.count_nonzero(cause.before & ~cause.passing))):
             kept_out.append((str(cause.why), number))
         if cause.why is ReasonCode.NO_CAPACITY:
@@ -83,9 +83,9 @@ def diagnose(cluster: ClusterState, placer: Placer, slot: Slot, asks: Sequence[A
     return _not_together(cluster, placer, slot, asks, right, (*_excluded(cluster, slot), *kept_out))
 
 
-def others(cluster: ClusterState, holds: NodeReservations, slot: Slot) -> Iterator[PendingReason]:
+def others(cluster: ClusterState, reservations: NodeReservations, slot: Slot) -> Iterator[PendingReason]:
     """Every cause that would by itself keep a slot from being placed."""
-    for cause in causes(cluster, holds, slot):
+    for cause in causes(cluster, reservations, slot):
         if cause.applies:
             excluded = ((str(cause.why), int(np.count_nonzero(cause.matching))),) if cause.why in INTER_POD else ()
             yield _reason(cluster, slot, cause, cause.matching if cause.why is not ReasonCode.HELD else None, excluded)
@@ -103,7 +103,9 @@ def _reason(
         return PendingReason(why, nodes=nodes, excluded=excluded, said=claimant)
     matching = int(np.count_nonzero(cause.matching))
     if why in INTER_POD:
-        absent = inter_pod.absent(slot.ask, slot.kin, cluster.topology_counts) if why is ReasonCode.AFFINITY else ""
+        absent = (
+            inter_pod.absent(slot.ask, slot.match_key, cluster.topology_counts) if why is ReasonCode.AFFINITY else ""
+        )
         return PendingReason(why, nodes=nodes, excluded=excluded, matching=matching, absent=absent)
     short = shortages(cluster, slot, right) if right is not None else ()
     resource = (short[0].resource if short else NODES) if why is ReasonCode.NO_CAPACITY else ""
@@ -132,11 +134,11 @@ def all_nodes(cluster: ClusterState) -> Bools:
     return there
 
 
-def gang_reason(band: GangState) -> PendingReason:
+def gang_reason(gang: GangState) -> PendingReason:
     """The reason of a gang with missing members; `until` is its timeout, if it has one."""
-    until = band.since + band.timeout_seconds if band.timeout_seconds else 0.0
+    until = gang.since + gang.timeout_seconds if gang.timeout_seconds else 0.0
     return PendingReason(
-        ReasonCode.GANG_INCOMPLETE, members=len(band.waiting), members_min=band.min_members, until=until
+        ReasonCode.GANG_INCOMPLETE, members=len(gang.waiting), members_min=gang.min_members, until=until
     )
 
 

@@ -15,7 +15,14 @@ from bursar.core.objects.ask import Ask, Spread
 from bursar.core.objects.pending_reason import ReasonCode
 from bursar.core.scheduling.state.fleet import NOWHERE, Bools, Fleet, LabelColumn
 from bursar.core.scheduling.state.node_filter import Floats, NodeFilter
-from bursar.core.scheduling.state.topology_counts import CountedGroup, Kin, TopologyCounts, crowd_of, kin_of, own_crowd
+from bursar.core.scheduling.state.topology_counts import (
+    CountedGroup,
+    MatchKey,
+    TopologyCounts,
+    crowd_of,
+    match_key_of,
+    own_crowd,
+)
 
 FEW_DOMAINS = 64
 HANDED_OUT_MAX = 256  # answers of one topology that are kept
@@ -27,18 +34,18 @@ def is_free(ask: Ask, topology_counts: TopologyCounts) -> bool:
     where = ask.shape.where
     if where.near or where.apart or where.spreads or where.rather_near or where.rather_apart:
         return False
-    return not topology_counts.shunning or not topology_counts.shunned(kin_of(ask))
+    return not topology_counts.shunning or not topology_counts.shunned(match_key_of(ask))
 
 
 def masks(
-    ask: Ask, kin: Kin, node_filter: NodeFilter, fleet: Fleet, topology_counts: TopologyCounts
+    ask: Ask, match_key: MatchKey, node_filter: NodeFilter, fleet: Fleet, topology_counts: TopologyCounts
 ) -> Iterator[tuple[ReasonCode, Bools]]:
     """The nodes that each hard rule allows."""
     where = ask.shape.where
     for inter_pod in where.near:
         topology_count = topology_counts.of(inter_pod.topology_key, crowd_of(inter_pod, ask))
         # The first of a group with mutual affinity may go anywhere that has the topology.
-        alone = not topology_count.total and topology_count.includes(kin)
+        alone = not topology_count.total and topology_count.includes(match_key)
         yield (
             ReasonCode.AFFINITY,
             _hand_out(fleet, inter_pod.topology_key, (topology_count.counts > 0) | alone, elsewhere=False),
@@ -46,22 +53,22 @@ def masks(
     for inter_pod in where.apart:
         counts = topology_counts.counts(inter_pod.topology_key, crowd_of(inter_pod, ask))
         yield ReasonCode.ANTI_AFFINITY, _hand_out(fleet, inter_pod.topology_key, counts == 0, elsewhere=True)
-    for key, rows in topology_counts.shunned(kin):
+    for key, rows in topology_counts.shunned(match_key):
         column = fleet.label(key)
-        welcome = np.ones(len(column.values) + 1, np.bool_)
-        welcome[column.codes[list(rows)]] = False
-        welcome[NOWHERE] = True
-        yield ReasonCode.ANTI_AFFINITY, welcome[column.codes]
+        admits = np.ones(len(column.values) + 1, np.bool_)
+        admits[column.codes[list(rows)]] = False
+        admits[NOWHERE] = True
+        yield ReasonCode.ANTI_AFFINITY, admits[column.codes]
     for spread in where.spreads:
         if spread.hard and (found := _crowd(ask, spread)) is not None:
-            yield ReasonCode.SPREAD, _even(spread, found, kin, node_filter, fleet, topology_counts)
+            yield ReasonCode.SPREAD, _even(spread, found, match_key, node_filter, fleet, topology_counts)
 
 
-def absent(ask: Ask, kin: Kin, topology_counts: TopologyCounts) -> str:
+def absent(ask: Ask, match_key: MatchKey, topology_counts: TopologyCounts) -> str:
     """The topology key of the first affinity rule that no placed work satisfies; empty if there is none."""
     for inter_pod in ask.shape.where.near:
         topology_count = topology_counts.of(inter_pod.topology_key, crowd_of(inter_pod, ask))
-        if not topology_count.total and not topology_count.includes(kin):
+        if not topology_count.total and not topology_count.includes(match_key):
             return inter_pod.topology_key
     return ""
 
@@ -103,14 +110,14 @@ def _crowd(ask: Ask, spread: Spread) -> CountedGroup | None:
 def _even(
     spread: Spread,
     crowd: CountedGroup,
-    kin: Kin,
+    match_key: MatchKey,
     node_filter: NodeFilter,
     fleet: Fleet,
     topology_counts: TopologyCounts,
 ) -> Bools:
     """The nodes in domains that one more would not make too full, against the emptiest domain it could go to."""
     topology_count = topology_counts.of(spread.topology_key, crowd)
-    more = 1 if topology_count.includes(kin) else 0
+    more = 1 if topology_count.includes(match_key) else 0
     most = _least(topology_count.counts, spread.topology_key, node_filter, fleet) + spread.skew_max - more
     return _hand_out(fleet, spread.topology_key, topology_count.counts <= most, elsewhere=False)
 

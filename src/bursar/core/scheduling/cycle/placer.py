@@ -25,7 +25,7 @@ from bursar.core.scheduling.state.node_reservation import NodeReservations
 from bursar.core.scheduling.state.node_scores import NO
 from bursar.core.scheduling.state.packing import choose_devices
 from bursar.core.scheduling.state.placed_columns import NEVER, DeviceSets, Spot, devices_of
-from bursar.core.scheduling.state.topology_counts import Kin, kin_of
+from bursar.core.scheduling.state.topology_counts import MatchKey, match_key_of
 from bursar.core.values.quantity import is_device
 
 # The labels by which nodes are close together, the closest first.
@@ -41,7 +41,7 @@ class Slot(Struct, frozen=True):
 
     ask: Ask
     need: Need
-    kin: Kin
+    match_key: MatchKey
     ends_at: float
 
 
@@ -51,9 +51,9 @@ Choice = list[tuple[Ask, tuple[Spot, ...]]]
 class Placer:
     """Finds nodes for units in a cluster state, beside the reservations of others."""
 
-    def __init__(self, cluster: ClusterState, holds: NodeReservations, now: float) -> None:
+    def __init__(self, cluster: ClusterState, reservations: NodeReservations, now: float) -> None:
         self._cluster = cluster
-        self.holds = holds
+        self.reservations = reservations
         self._now = now
 
     def choose(self, asks: Sequence[Ask], only: Bools | None = None) -> Choice | None:
@@ -80,7 +80,7 @@ class Placer:
 
     def slot(self, ask: Ask) -> Slot:
         ends_at = self._now + ask.ttl_seconds if ask.ttl_seconds else NEVER
-        return Slot(ask, self._cluster.fleet.need(ask.shape), kin_of(ask), ends_at)
+        return Slot(ask, self._cluster.fleet.need(ask.shape), match_key_of(ask), ends_at)
 
     def slots(self, asks: Sequence[Ask]) -> list[Slot]:
         """The slots, largest first: demanding slots are placed while most capacity is free."""
@@ -93,14 +93,14 @@ class Placer:
         view = cluster.memory.node_scores.of(ask.shape)
         score = view.score
         free = inter_pod.is_free(ask, cluster.topology_counts)
-        if (free and not self.holds.starts) or score[score.argmax()] == NO:
+        if (free and not self.reservations.starts) or score[score.argmax()] == NO:
             return score
-        held = self.holds.mask(slot.need, slot.ends_at)
+        held = self.reservations.mask(slot.need, slot.ends_at)
         if held is not None:
             score = np.where(held, score, NO)
         if free:
             return score
-        for _, mask in inter_pod.masks(ask, slot.kin, view.node_filter, cluster.fleet, cluster.topology_counts):
+        for _, mask in inter_pod.masks(ask, slot.match_key, view.node_filter, cluster.fleet, cluster.topology_counts):
             score = np.where(mask, score, NO)
         bonus = inter_pod.wishes(ask, view.node_filter, cluster.fleet, cluster.topology_counts)
         return score if bonus is None else score + bonus
@@ -132,17 +132,19 @@ class Placer:
         """The nodes that match by labels and taints."""
         return self._cluster.memory.node_filters.of(slot.ask.shape.where).allowed
 
-    def welcome(self, slot: Slot, row: int) -> bool:
+    def admits(self, slot: Slot, row: int) -> bool:
         """Whether a node meets the inter-pod rules, and its reservations would not be delayed."""
         cluster = self._cluster
-        if not self.holds.allows(row, slot.need, slot.ends_at):
+        if not self.reservations.allows(row, slot.need, slot.ends_at):
             return False
         if inter_pod.is_free(slot.ask, cluster.topology_counts):
             return True
         node_filter = cluster.memory.node_filters.of(slot.ask.shape.where)
         return all(
             mask[row]
-            for _, mask in inter_pod.masks(slot.ask, slot.kin, node_filter, cluster.fleet, cluster.topology_counts)
+            for _, mask in inter_pod.masks(
+                slot.ask, slot.match_key, node_filter, cluster.fleet, cluster.topology_counts
+            )
         )
 
     # One slot.
@@ -163,7 +165,7 @@ class Placer:
 
     def at(self, slot: Slot, row: int) -> Spot:
         fleet = self._cluster.fleet
-        devices = self.holds.devices(row, slot.need, slot.ends_at)
+        devices = self.reservations.devices(row, slot.need, slot.ends_at)
         if devices is None and not slot.need.exclusive and (slot.need.whole or slot.need.shared):
             devices = tuple(choose_devices(fleet, fleet.now, row, slot.ask.shape, self._cluster.memory.arrival_mix))
         return Spot(row, devices or ())
@@ -187,7 +189,7 @@ class Placer:
     def _may_run(self, slot: Slot) -> bool:
         """Whether several identical slots may be placed on a node at once: no shared devices, no reservations."""
         need = slot.need
-        return slot.ask.shape.nodes == 1 and not (need.shared or need.exclusive or self.holds.starts)
+        return slot.ask.shape.nodes == 1 and not (need.shared or need.exclusive or self.reservations.starts)
 
     def _in_runs(self, slots: Sequence[Slot], only: Bools | None) -> list[tuple[Slot, Spot]]:
         """The result of `_in_turn`, for plain slots: the best node takes at once as many as it can before its score
@@ -254,12 +256,12 @@ class Placer:
 
     def _search_orders(self, slots: Sequence[Slot], only: Bools | None) -> Choice | None:
         """Search over the order of slots as well: with inter-pod rules, the order decides what fits."""
-        kinds: dict[tuple[Shape, Kin], list[Slot]] = {}
+        kinds: dict[tuple[Shape, MatchKey], list[Slot]] = {}
         for slot in slots:
-            kinds.setdefault((slot.ask.shape, slot.kin), []).append(slot)
+            kinds.setdefault((slot.ask.shape, slot.match_key), []).append(slot)
 
         def next_of(taken: Sequence[tuple[Slot, Spot]]) -> list[Slot]:
-            counts = Counter((slot.ask.shape, slot.kin) for slot, _ in taken)
+            counts = Counter((slot.ask.shape, slot.match_key) for slot, _ in taken)
             return [some[counts[kind]] for kind, some in kinds.items() if counts[kind] < len(some)]
 
         return self._explore(next_of, len(slots), only)
@@ -306,7 +308,7 @@ class Placer:
 
     def _other_devices(self, slot: Slot, best: Spot) -> Iterator[Spot]:
         """A share may lie on any device with enough left; devices with the same part left are alike."""
-        if not slot.need.shared or best.row in self.holds.starts:
+        if not slot.need.shared or best.row in self.reservations.starts:
             return
         shared = dict(slot.need.shared)
         options = []
@@ -326,12 +328,12 @@ class Placer:
 
     def take(self, slot: Slot, spot: Spot) -> None:
         self._cluster.fleet.now.take(spot.row, slot.need, spot.devices)
-        self._cluster.topology_counts.come(slot.ask, slot.kin, spot.row)
-        self.holds.take(spot, slot.need, slot.ends_at)
+        self._cluster.topology_counts.come(slot.ask, slot.match_key, spot.row)
+        self.reservations.take(spot, slot.need, slot.ends_at)
 
     def give_back(self, slot: Slot, spot: Spot) -> None:
-        self.holds.take(spot, slot.need, slot.ends_at, -1)
-        self._cluster.topology_counts.come(slot.ask, slot.kin, spot.row, -1)
+        self.reservations.take(spot, slot.need, slot.ends_at, -1)
+        self._cluster.topology_counts.come(slot.ask, slot.match_key, spot.row, -1)
         self._cluster.fleet.now.give_back(spot.row, slot.need, spot.devices)
 
     def _undo(self, taken: Sequence[tuple[Slot, Spot]]) -> None:
@@ -424,7 +426,7 @@ def _alike(slots: Sequence[Slot]) -> bool:
 def _order_matters(slots: Sequence[Slot]) -> bool:
     """Whether slots may satisfy inter-pod rules of each other."""
     wheres = [slot.ask.shape.where for slot in slots]
-    alike = all(slot.ask.shape == slots[0].ask.shape and slot.kin == slots[0].kin for slot in slots)
+    alike = all(slot.ask.shape == slots[0].ask.shape and slot.match_key == slots[0].match_key for slot in slots)
     return not alike and any(where.near or any(spread.hard for spread in where.spreads) for where in wheres)
 
 

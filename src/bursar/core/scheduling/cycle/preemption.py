@@ -22,7 +22,7 @@ from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.fair_share import Shares, burst_marks
 from bursar.core.scheduling.state.node_reservation import NodeReservations
 from bursar.core.scheduling.state.placed_columns import NEVER, Placed
-from bursar.core.scheduling.state.topology_counts import Kin, kin_of
+from bursar.core.scheduling.state.topology_counts import MatchKey, match_key_of
 from bursar.core.usage.budget import PENALTY_FLOOR
 
 ROWS_TRIED = 32  # nodes examined before the search for victims gives up
@@ -81,12 +81,12 @@ class Preemptor:
 
     cluster: ClusterState
     shares: Shares
-    chooser: Placer
-    holds: NodeReservations
+    placer: Placer
+    reservations: NodeReservations
     now: float
     min_runtime_seconds: float
     _burst: frozenset[str] | None = None
-    _tried: dict[tuple[Shape, Kin, float, Asker], dict[int, _Found | None]] = field(default_factory=dict)
+    _tried: dict[tuple[Shape, MatchKey, float, Asker], dict[int, _Found | None]] = field(default_factory=dict)
     _prospects: dict[tuple[int, bool, str | None], PreemptionCandidates] = field(default_factory=dict)
     _seen: int | None = None  # the position in the log of touched rows up to which caches are current; none at first
     _gone: set[str] = field(default_factory=set)  # victims of the slots before this one
@@ -101,7 +101,7 @@ class Preemptor:
         undo: list[Callable[[], None]] = []
         cost = 0.0
         try:
-            wanted = self.chooser.slots(asks)
+            wanted = self.placer.slots(asks)
             for slot in wanted:
                 avoid = [row for ask, row in slots if ask.uid == slot.ask.uid]
                 found = self._slot(slot, asker, avoid, alone=len(wanted) == 1)
@@ -172,9 +172,9 @@ class Preemptor:
         for victim in clearing.victims:
             one = self.cluster.placed[victim.uid]
             for spot in one.spots:
-                self.holds.take(spot, one.need, one.ends_at, -1)
+                self.reservations.take(spot, one.need, one.ends_at, -1)
             self.cluster.end_soon(victim.uid, by)
-        self.holds.add(clearing.slots, by)
+        self.reservations.add(clearing.slots, by)
 
     def is_burst(self, uid: str) -> bool:
         return uid in self._burst_marks()
@@ -229,7 +229,7 @@ class Preemptor:
 
     def _slot(self, slot: Slot, asker: Asker, avoid: Sequence[int], *, alone: bool) -> tuple[int, _Found] | None:
         # A single slot did not fit without preemption, or it would have been placed.
-        free = self.chooser.free_row(slot, avoid) if not alone else None
+        free = self.placer.free_row(slot, avoid) if not alone else None
         if free is not None:
             return free, _Found((), 0, 0.0)
         tried = self._known(slot, asker)
@@ -256,7 +256,7 @@ class Preemptor:
         self._seen = len(touched)
         if not inter_pod.is_free(slot.ask, self.cluster.topology_counts):
             return {}
-        return self._tried.setdefault((slot.ask.shape, slot.kin, slot.ends_at, asker), {})
+        return self._tried.setdefault((slot.ask.shape, slot.match_key, slot.ends_at, asker), {})
 
     def _promising(self, slot: Slot, asker: Asker, avoid: Sequence[int]) -> list[int]:
         """The rows on which the slot fits once all candidates are evicted; those with the least urgent work first."""
@@ -270,7 +270,7 @@ class Preemptor:
                 self.cluster, self.now, self.min_runtime_seconds, asker.priority, also, tenant
             )
             self._prospects[key] = prospects
-        return prospects.rows(slot.need, self.chooser.right_rows(slot), avoid, ROWS_TRIED)
+        return prospects.rows(slot.need, self.placer.right_rows(slot), avoid, ROWS_TRIED)
 
     def _on_row(self, slot: Slot, row: int, asker: Asker) -> _Found | None:
         """Evict the cheapest until the slot fits, then spare victims that prove unnecessary."""
@@ -314,7 +314,7 @@ class Preemptor:
         """The members evicted with it: its gang, or itself. None if one of them may not be evicted."""
         others: Iterable[str] = (one.ask.uid,)
         if one.ask.gang is not None:
-            others = sorted(self.cluster.bands[one.ask.namespace, one.ask.gang.group_id].placed)
+            others = sorted(self.cluster.gangs[one.ask.namespace, one.ask.gang.group_id].placed)
         party = []
         for uid in others:
             each = self.cluster.placed[uid]
@@ -326,7 +326,7 @@ class Preemptor:
 
     def _fits(self, slot: Slot, row: int) -> bool:
         fleet = self.cluster.fleet
-        return fleet.now.fits_at(slot.need, fleet.allocatable, row) and self.chooser.welcome(slot, row)
+        return fleet.now.fits_at(slot.need, fleet.allocatable, row) and self.placer.admits(slot, row)
 
     # Trying.
 
@@ -335,26 +335,26 @@ class Preemptor:
             self._lift(one, undo.setdefault(party.name, []))
 
     def _lift(self, one: Placed, undo: list[Callable[[], None]]) -> None:
-        kin = kin_of(one.ask)
+        match_key = match_key_of(one.ask)
         for spot in one.spots:
             self.cluster.fleet.now.give_back(spot.row, one.need, spot.devices)
-            self.cluster.topology_counts.come(one.ask, kin, spot.row, -1)
-            self.holds.take(spot, one.need, one.ends_at, -1)
+            self.cluster.topology_counts.come(one.ask, match_key, spot.row, -1)
+            self.reservations.take(spot, one.need, one.ends_at, -1)
 
         def back() -> None:
             for spot in one.spots:
                 self.cluster.fleet.now.take(spot.row, one.need, spot.devices)
-                self.cluster.topology_counts.come(one.ask, kin, spot.row)
-                self.holds.take(spot, one.need, one.ends_at)
+                self.cluster.topology_counts.come(one.ask, match_key, spot.row)
+                self.reservations.take(spot, one.need, one.ends_at)
 
         undo.append(back)
 
     def _settle(self, slot: Slot, row: int, undo: list[Callable[[], None]]) -> None:
-        spot = self.chooser.at(slot, row)
-        self.chooser.take(slot, spot)
+        spot = self.placer.at(slot, row)
+        self.placer.take(slot, spot)
 
         def back() -> None:
-            self.chooser.give_back(slot, spot)
+            self.placer.give_back(slot, spot)
 
         undo.append(back)
 

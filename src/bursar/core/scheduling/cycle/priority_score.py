@@ -101,10 +101,10 @@ class PriorityScore:
         if nodes == 1:
             return 1.0
         if shape not in self._together:
-            self._together[shape] = self._room_together(shape)
+            self._together[shape] = self._nodes_together(shape)
         return topology_factor(nodes, self._together[shape])
 
-    def _room_together(self, shape: Shape) -> int | None:
+    def _nodes_together(self, shape: Shape) -> int | None:
         """The number of these that the best rack would hold if it were empty; unknown without racks. Current usage must
         not count: in a full cluster, all other work would come before work that needs several nodes."""
         column = self._cluster.fleet.label(LEVELS[0])

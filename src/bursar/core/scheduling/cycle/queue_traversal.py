@@ -47,9 +47,9 @@ class QueueTraversal:
     def fill(self, groups: Iterable[EquivalenceClass], is_blocked: Callable[[UnitKey], bool] = lambda _: False) -> None:
         """Enter every gang that can start, and the first of each of these classes, without blocked ones."""
         self._scoring.count_depths()
-        for band in self._cluster.bands.values():
-            if can_start(band) and not is_blocked(band.key):
-                self._enter_gang(band)
+        for gang in self._cluster.gangs.values():
+            if can_start(gang) and not is_blocked(gang.key):
+                self._enter_gang(gang)
         for group in groups:
             if self.is_single(group) and not is_blocked(group.key):
                 self.enter_next(group)
@@ -77,10 +77,10 @@ class QueueTraversal:
         """Whether the members of a class are placed one by one: they are of no gang, or of one that has begun."""
         return group.key.gang is None or self._cluster.has_begun(group.key.gang)
 
-    def _enter_gang(self, band: GangState) -> None:
+    def _enter_gang(self, gang: GangState) -> None:
         nominated = self._cluster.nominated
-        if not nominated or not any(ask.uid in nominated for ask in band.front):
-            unit = Unit(band.key, band.front)
+        if not nominated or not any(ask.uid in nominated for ask in gang.front):
+            unit = Unit(gang.key, gang.front)
             self._enter(unit, self._scoring.of_gang(unit))
 
     def _enter(self, unit: Unit, score: float) -> None:
@@ -98,6 +98,6 @@ class QueueTraversal:
         return min(self._cluster.priority(ask, self._now) for ask in unit.asks)
 
 
-def can_start(band: GangState) -> bool:
+def can_start(gang: GangState) -> bool:
     """Whether all that a gang needs is pending: its members are placed together."""
-    return bool(band.waiting) and not band.placed and band.complete
+    return bool(gang.waiting) and not gang.placed and gang.complete

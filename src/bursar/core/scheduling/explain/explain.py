@@ -110,9 +110,9 @@ def unit_of(cluster: ClusterState, uid: str) -> Unit:
     ask = group.members[uid]
     if ask.gang is None or cluster.has_begun((ask.namespace, ask.gang.group_id)):
         return Unit(group.key, (ask,), group)
-    band = cluster.bands[ask.namespace, ask.gang.group_id]
-    members = sorted(band.waiting.values(), key=lambda one: (one.uid != uid, one.submitted_at, one.uid))
-    return Unit(band.key, tuple(members[: band.min_members]))
+    gang = cluster.gangs[ask.namespace, ask.gang.group_id]
+    members = sorted(gang.waiting.values(), key=lambda one: (one.uid != uid, one.submitted_at, one.uid))
+    return Unit(gang.key, tuple(members[: gang.min_members]))
 
 
 def surveyed(cluster: ClusterState, policy: SchedulingPolicy, now: float, uid: str) -> Cycle:
@@ -122,10 +122,10 @@ def surveyed(cluster: ClusterState, policy: SchedulingPolicy, now: float, uid: s
     for unit in cycle.nominated():
         if all(ask.uid != uid for ask in unit.asks):
             slots = [(ask, row) for ask in unit.asks for row in cycle.nominated_rows(ask)]
-            cycle.holds.add(slots, cycle.cleared_at(slots))
+            cycle.reservations.add(slots, cycle.cleared_at(slots))
     found = cluster.memory.reservation
     if found is not None and found.start > now and all(uid != ask.uid in cluster.waiting for ask, _ in found.slots):
-        cycle.holds.add(found.slots, found.start)
+        cycle.reservations.add(found.slots, found.start)
     return cycle
 
 
@@ -141,22 +141,22 @@ def _dominant(cycle: Cycle, unit: Unit) -> PendingReason:
     cluster = cycle.cluster
     if found := next(_before_nodes(cycle, unit), None):
         return found
-    choice = cycle.chooser.choose(unit.asks)
+    choice = cycle.placer.choose(unit.asks)
     if choice is not None:
         exceeded = cycle.exceeded(choice)
         return quota_reason(exceeded) if exceeded else PendingReason(ReasonCode.NOT_TRIED, nodes=len(cluster.fleet))
-    slot = cycle.chooser.slots(unit.asks)[0]
-    return _detailed(cluster, slot, diagnosis.diagnose(cluster, cycle.chooser, slot, unit.asks))
+    slot = cycle.placer.slots(unit.asks)[0]
+    return _detailed(cluster, slot, diagnosis.diagnose(cluster, cycle.placer, slot, unit.asks))
 
 
 def _applying(cycle: Cycle, unit: Unit) -> list[PendingReason]:
     """All causes that apply, each examined independently of the others."""
-    cluster, slot = cycle.cluster, cycle.chooser.slots(unit.asks)[0]
+    cluster, slot = cycle.cluster, cycle.placer.slots(unit.asks)[0]
     return [
         *_before_nodes(cycle, unit),
         *(
             _detailed(cluster, slot, reason) if reason.why is ReasonCode.NO_MATCHING_NODES else reason
-            for reason in diagnosis.others(cluster, cycle.holds, slot)
+            for reason in diagnosis.others(cluster, cycle.reservations, slot)
         ),
     ]
 
@@ -167,9 +167,9 @@ def _before_nodes(cycle: Cycle, unit: Unit) -> Iterator[PendingReason]:
     if all(ask.uid in cluster.nominated for ask in unit.asks):
         slots = [(ask, row) for ask in unit.asks for row in cycle.nominated_rows(ask)]
         yield PendingReason(ReasonCode.PREEMPTING, until=cycle.cleared_at(slots))
-    band = cluster.bands.get(unit.key) if not isinstance(unit.key, EquivalenceKey) else None
-    if band is not None and not band.complete:
-        yield gang_reason(band)
+    gang = cluster.gangs.get(unit.key) if not isinstance(unit.key, EquivalenceKey) else None
+    if gang is not None and not gang.complete:
+        yield gang_reason(gang)
     if exceeded := cycle.exceeded([(ask, ()) for ask in unit.asks]):
         yield quota_reason(exceeded)
     # The refusal by the account that pays, until the next attempt.
@@ -294,7 +294,7 @@ def _starts_at(cycle: Cycle, unit: Unit, reason: PendingReason, position: QueueP
     if reason.why is ReasonCode.NOT_TRIED:
         own = cycle.now
     else:
-        found = earliest(cluster, unit.asks, cycle.holds, cycle.now)
+        found = earliest(cluster, unit.asks, cycle.reservations, cycle.now)
         if found is None:
             return None
         own = found.start
@@ -466,7 +466,7 @@ def waiting_by_reason(cluster: ClusterState) -> dict[str, int]:
 def _code(cluster: ClusterState, group: EquivalenceClass) -> str:
     gang = group.key.gang
     together = gang is not None and not cluster.has_begun(gang)
-    if gang is not None and together and (cluster.bands[gang].placed or not cluster.bands[gang].complete):
+    if gang is not None and together and (cluster.gangs[gang].placed or not cluster.gangs[gang].complete):
         return str(ReasonCode.GANG_INCOMPLETE)
     known = cluster.memory.blocked.get(gang if gang is not None and together else group.key)
     return known.reason.code if known is not None else str(ReasonCode.NOT_TRIED)

@@ -21,7 +21,7 @@ from bursar.core.scheduling.explain.explain_types import FRESH_SECONDS, Ahead
 from bursar.core.scheduling.state.cluster_state import ActiveBoost, ClusterState, is_boosted
 from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey
 
-WALK_MAX = 1000
+FRONT_MAX = 1000
 GROUPS_MAX = 1000  # groups visited by waiting time, and as many by urgency
 SECONDS_PER_STEP = 5e-4  # how long a line stays good for each step that it took to make
 
@@ -178,12 +178,12 @@ class _Count:
 
     def _urgency(self, group: EquivalenceClass) -> int:
         key = group.key
-        boost = self._cluster.boosts.get((key.kin[0], key.job)) if key.job else None
+        boost = self._cluster.boosts.get((key.match_key[0], key.job)) if key.job else None
         return boost.priority if boost is not None and is_boosted(boost, key.owner, self._cycle.now) else key.priority
 
     def _take_front(self) -> None:
         self._order.steps = len(self._queue)
-        for _ in range(WALK_MAX):
+        for _ in range(FRONT_MAX):
             unit = self._queue.next()
             if unit is None:
                 return
@@ -203,8 +203,8 @@ class _Count:
         """All members of a unit; a gang's members beyond its minimum come right behind the others."""
         if isinstance(unit.key, EquivalenceKey):
             return unit.asks
-        band = self._cluster.bands[unit.key]
-        return sorted(band.waiting.values(), key=lambda ask: (ask.submitted_at, ask.uid))
+        gang = self._cluster.gangs[unit.key]
+        return sorted(gang.waiting.values(), key=lambda ask: (ask.submitted_at, ask.uid))
 
     def _next(self, group: EquivalenceClass) -> Ask | None:
         order = self._left[id(group)][1]

@@ -23,7 +23,7 @@ from bursar.core.scheduling.state.fleet import UNCLAIMED, Fleet
 from bursar.core.scheduling.state.placed_columns import NEVER, Placed, PlacedColumns, Spot, devices_of
 from bursar.core.scheduling.state.quota_forecast import QuotaForecast
 from bursar.core.scheduling.state.scheduler_memory import SchedulerMemory
-from bursar.core.scheduling.state.topology_counts import TopologyCounts, kin_of
+from bursar.core.scheduling.state.topology_counts import TopologyCounts, match_key_of
 from bursar.core.values.replace import replace
 
 
@@ -53,7 +53,7 @@ class ClusterState:
     placed: dict[str, Placed] = field(default_factory=dict)
     waiting: dict[str, EquivalenceClass] = field(default_factory=dict)  # by uid
     groups: dict[EquivalenceKey, EquivalenceClass] = field(default_factory=dict)
-    bands: dict[GangKey, GangState] = field(default_factory=dict)
+    gangs: dict[GangKey, GangState] = field(default_factory=dict)
     nominated: dict[str, Nomination] = field(default_factory=dict)  # by uid
     tenants: dict[str, ShareOf] = field(default_factory=dict)
     profiles: dict[str, str] = field(default_factory=dict)  # queue → profile
@@ -84,7 +84,7 @@ class ClusterState:
             placed=dict(self.placed),
             waiting={uid: groups[id(group)] for uid, group in self.waiting.items()},
             groups={group.key: group for group in groups.values()},
-            bands={key: band.copy() for key, band in self.bands.items()},
+            gangs={key: gang.copy() for key, gang in self.gangs.items()},
             nominated=dict(self.nominated),
             tenants=self.tenants,
             profiles=self.profiles,
@@ -181,7 +181,7 @@ class ClusterState:
         if nomination is not None:
             self.nominated[ask.uid] = nomination
         if again and ask.gang is not None:
-            self._band(ask).started = True
+            self._gang_of(ask).started = True
 
     def as_user(self, ask: Ask, user: str) -> Ask:
         """The ask with its user as claimant. Users without claims keep the generic shape, so that cached scores are
@@ -228,9 +228,9 @@ class ClusterState:
         self.placed[ask.uid] = one
         self._enter(one)
         if ask.gang is not None:
-            band = self._band(ask)
-            band.placed.add(ask.uid)
-            band.started = True
+            gang = self._gang_of(ask)
+            gang.placed.add(ask.uid)
+            gang.started = True
 
     def assume(self, ask: Ask, spots: tuple[Spot, ...], now: float) -> None:
         """Enter a binding of a plan before it is committed, so that later decisions see it."""
@@ -252,13 +252,13 @@ class ClusterState:
             del self.waiting[uid]
             self.nominated.pop(uid, None)
         if first.gang is not None:
-            self._band(first).begin(uids)
+            self._gang_of(first).begin(uids)
         if self.limits.cells:
             for one in many:
                 self._count_bound(one, 1)
         self.running.add_many(many, row, self.fleet.now)
         self.fleet.now.take_many(row, need, devices_of([at[0] for at in spots]), count)
-        self.topology_counts.come(first, group.key.kin, row, count)
+        self.topology_counts.come(first, group.key.match_key, row, count)
         used = self.used.setdefault(first.tenant, {})
         for name, amount in first.shape.requests:
             used[name] = used.get(name, 0) + amount * count
@@ -308,7 +308,7 @@ class ClusterState:
 
     def has_begun(self, gang: GangKey) -> bool:
         """Whether a gang is placed, so that later members are placed one by one; false while it is being stopped."""
-        placed = self.bands[gang].placed
+        placed = self.gangs[gang].placed
         return bool(placed) and any(not self.placed[uid].ending for uid in placed)
 
     def ask(self, uid: str) -> Ask | None:
@@ -344,9 +344,9 @@ class ClusterState:
     def _unplace(self, one: Placed) -> None:
         del self.placed[one.ask.uid]
         if one.ask.gang is not None:
-            band = self._band(one.ask)
-            band.placed.discard(one.ask.uid)
-            self._drop_if_empty(band)
+            gang = self._gang_of(one.ask)
+            gang.placed.discard(one.ask.uid)
+            self._drop_if_empty(gang)
 
     def _take(self, one: Placed, spot: Spot) -> None:
         """Take capacity of a node; devices that the node has lost since still count as taken."""
@@ -369,23 +369,23 @@ class ClusterState:
 
     def _enter(self, one: Placed) -> None:
         self.moved += 1
-        kin = kin_of(one.ask)
+        match_key = match_key_of(one.ask)
         for spot in one.spots:
             self._take(one, spot)
-            self.topology_counts.come(one.ask, kin, spot.row)
+            self.topology_counts.come(one.ask, match_key, spot.row)
         self.running.add(one, self.fleet.now)
         self._count_used(one, 1)
         self._count_bound(one, 1)
 
     def _leave(self, one: Placed) -> None:
         self.moved += 1
-        kin = kin_of(one.ask)
+        match_key = match_key_of(one.ask)
         self._count_bound(one, -1)
         self._count_used(one, -1)
         self.running.remove(one)
         for spot in one.spots:
             self.fleet.now.give_back(spot.row, one.need, spot.devices)
-            self.topology_counts.come(one.ask, kin, spot.row, -1)
+            self.topology_counts.come(one.ask, match_key, spot.row, -1)
 
     def _count_bound(self, one: Placed, sign: int) -> None:
         """Count bound nodes. A node's capacity may change, so an end subtracts the amount counted at the start."""
@@ -416,12 +416,13 @@ class ClusterState:
 
     def _start_waiting(self, ask: Ask) -> None:
         key = EquivalenceKey(
-            ask.tenant, kin_of(ask), ask.queue, ask.priority, ask.preempts, ask.ttl_seconds, ask.checkpoint_seconds,
-            ask.data_ready, ask.shape, ask.job, (ask.namespace, ask.gang.group_id) if ask.gang else None,
-            _charged(ask.charge), ask.payer, ask.owner, ask.cross_tenant,
+            ask.tenant, match_key_of(ask), ask.queue, ask.priority, ask.preempts, ask.ttl_seconds,
+            ask.checkpoint_seconds, ask.data_ready, ask.shape, ask.job,
+            (ask.namespace, ask.gang.group_id) if ask.gang else None, _charged(ask.charge), ask.payer, ask.owner,
+            ask.cross_tenant,
         )  # fmt: skip
         if ask.gang is not None:
-            self._band(ask).come(ask)
+            self._gang_of(ask).come(ask)
         group = self.groups.get(key)
         if group is None:
             group = self.groups[key] = EquivalenceClass(key, ask.charge)
@@ -436,26 +437,26 @@ class ClusterState:
         if not group.members:
             self._drop_group(group)
         if ask.gang is not None:
-            band = self._band(ask)
-            band.leave(uid)
-            self._drop_if_empty(band)
+            gang = self._gang_of(ask)
+            gang.leave(uid)
+            self._drop_if_empty(gang)
 
     def _drop_group(self, group: EquivalenceClass) -> None:
         self.groups.pop(group.key, None)
         self.memory.blocked.pop(group.key, None)
 
-    def _band(self, ask: Ask) -> GangState:
+    def _gang_of(self, ask: Ask) -> GangState:
         assert ask.gang is not None
         key = (ask.namespace, ask.gang.group_id)
-        band = self.bands.get(key)
-        if band is None:
-            band = self.bands[key] = GangState(key, ask.gang.min_members, ask.gang.timeout_seconds)
-        return band
+        gang = self.gangs.get(key)
+        if gang is None:
+            gang = self.gangs[key] = GangState(key, ask.gang.min_members, ask.gang.timeout_seconds)
+        return gang
 
-    def _drop_if_empty(self, band: GangState) -> None:
-        if not band.waiting and not band.placed:
-            self.bands.pop(band.key, None)
-            self.memory.blocked.pop(band.key, None)
+    def _drop_if_empty(self, gang: GangState) -> None:
+        if not gang.waiting and not gang.placed:
+            self.gangs.pop(gang.key, None)
+            self.memory.blocked.pop(gang.key, None)
 
 
 def is_boosted(boost: ActiveBoost, owner: str, now: float) -> bool:

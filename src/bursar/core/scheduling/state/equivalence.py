@@ -11,7 +11,7 @@ from bursar.core.objects.allocation import GangKey
 from bursar.core.objects.ask import Ask, Shape
 from bursar.core.objects.charge import Charge
 from bursar.core.scheduling.state.placed_columns import NEVER
-from bursar.core.scheduling.state.topology_counts import Kin
+from bursar.core.scheduling.state.topology_counts import MatchKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class EquivalenceKey:
     """The fields that make two pending allocations alike for every decision."""
 
     tenant: str
-    kin: Kin
+    match_key: MatchKey
     queue: str
     priority: int
     preempts: bool

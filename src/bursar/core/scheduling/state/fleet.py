@@ -28,8 +28,8 @@ NO_LIMIT = 1 << 60  # of pods, on a node without a limit of pods
 NOWHERE = -1  # the code of nodes without the label
 ABSENT = -1  # the free part of a device that does not exist
 UNCLAIMED = ""
-SelectorTerms = tuple[tuple[str, ...], bool | None, bool]  # for which tenants, whole devices only, isolated
-OPEN: SelectorTerms = ((), None, False)  # a node for all tenants, without a rule on fractions and without isolation
+GateTerms = tuple[tuple[str, ...], bool | None, bool]  # for which tenants, whole devices only, isolated
+OPEN: GateTerms = ((), None, False)  # a node for all tenants, without a rule on fractions and without isolation
 NOBODY = "\0"  # in place of a holder: a released node that is not wiped yet
 ROWS_START = 64
 NEEDS_MAX = 8192
@@ -209,9 +209,9 @@ class Fleet:
     claims: list[str] = field(default_factory=list)  # by row, the holder of the node
     claim_code: NDArray[np.int32] = field(default_factory=lambda: np.zeros(ROWS_START, np.int32))
     holders: dict[str, int] = field(default_factory=lambda: {UNCLAIMED: 0})  # the code of every holder so far
-    gates: list[SelectorTerms] = field(default_factory=list)  # by row
+    gates: list[GateTerms] = field(default_factory=list)  # by row
     gate_code: NDArray[np.int32] = field(default_factory=lambda: np.zeros(ROWS_START, np.int32))
-    gate_sets: dict[SelectorTerms, int] = field(default_factory=lambda: {OPEN: 0})
+    gate_sets: dict[GateTerms, int] = field(default_factory=lambda: {OPEN: 0})
     named: frozenset[str] = frozenset()  # the tenants that nodes are dedicated to
     _label_columns: dict[str, LabelColumn] = field(default_factory=dict)
     _columns_made: int = 0
@@ -279,7 +279,7 @@ class Fleet:
         self.claims[row] = holder
         self.claim_code[row] = self.holders.setdefault(holder, len(self.holders))
 
-    def _put_gate(self, row: int, gate: SelectorTerms) -> None:
+    def _put_gate(self, row: int, gate: GateTerms) -> None:
         before, self.gates[row] = self.gates[row], gate
         self.gate_code[row] = self.gate_sets.setdefault(gate, len(self.gate_sets))
         if before[0] != gate[0]:

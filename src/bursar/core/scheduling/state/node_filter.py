@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from bursar.core.nodes.node import is_open_to
 from bursar.core.nodes.node_affinity import holds, tolerates, untolerated
 from bursar.core.objects.ask import Effect, Requirement, Requirements, Where
-from bursar.core.scheduling.state.fleet import NOWHERE, Bools, Fleet, Rows, SelectorTerms
+from bursar.core.scheduling.state.fleet import NOWHERE, Bools, Fleet, GateTerms, Rows
 
 FILTERS_MAX = 4096
 
@@ -96,7 +96,7 @@ def by_isolation(fleet: Fleet, where: Where) -> Bools:
     return _by_gate(fleet, lambda gate: gate[2] or not where.isolated)
 
 
-def _by_gate(fleet: Fleet, answer: Callable[[SelectorTerms], bool]) -> Bools:
+def _by_gate(fleet: Fleet, answer: Callable[[GateTerms], bool]) -> Bools:
     return np.array([answer(gate) for gate in fleet.gate_sets], np.bool_)[fleet.gate_code]
 
 

@@ -41,7 +41,7 @@ class NominatedCapacity(Struct, frozen=True, eq=False):
 class Nominations:
     """Capacity that preemption clears, kept from cycle to cycle for the nominated preemptors."""
 
-    holds: NodeReservations
+    reservations: NodeReservations
     seen: int = 0  # the position in the log of touched rows up to which reservations are current
     standing: dict[str, NominatedCapacity] = field(default_factory=dict)  # by uid of the pending allocation
     held: dict[str, Counter[str]] = field(default_factory=dict)  # amounts they will hold, by tenant
@@ -50,7 +50,7 @@ class Nominations:
 
     def keep(self, nominated: NominatedCapacity) -> None:
         """Reserve its capacity, and keep it until something changes on its nodes."""
-        self.holds.add(nominated.slots, nominated.start)
+        self.reservations.add(nominated.slots, nominated.start)
         for ask in nominated.asks:
             self.standing[ask.uid] = nominated
         for _, row in nominated.slots:
@@ -61,7 +61,7 @@ class Nominations:
 
     def hold(self, slots: Sequence[tuple[Ask, int]], start: float) -> None:
         """Reserve capacity for this cycle; the next one decides again."""
-        self.holds.add(slots, start)
+        self.reservations.add(slots, start)
         self._passing.update([row for _, row in slots])
 
     def review(self, cluster: ClusterState, now: float) -> None:
@@ -69,7 +69,7 @@ class Nominations:
 
         Nominations that share a node with one of them are dropped too: each uses the capacity that earlier ones leave.
         """
-        changed = self._passing.union(self.holds.fleet.now.touched[self.seen :])
+        changed = self._passing.union(self.reservations.fleet.now.touched[self.seen :])
         self._passing.clear()
         for nominated in list(self.standing.values()):
             if nominated.start <= now or nominated.until < now or not _is_wanted(nominated, cluster):
@@ -80,11 +80,11 @@ class Nominations:
                 self._forget(nominated)
                 look += [row for _, row in nominated.slots if row not in changed]
                 changed.update([row for _, row in nominated.slots])
-        self.holds.drop(changed)
+        self.reservations.drop(changed)
 
     def note(self) -> None:
         """Mark the log as read: later changes to a node make its nominations be decided again."""
-        self.seen = len(self.holds.fleet.now.touched)
+        self.seen = len(self.reservations.fleet.now.touched)
 
     def _forget(self, nominated: NominatedCapacity) -> None:
         for ask in nominated.asks:
@@ -107,6 +107,6 @@ def _is_wanted(nominated: NominatedCapacity, cluster: ClusterState) -> bool:
 def open_nominations(known: Nominations | None, cluster: ClusterState) -> Nominations:
     """The last cycle's nominations, if its log and its columns are still valid; else new ones."""
     fleet = cluster.fleet
-    if known is None or known.seen > len(fleet.now.touched) or not known.holds.matches():
+    if known is None or known.seen > len(fleet.now.touched) or not known.reservations.matches():
         return Nominations(NodeReservations(fleet, cluster.placed, cluster.running), len(fleet.now.touched))
     return known

@@ -119,7 +119,7 @@ class Table:
 
 
 @dataclass(slots=True)
-class Rooms:
+class FreeCapacity:
     """The free capacity of some nodes, for one table."""
 
     free: PackingFloats  # [resource, node]
@@ -220,16 +220,16 @@ class PackingOutlook:
 
     # Worth.
 
-    def _capacities(self, table: Table, columns: NodeColumns, rows: Rows) -> Rooms:
+    def _capacities(self, table: Table, columns: NodeColumns, rows: Rows) -> FreeCapacity:
         parts = columns.devices[table.device][rows]
-        return Rooms(
+        return FreeCapacity(
             free=columns.free[:, rows].astype(np.float64),
             whole=columns.whole[table.device, rows],
             useful=table.useful[np.maximum(parts, ABSENT)].sum(axis=1),
             kind=self._kinds[rows],
         )
 
-    def _worth(self, table: Table, capacities: Rooms) -> PackingFloats:
+    def _worth(self, table: Table, capacities: FreeCapacity) -> PackingFloats:
         """The devices of the nodes that the typical shapes could use, weighted by their frequency."""
         usable = capacities.useful[:, table.size]
         usable[capacities.whole[:, None] < table.count] = 0.0
@@ -245,7 +245,9 @@ class PackingOutlook:
         worth: PackingFloats = np.vecdot(usable, table.weight[capacities.kind])
         return worth
 
-    def _worth_before(self, table: Table, columns: NodeColumns, capacities: Rooms, rows: Rows) -> PackingFloats | float:
+    def _worth_before(
+        self, table: Table, columns: NodeColumns, capacities: FreeCapacity, rows: Rows
+    ) -> PackingFloats | float:
         """The worth of nodes before a placement; cached for single nodes, because every shape needs it."""
         if rows.size != 1:
             return self._worth(table, capacities)
@@ -258,7 +260,7 @@ class PackingOutlook:
         return known
 
     def _worth_after(
-        self, table: Table, columns: NodeColumns, capacities: Rooms, need: Need, rows: Rows
+        self, table: Table, columns: NodeColumns, capacities: FreeCapacity, need: Need, rows: Rows
     ) -> PackingFloats:
         """The worth left after one more; a fraction takes the device that leaves most."""
         if need.exclusive:
@@ -279,13 +281,15 @@ class PackingOutlook:
         return np.maximum.reduceat(worth, at.searchsorted(np.arange(rows.size)))
 
     def _worth_with_share(
-        self, table: Table, capacities: Rooms, need: Need, at: Rows, left: NDArray[np.int32], part: int
+        self, table: Table, capacities: FreeCapacity, need: Need, at: Rows, left: NDArray[np.int32], part: int
     ) -> PackingFloats:
         """The worth of nodes after a fraction took a device with this free part."""
         free = capacities.free[:, at]
         free -= self._asked(free, need)
         useful = capacities.useful[at] + table.useful[left - part] - table.useful[left]
-        return self._worth(table, Rooms(free, capacities.whole[at] - (left == WHOLE), useful, capacities.kind[at]))
+        return self._worth(
+            table, FreeCapacity(free, capacities.whole[at] - (left == WHOLE), useful, capacities.kind[at])
+        )
 
     def _asked(self, free: PackingFloats, need: Need) -> PackingFloats:
         """The request as a column to subtract from the free capacity of nodes."""

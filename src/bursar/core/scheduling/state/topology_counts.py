@@ -19,7 +19,7 @@ from bursar.core.values.selector import Op, Selector, SelectorTerm, matches
 TALLIES_MAX = 4096
 ASKERS_MAX = 64  # match results that one count caches
 
-Kin = tuple[str, tuple[tuple[str, str], ...], str]  # (namespace, labels, tenant)
+MatchKey = tuple[str, tuple[tuple[str, str], ...], str]  # (namespace, labels, tenant)
 # The allocations that a selector picks in some namespaces of one tenant. Rules never cross tenants: they would reveal
 # other tenants' placements, and anti-affinity could keep other tenants off nodes.
 CountedGroup = tuple[Selector, tuple[str, ...], str]
@@ -30,7 +30,7 @@ GANG = ":gang"
 JOB = ":job"
 
 
-def kin_of(ask: Ask) -> Kin:
+def match_key_of(ask: Ask) -> MatchKey:
     labels = tuple(sorted(ask.labels.items())) if ask.labels else ()
     if ask.shape.where.spreads and any(spread.selector is None for spread in ask.shape.where.spreads):
         labels += tuple((key, value) for key, value in ((GANG, _gang(ask)), (JOB, ask.job)) if value)
@@ -51,8 +51,8 @@ def crowd_of(inter_pod: InterPodTerm, ask: Ask) -> CountedGroup:
     return inter_pod.selector, inter_pod.namespaces or (ask.namespace,), ask.tenant
 
 
-def belongs(kin: Kin, crowd: CountedGroup) -> bool:
-    return kin[2] == crowd[2] and kin[0] in crowd[1] and matches(crowd[0], dict(kin[1]))
+def belongs(match_key: MatchKey, crowd: CountedGroup) -> bool:
+    return match_key[2] == crowd[2] and match_key[0] in crowd[1] and matches(crowd[0], dict(match_key[1]))
 
 
 @dataclass(slots=True)
@@ -64,15 +64,15 @@ class TopologyCount:
     counts: NDArray[np.int64]
     changed: int
     total: int = 0  # in all domains together
-    _askers: dict[Kin, bool] = field(default_factory=dict)
+    _askers: dict[MatchKey, bool] = field(default_factory=dict)
 
-    def includes(self, kin: Kin) -> bool:
+    def includes(self, match_key: MatchKey) -> bool:
         """Whether allocations of this match key are counted; cached."""
-        known = self._askers.get(kin)
+        known = self._askers.get(match_key)
         if known is None:
             if len(self._askers) >= ASKERS_MAX:
                 self._askers.clear()
-            known = self._askers[kin] = belongs(kin, self.crowd)
+            known = self._askers[match_key] = belongs(match_key, self.crowd)
         return known
 
     def add(self, column: LabelColumn, row: int, count: int) -> None:
@@ -100,14 +100,14 @@ class Index:
         for shelf in self._shelves(topology_count):
             del shelf[id(topology_count)]
 
-    def matching(self, kin: Kin) -> list[TopologyCount]:
-        shelves = [self._by_label.get((kin[2], *label)) for label in kin[1]]
+    def matching(self, match_key: MatchKey) -> list[TopologyCount]:
+        shelves = [self._by_label.get((match_key[2], *label)) for label in match_key[1]]
         return [
             topology_count
             for shelf in (*shelves, self._others)
             if shelf
             for topology_count in shelf.values()
-            if belongs(kin, topology_count.crowd)
+            if belongs(match_key, topology_count.crowd)
         ]
 
     def _shelves(self, topology_count: TopologyCount) -> list[dict[int, TopologyCount]]:
@@ -123,19 +123,21 @@ class TopologyCounts:
     """Counts of selected allocations per topology domain, for affinity and spread."""
 
     fleet: Fleet
-    rows: dict[Kin, dict[int, int]] = field(default_factory=dict)  # by match key: the number of allocations on each row
+    rows: dict[MatchKey, dict[int, int]] = field(
+        default_factory=dict
+    )  # by match key: the number of allocations on each row
     # Placed anti-affinity rules, by (topology, excluded group), with their rows: anti-affinity is symmetric.
     shunning: dict[tuple[str, CountedGroup], dict[int, int]] = field(default_factory=dict)
     _topology_counts: dict[tuple[str, CountedGroup], TopologyCount] = field(default_factory=dict)
     _index: Index = field(default_factory=Index)
-    _tallies_of: dict[Kin, list[TopologyCount]] = field(default_factory=dict)
-    _shunned_of: dict[Kin, list[tuple[str, Mapping[int, int]]]] = field(default_factory=dict)
+    _tallies_of: dict[MatchKey, list[TopologyCount]] = field(default_factory=dict)
+    _shunned_of: dict[MatchKey, list[tuple[str, Mapping[int, int]]]] = field(default_factory=dict)
 
     def copy(self, fleet: Fleet) -> TopologyCounts:
         """An independent copy of the counts for a copy of the fleet."""
         trial = TopologyCounts(
             fleet,
-            {kin: dict(rows) for kin, rows in self.rows.items()},
+            {match_key: dict(rows) for match_key, rows in self.rows.items()},
             {key: dict(rows) for key, rows in self.shunning.items()},
             {
                 key: TopologyCount(one.topology_key, one.crowd, one.counts.copy(), one.changed, one.total)
@@ -163,34 +165,34 @@ class TopologyCounts:
             self._topology_counts[key, crowd] = topology_count
             self._index.add(topology_count)
             self._tallies_of.clear()
-            for kin, rows in self.rows.items():
-                if belongs(kin, crowd):
+            for match_key, rows in self.rows.items():
+                if belongs(match_key, crowd):
                     for row, count in rows.items():
                         topology_count.add(column, row, count)
         return topology_count
 
-    def come(self, ask: Ask, kin: Kin, row: int, sign: int = 1) -> None:
+    def come(self, ask: Ask, match_key: MatchKey, row: int, sign: int = 1) -> None:
         """Count an allocation that was placed on a node; with sign −1, one that left it."""
-        _add(self.rows.setdefault(kin, {}), row, sign)
-        if not self.rows[kin]:
-            del self.rows[kin]
+        _add(self.rows.setdefault(match_key, {}), row, sign)
+        if not self.rows[match_key]:
+            del self.rows[match_key]
         for inter_pod in ask.shape.where.apart:
             self._shun((inter_pod.topology_key, crowd_of(inter_pod, ask)), row, sign)
         if not self._topology_counts:
             return
-        for topology_count in self._tallies_matching(kin):
+        for topology_count in self._tallies_matching(match_key):
             column = self.fleet.label(topology_count.topology_key)
             if topology_count.changed == column.changed:
                 topology_count.add(column, row, sign)
 
-    def shunned(self, kin: Kin) -> list[tuple[str, Mapping[int, int]]]:
+    def shunned(self, match_key: MatchKey) -> list[tuple[str, Mapping[int, int]]]:
         """The (topology, rows) from whose domains placed anti-affinity rules exclude this match key."""
-        known = self._shunned_of.get(kin)
+        known = self._shunned_of.get(match_key)
         if known is None:
             if len(self._shunned_of) >= TALLIES_MAX:
                 self._shunned_of.clear()
-            known = [(key, rows) for (key, crowd), rows in self.shunning.items() if belongs(kin, crowd)]
-            self._shunned_of[kin] = known
+            known = [(key, rows) for (key, crowd), rows in self.shunning.items() if belongs(match_key, crowd)]
+            self._shunned_of[match_key] = known
         return known
 
     def _shun(self, key: tuple[str, CountedGroup], row: int, sign: int) -> None:
@@ -203,12 +205,12 @@ class TopologyCounts:
             del self.shunning[key]
             self._shunned_of.clear()
 
-    def _tallies_matching(self, kin: Kin) -> list[TopologyCount]:
-        known = self._tallies_of.get(kin)
+    def _tallies_matching(self, match_key: MatchKey) -> list[TopologyCount]:
+        known = self._tallies_of.get(match_key)
         if known is None:
             if len(self._tallies_of) >= TALLIES_MAX:
                 self._tallies_of.clear()
-            known = self._tallies_of[kin] = self._index.matching(kin)
+            known = self._tallies_of[match_key] = self._index.matching(match_key)
         return known
 
 
