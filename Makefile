@@ -58,7 +58,7 @@ soak: venv  ## The long races and fault tests
 bench: venv  ## All benchmarks, briefly
 	@$(BIN)/bursar bench api --seconds 5 --json
 	@$(BIN)/bursar bench schedule --nodes 1000 --allocations 4000 --singles 50 --json
-	@$(BIN)/bursar bench agents --agents 500 --beat 1 --seconds 5 --secure 50 --binds 50 --json
+	@$(BIN)/bursar bench agents --agents 500 --heartbeat 1 --seconds 5 --secure 50 --binds 50 --json
 	@$(BIN)/bursar bench leases --jobs 2000 --seconds 3 --json
 	@$(BIN)/bursar bench usage --records 200000 --reports 20 --json
 

@@ -105,7 +105,7 @@ async def _api(settings: ServerSettings, fd: int | None, metrics_fd: int | None)
         )
         from bursar.rpc.agent_client import Agents
 
-        context.informer = agents = Agents(context.database, insecure=settings.grpc_insecure)
+        context.log_source = agents = Agents(context.database, insecure=settings.grpc_insecure)
         opened.push_async_callback(agents.close)
         if settings.grpc is not None:
             from bursar.rpc.serve import AddressTaken, opened_grpc
@@ -179,15 +179,15 @@ async def _controller(settings: ServerSettings) -> int:
     from bursar.bridges.webhook import run_webhooks
     from bursar.loops.claims import run_claims
     from bursar.loops.drain import run_drains
-    from bursar.loops.election import run_lead
-    from bursar.loops.housekeeping import run_upkeep
+    from bursar.loops.election import run_election
+    from bursar.loops.housekeeping import run_housekeeping
     from bursar.loops.jobs import run_jobs
     from bursar.loops.lease_expiry import run_leases
     from bursar.loops.ledger import run_ledger
     from bursar.loops.node_liveness import run_nodes
     from bursar.loops.reconcile import run_reconcile
     from bursar.loops.schedule import run_schedule
-    from bursar.loops.usage_rollup import run_hours
+    from bursar.loops.usage_rollup import run_usage_rollup
 
     die_with_parent()
     if not settings.database_url:
@@ -199,17 +199,17 @@ async def _controller(settings: ServerSettings) -> int:
     database = await Database.open(settings.database_url)
     runtime = await open_runtime(database)
     loops = asyncio.gather(
-        run_upkeep(runtime),
+        run_housekeeping(runtime),
         run_drains(runtime),
         run_jobs(runtime),
         run_nodes(runtime),
         run_ledger(runtime),
-        run_hours(runtime),
+        run_usage_rollup(runtime),
         run_leases(runtime),
         run_claims(runtime),
         run_reconcile(runtime),
         run_webhooks(runtime),
-        run_lead(database, f"{socket.gethostname()}/{os.getpid()}", lambda fence: run_schedule(runtime, fence)),
+        run_election(database, f"{socket.gethostname()}/{os.getpid()}", lambda fence: run_schedule(runtime, fence)),
     )
     print(READY, flush=True)
     await _until(stopping, loops)

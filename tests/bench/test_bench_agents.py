@@ -18,7 +18,7 @@ def test_percentiles(waits: list[float], fraction: float, expected: float) -> No
 
 
 def test_the_command_prints_one_object_last() -> None:
-    options = ["--agents", "12", "--beat", "0.2", "--seconds", "1", "--secure", "3", "--binds", "4", "--json"]
+    options = ["--agents", "12", "--heartbeat", "0.2", "--seconds", "1", "--secure", "3", "--binds", "4", "--json"]
     result = CliRunner().invoke(bench, ["agents", *options])
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout.splitlines()[-1])

@@ -1,6 +1,6 @@
 """What is told of budgets comes to those who asked for it, as a signed CloudEvent, and to nobody else."""
 
-from bursar.bridges.webhook import Courier, opened_client
+from bursar.bridges.webhook import WebhookSender, opened_client
 from bursar.loops.budget import review
 from bursar.ops.objects.webhook import add_webhook
 from bursar.ops.runtime.runtime import Runtime
@@ -18,12 +18,12 @@ async def hook(runtime: Runtime, name: str, receiver: Receiver, **more: object) 
 
 async def send_all(runtime: Runtime) -> None:
     async with opened_client() as http:
-        courier = Courier(runtime, http)
+        sender = WebhookSender(runtime, http)
         try:
-            while await courier.start_due() or courier._tasks:
-                await courier.pause(5)
+            while await sender.start_due() or sender._tasks:
+                await sender.pause(5)
         finally:
-            await courier.close()
+            await sender.close()
 
 
 async def test_a_tenants_people_are_sent_what_became_of_their_budget_at_80_and_at_100_percent(runtime: Runtime) -> None:

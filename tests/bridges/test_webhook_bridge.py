@@ -14,7 +14,7 @@ import pytest
 import structlog
 import trustme
 
-from bursar.bridges.webhook import Courier, DeliveryRefused, find_address, opened_client, run_webhooks
+from bursar.bridges.webhook import DeliveryRefused, WebhookSender, find_address, opened_client, run_webhooks
 from bursar.commands.credit.credit import PutAccount
 from bursar.core.credit.account import Owner
 from bursar.core.values.money import nanocredits
@@ -46,16 +46,16 @@ async def notice(runtime: Runtime, count: int = 1, *, type_: str = "credit.low",
 
 
 @asynccontextmanager
-async def courier(runtime: Runtime, **more: Any) -> AsyncIterator[Courier]:
+async def sender(runtime: Runtime, **more: Any) -> AsyncIterator[WebhookSender]:
     async with opened_client() as http:
-        one = Courier(runtime, more.pop("http", http), chance=lambda: 1.0, **more)
+        one = WebhookSender(runtime, more.pop("http", http), chance=lambda: 1.0, **more)
         try:
             yield one
         finally:
             await one.close()
 
 
-async def work(one: Courier) -> None:
+async def work(one: WebhookSender) -> None:
     """Send all that is due, and wait until what came of it is recorded."""
     while await one.start_due() or one._tasks:
         await one.pause(5)
@@ -77,7 +77,7 @@ async def make_due(runtime: Runtime) -> None:
 
 
 async def test_a_notice_is_a_signed_cloud_event_and_is_sent_once(runtime: Runtime) -> None:
-    async with receiving() as receiver, courier(runtime) as one:
+    async with receiving() as receiver, sender(runtime) as one:
         secret = await hook(runtime, receiver)
         await notice(runtime)
         await work(one)
@@ -98,7 +98,7 @@ async def test_a_notice_is_a_signed_cloud_event_and_is_sent_once(runtime: Runtim
 
 
 async def test_what_is_not_taken_is_sent_again_later_and_later_under_the_same_id(runtime: Runtime) -> None:
-    async with receiving(500, 503, 302) as receiver, courier(runtime) as one:
+    async with receiving(500, 503, 302) as receiver, sender(runtime) as one:
         await hook(runtime, receiver)
         await notice(runtime)
         for tries, seconds, said in ((1, 5, "HTTP 500"), (2, 10, "HTTP 503"), (3, 20, "HTTP 302")):
@@ -115,7 +115,7 @@ async def test_what_is_not_taken_is_sent_again_later_and_later_under_the_same_id
 
 
 async def test_a_receiver_that_asks_for_more_time_is_given_it(runtime: Runtime) -> None:
-    async with receiving(429) as receiver, courier(runtime) as one:
+    async with receiving(429) as receiver, sender(runtime) as one:
         receiver.headers["retry-after"] = "120"
         await hook(runtime, receiver)
         await notice(runtime)
@@ -125,7 +125,7 @@ async def test_a_receiver_that_asks_for_more_time_is_given_it(runtime: Runtime) 
 
 
 async def test_redirects_are_not_followed(runtime: Runtime) -> None:
-    async with receiving() as elsewhere, receiving(307) as receiver, courier(runtime) as one:
+    async with receiving() as elsewhere, receiving(307) as receiver, sender(runtime) as one:
         receiver.headers["location"] = elsewhere.url
         await hook(runtime, receiver)
         await notice(runtime)
@@ -135,7 +135,7 @@ async def test_redirects_are_not_followed(runtime: Runtime) -> None:
 
 
 async def test_a_receiver_that_is_gone_is_sent_nothing_more(runtime: Runtime) -> None:
-    async with receiving(410) as receiver, courier(runtime) as one:
+    async with receiving(410) as receiver, sender(runtime) as one:
         await hook(runtime, receiver)
         await notice(runtime)
         await work(one)
@@ -148,7 +148,7 @@ async def test_a_receiver_that_is_gone_is_sent_nothing_more(runtime: Runtime) ->
 
 
 async def test_one_that_hangs_holds_up_nobody_else(runtime: Runtime) -> None:
-    async with receiving(*[HANG] * 50) as hanging, receiving() as well, courier(runtime, send_seconds_max=2.0) as one:
+    async with receiving(*[HANG] * 50) as hanging, receiving() as well, sender(runtime, send_seconds_max=2.0) as one:
         await hook(runtime, hanging, "a-hanging")
         await hook(runtime, well, "well")
         await notice(runtime, 30)
@@ -175,7 +175,7 @@ async def test_a_name_server_that_hangs_holds_up_nobody_else(runtime: Runtime, m
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
-    async with receiving() as well, courier(runtime, send_seconds_max=20.0) as one:
+    async with receiving() as well, sender(runtime, send_seconds_max=20.0) as one:
         try:
             await hook(runtime, "http://slow.example/", "a-slow")
             await hook(runtime, well, "well")
@@ -190,7 +190,7 @@ async def test_a_name_server_that_hangs_holds_up_nobody_else(runtime: Runtime, m
 
 
 async def test_one_that_never_answers_is_given_up_in_time_and_tried_again(runtime: Runtime) -> None:
-    async with receiving(HANG) as receiver, courier(runtime, send_seconds_max=0.3) as one:
+    async with receiving(HANG) as receiver, sender(runtime, send_seconds_max=0.3) as one:
         await hook(runtime, receiver)
         await notice(runtime)
         await work(one)
@@ -205,7 +205,7 @@ async def test_one_that_never_answers_is_given_up_in_time_and_tried_again(runtim
 async def test_nobody_there_is_tried_again(runtime: Runtime) -> None:
     async with receiving() as receiver:
         await hook(runtime, receiver)
-    async with courier(runtime) as one:
+    async with sender(runtime) as one:
         await notice(runtime)
         await work(one)
         ((tries, _, said),) = await waiting(runtime)
@@ -217,10 +217,10 @@ async def test_who_dies_between_sending_and_recording_has_it_sent_again(runtime:
     async with receiving(HANG) as receiver:
         secret = await hook(runtime, receiver)
         await notice(runtime)
-        async with courier(runtime) as dying:
+        async with sender(runtime) as dying:
             await dying.start_due()
             await receiver.comes(1)
-        async with courier(runtime) as next_one:
+        async with sender(runtime) as next_one:
             assert await next_one.start_due() == 0, "another's claim is kept while it may be alive"
             await make_due(runtime)
             await work(next_one)
@@ -232,13 +232,13 @@ async def test_who_dies_between_sending_and_recording_has_it_sent_again(runtime:
 
 async def test_what_a_late_one_says_does_not_undo_what_another_did(runtime: Runtime) -> None:
     """Its claim is over, another has claimed and failed since: the other's word stands."""
-    async with receiving(HANG, 500) as receiver, courier(runtime, send_seconds_max=3) as slow:
+    async with receiving(HANG, 500) as receiver, sender(runtime, send_seconds_max=3) as slow:
         await hook(runtime, receiver)
         await notice(runtime)
         await slow.start_due()
         await receiver.comes(1)
         await make_due(runtime)
-        async with courier(runtime) as quick:
+        async with sender(runtime) as quick:
             await work(quick)
         await work(slow)
         ((tries, _, said),) = await waiting(runtime)
@@ -249,14 +249,14 @@ async def test_several_couriers_send_each_notice_once(database_url: str) -> None
     async with opened(database_url) as left, opened(database_url) as right, receiving() as receiver:
         await hook(left, receiver)
         await notice(left, 60)
-        async with courier(left) as one, courier(right) as two, courier(right) as three:
+        async with sender(left) as one, sender(right) as two, sender(right) as three:
             await asyncio.gather(work(one), work(two), work(three))
         assert len(receiver.got) == len(set(receiver.ids)) == 60
 
 
 async def test_a_notice_reaches_those_who_asked_for_it(runtime: Runtime) -> None:
     await tenant(runtime, "physics")
-    async with receiving() as all_, receiving() as ours, receiving() as drifts, courier(runtime) as one:
+    async with receiving() as all_, receiving() as ours, receiving() as drifts, sender(runtime) as one:
         await hook(runtime, all_, "all")
         await hook(runtime, ours, "ours", tenant="physics")
         await hook(runtime, drifts, "drifts", types=("credit.drift",))
@@ -273,7 +273,7 @@ async def test_a_notice_reaches_those_who_asked_for_it(runtime: Runtime) -> None
 
 
 async def test_nobody_is_told_of_what_was_before_the_webhook(runtime: Runtime) -> None:
-    async with receiving() as receiver, courier(runtime) as one:
+    async with receiving() as receiver, sender(runtime) as one:
         await notice(runtime)
         await work(one)
         await hook(runtime, receiver)
@@ -282,7 +282,7 @@ async def test_nobody_is_told_of_what_was_before_the_webhook(runtime: Runtime) -
 
 
 async def test_local_addresses_are_not_called_unless_that_is_allowed(runtime: Runtime) -> None:
-    async with receiving() as receiver, courier(runtime) as one:
+    async with receiving() as receiver, sender(runtime) as one:
         await hook(runtime, receiver, "by-number", allow_local=False)
         await hook(runtime, receiver.url.replace("127.0.0.1", "localhost"), "by-name", allow_local=False)
         await hook(runtime, receiver.url.replace("127.0.0.1", "[::ffff:127.0.0.1]"), "wrapped", allow_local=False)
@@ -316,7 +316,7 @@ async def test_certificates_are_checked_for_the_name_and_not_for_the_address(
     async with (
         receiving(tls=serving) as receiver,
         httpx2.AsyncClient(verify=trusting, trust_env=False) as http,
-        courier(runtime, http=http) as one,
+        sender(runtime, http=http) as one,
     ):
         await hook(runtime, receiver)
         await notice(runtime)
@@ -327,7 +327,7 @@ async def test_certificates_are_checked_for_the_name_and_not_for_the_address(
 
 async def test_secrets_are_never_logged(runtime: Runtime) -> None:
     with structlog.testing.capture_logs() as logs:
-        async with receiving(500, 410) as receiver, courier(runtime) as one:
+        async with receiving(500, 410) as receiver, sender(runtime) as one:
             secret = await hook(runtime, receiver)
             await notice(runtime, 2)
             await work(one)
@@ -338,7 +338,7 @@ async def test_secrets_are_never_logged(runtime: Runtime) -> None:
 
 
 async def test_after_three_days_it_is_given_up(runtime: Runtime) -> None:
-    async with receiving(500) as receiver, courier(runtime) as one:
+    async with receiving(500) as receiver, sender(runtime) as one:
         await hook(runtime, receiver)
         await notice(runtime)
         async with runtime.database.reader() as db:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from datetime import timedelta
 
-from bursar.loops.election import LeaderTerms, run_lead
+from bursar.loops.election import LeaderTerms, run_election
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import Connection
 from support.scheduling.leaders import load_leader
@@ -21,7 +21,7 @@ class Controller:
         self.working = asyncio.Event()
         self.stopped = asyncio.Event()
         self.fault: Exception | None = None
-        self._task = asyncio.create_task(run_lead(runtime.database, name, self.work, terms))
+        self._task = asyncio.create_task(run_election(runtime.database, name, self.work, terms))
 
     async def work(self, fence: int) -> None:
         self.fences.append(fence)

@@ -32,7 +32,7 @@ async def _value(runtime: Runtime, statement: str) -> object:
 
 async def test_steps_are_entered_as_they_come(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage_rollup, "ROLL_SECONDS", 0.02)
-    rolling = [asyncio.create_task(usage_rollup.run_hours(runtime)) for _ in range(2)]
+    rolling = [asyncio.create_task(usage_rollup.run_usage_rollup(runtime)) for _ in range(2)]
     try:
         await begin(runtime, "first")
         await entered(runtime, 1000)

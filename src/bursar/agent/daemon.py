@@ -229,27 +229,27 @@ class Daemon:
         if answer.directives or answer.complete:
             self._tell(answer.directives, complete=answer.complete)
         if sent_at is not None and answer.leases:
-            self._do(self._machine.paid(self._believed(answer, sent_at), sent_at))
+            self._do(self._machine.paid(self._verified(answer, sent_at), sent_at))
             if self._machine.has_news:
                 self._poke()
         if answer.acknowledged:
             self._do(self._machine.acknowledged(answer.acknowledged))
 
-    def _believed(self, answer: HeartbeatAnswer, sent_at: float) -> Mapping[Place, LeaseGrant]:
+    def _verified(self, answer: HeartbeatAnswer, sent_at: float) -> Mapping[Place, LeaseGrant]:
         """The grants that a valid token signs. They are journaled before anything runs on them."""
         self._trust.learn(answer.signing_keys)
-        believed = self._trust.believe(answer.leases, answer.lease_token, answer.seq)
-        if believed.why and self._clock() - self._distrusted_at > LOOK_SECONDS:
+        verified = self._trust.believe(answer.leases, answer.lease_token, answer.seq)
+        if verified.why and self._clock() - self._distrusted_at > LOOK_SECONDS:
             self._distrusted_at = self._clock()
             log.warning(
                 "lease_token_rejected", message="a lease token cannot be verified: its grants are ignored",
-                error=believed.why, next=NOT_BELIEVED,
+                error=verified.why, next=NOT_BELIEVED,
             )  # fmt: skip
-        if believed.signed:
+        if verified.signed:
             used = {one.place: one.usage.seconds for one in self._machine.inventory()}
-            token, grants, signed = answer.lease_token, believed.grants, believed.signed
+            token, grants, signed = answer.lease_token, verified.grants, verified.signed
             self._executor.keep(window(boot_id(), token, sent_at, grants, signed, used))
-        return believed.grants
+        return verified.grants
 
     def _tell(self, directives: Sequence[Directive], *, complete: bool = False) -> None:
         wanted = [self._wipe.of(one) if isinstance(one, Run) and one.wipe else one for one in directives]

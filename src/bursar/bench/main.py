@@ -83,7 +83,7 @@ def schedule(as_json: bool, **options: Any) -> None:
 
 @bench.command()
 @count_option("--agents", 5000, "Number of agents.", most=9999)
-@seconds_option("--beat", "heartbeat", default=5.0, least=0.01, help_text="Seconds between heartbeats.")
+@seconds_option("--heartbeat", default=5.0, least=0.01, help_text="Seconds between heartbeats.")
 @seconds_option("--seconds", default=20.0, least=1)
 @count_option("--secure", 200, "Agents in the mTLS part.", least=0, most=9999)
 @count_option("--binds", 200, "Allocations bound meanwhile.", most=100_000)

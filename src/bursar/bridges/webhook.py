@@ -64,7 +64,7 @@ class Reception:
 
 
 @dataclass(slots=True)
-class Courier:
+class WebhookSender:
     """Sends due deliveries. `chance` is the jitter of retries, `wall` the clock of signatures."""
 
     runtime: Runtime
@@ -211,13 +211,13 @@ def opened_client() -> httpx2.AsyncClient:
 async def run_webhooks(runtime: Runtime) -> None:
     """Deliver events for ever; wait while the database is away."""
     async with opened_client() as http:
-        courier = Courier(runtime, http)
+        sender = WebhookSender(runtime, http)
         forgotten_at = -FORGET_SECONDS
         try:
             while True:
                 begun = 0
                 try:
-                    begun = await courier.start_due()
+                    begun = await sender.start_due()
                     if (now := asyncio.get_running_loop().time()) - forgotten_at > FORGET_SECONDS:
                         forgotten_at = now
                         await forget_notices(runtime)
@@ -225,6 +225,6 @@ async def run_webhooks(runtime: Runtime) -> None:
                     log.info("webhooks_wait", message="the database is away", error=repr(error))
                 except Exception:
                     log.exception("webhooks_failed", message="deliveries failed, and are tried again")
-                await courier.pause(PAUSE_SECONDS if not begun else 0.05)
+                await sender.pause(PAUSE_SECONDS if not begun else 0.05)
         finally:
-            await courier.close()
+            await sender.close()

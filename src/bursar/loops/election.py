@@ -40,7 +40,9 @@ class LeaderTerms:
 DEFAULT_TERMS = LeaderTerms()
 
 
-async def run_lead(database: Database, holder: str, on_elected: LeaderWork, terms: LeaderTerms = DEFAULT_TERMS) -> None:
+async def run_election(
+    database: Database, holder: str, on_elected: LeaderWork, terms: LeaderTerms = DEFAULT_TERMS
+) -> None:
     """Run forever: lead whenever no other process does. `on_elected` runs with the fence, and is cancelled when the
     lead is lost; if it ends by itself, the term is resigned. When cancelled, resign: another takes over at once."""
     # Its own connection, so that a renewal waits for no other reader; its own name, should an earlier life of the same

@@ -56,7 +56,7 @@ class Retention:
     records: timedelta | None = None  # usage records; None: as the settings say
 
 
-async def run_upkeep(runtime: Runtime, retention: Retention | None = None) -> None:
+async def run_housekeeping(runtime: Runtime, retention: Retention | None = None) -> None:
     """Run each duty forever at its own interval; wait while the database is away."""
     retention = retention or Retention()
     rests: dict[str, float] = {}

@@ -21,7 +21,7 @@ ROLL_SECONDS = 5.0
 FEW = LEVELS_MAX
 
 
-async def run_hours(runtime: Runtime) -> None:
+async def run_usage_rollup(runtime: Runtime) -> None:
     """Run forever; wait while the database is away."""
     while True:
         try:

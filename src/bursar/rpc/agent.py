@@ -48,9 +48,9 @@ from bursar.ops.workloads.report import report
 from bursar.rpc.codec import (
     ENDS,
     GRACE_SECONDS,
+    PlacementReport,
     ReportedState,
     Said,
-    Spoken,
     end_directive,
     frozen_place,
     grant_message,
@@ -105,10 +105,10 @@ class AgentService(PreparingService):
     async def Heartbeat(self, _: object, context: Context) -> None:  # type: ignore[override]  # noqa: N802
         stream: AgentStream | None = None
         try:
-            identity = _believed(identity_of(context, insecure=self._insecure))
+            identity = _accepted(identity_of(context, insecure=self._insecure))
             message = await _first(context)
             stream = AgentStream(_name(identity, message), uuid.uuid4().hex, context, _current_task())
-            said = _believed(read_heartbeat(message, stream.node))
+            said = _accepted(read_heartbeat(message, stream.node))
             await self._hub.enter(stream)
             await _Conversation(self._runtime, self._hub, stream, identity).hold(said)
         except StreamRefused as error:
@@ -135,8 +135,8 @@ class AgentService(PreparingService):
 class HeartbeatOutcome(Struct):
     """The result of a heartbeat's reports: acknowledged ends, and placements that must not run here."""
 
-    acknowledged: list[Spoken]
-    strangers: list[Spoken]
+    acknowledged: list[PlacementReport]
+    strangers: list[PlacementReport]
 
 
 class _Conversation:
@@ -156,8 +156,8 @@ class _Conversation:
         """Answer heartbeats until the agent ends the stream."""
         await self._reply(said, first=True)
         while isinstance(message := await self._stream.context.read(), pb.HeartbeatRequest):
-            _believed(other_node(NodeIdentity(self._stream.node, 0), message.node_id))
-            said = _believed(read_heartbeat(message, self._stream.node))
+            _accepted(other_node(NodeIdentity(self._stream.node, 0), message.node_id))
+            said = _accepted(read_heartbeat(message, self._stream.node))
             await self._reply(said)
 
     async def _reply(self, said: Said, *, first: bool = False) -> None:
@@ -167,12 +167,12 @@ class _Conversation:
         self._seq = said.seq
         patience = self._hub.patience
         wipes = [one for one in said.statuses if is_wipe(one)]
-        spoken = {**stream.unsaid, **{one.place: one for one in said.statuses if not is_wipe(one)}}
+        reports = {**stream.unsaid, **{one.place: one for one in said.statuses if not is_wipe(one)}}
         stream.unsaid = {}
         whole = stream.whole_due
         # The recorded time includes the kill grace: shorter settings later do not shorten what was granted.
         alive_seconds = patience.run_lease_seconds + patience.kill_grace_seconds
-        heard = await self._heard(said, spoken.values(), alive_seconds, first=first, whole=whole)
+        heard = await self._heard(said, reports.values(), alive_seconds, first=first, whole=whole)
         if first:
             stream.began, stream.nonce, stream.features = heard.began, said.nonce, said.features
             self._hub.take_over(stream)
@@ -182,8 +182,8 @@ class _Conversation:
         wiped = await hear_wipes(self._runtime, stream.node, wipes)
         # A node that was lost may still run reassigned work: it gets its whole wanted set with its run-lease.
         wanted = await self._wanted() if whole or heard.standing != Liveness.READY else None
-        claims = heard.claims if wanted is None else _claims(wanted, spoken.values(), stream.node)
-        outcome = await self._report(spoken.values(), claims)
+        claims = heard.claims if wanted is None else _claims(wanted, reports.values(), stream.node)
+        outcome = await self._report(reports.values(), claims)
         acknowledged = [*await hear_last(self._runtime, stream, outcome.acknowledged, claims), *wiped]
         answer = pb.HeartbeatResponse(
             seq=said.seq,
@@ -204,13 +204,13 @@ class _Conversation:
     # The heartbeat itself.
 
     async def _heard(
-        self, said: Said, spoken: Iterable[Spoken], lease_seconds: int, *, first: bool, whole: bool
+        self, said: Said, reports: Iterable[PlacementReport], lease_seconds: int, *, first: bool, whole: bool
     ) -> HeartbeatHeard:
         stream = self._stream
         generation = self._identity.generation if self._identity is not None else 0
         seen = SeenBeat(stream.node, stream.session, generation, lease_seconds, self._address(said), said.agent)
-        asked = () if whole else tuple({one.uid: None for one in spoken if self._matters(one)})
-        heartbeat = Heartbeat(seen, first, asked, self._usages(spoken), self._load(said))
+        asked = () if whole else tuple({one.uid: None for one in reports if self._matters(one)})
+        heartbeat = Heartbeat(seen, first, asked, self._usages(reports), self._load(said))
         heard = await _until_there(lambda: self._runtime.heartbeating.submit(heartbeat))
         if heard is None:
             raise StreamRefused(await _until_there(self._why_not))
@@ -234,18 +234,18 @@ class _Conversation:
         there = await object_ops.get(self._runtime, node_key(self._stream.node))
         return not_registered(self._stream.node) if isinstance(there, Refusal) else SUPERSEDED
 
-    def _matters(self, one: Spoken) -> bool:
+    def _matters(self, one: PlacementReport) -> bool:
         """Whether a status says more than the usage of a placement that is known to run."""
         place = self._stream.places.get(one.uid)
         if place is None or place.epoch != one.epoch or one.state in ENDS:
             return True
         return one.state is ReportedState.RUNNING and (not place.running or one.frozen != place.frozen)
 
-    def _usages(self, spoken: Iterable[Spoken]) -> tuple[UsageRow, ...]:
+    def _usages(self, reports: Iterable[PlacementReport]) -> tuple[UsageRow, ...]:
         """The usage rows to save: of each end, and of running placements once a minute."""
         at = asyncio.get_running_loop().time()
         rows: list[UsageRow] = []
-        for one in spoken:
+        for one in reports:
             place = self._stream.places.get(one.uid)
             if one.usage is None:
                 continue
@@ -299,11 +299,13 @@ class _Conversation:
 
     # Reports.
 
-    async def _report(self, spoken: Iterable[Spoken], claims: Mapping[str, ReportedPlacement]) -> HeartbeatOutcome:
+    async def _report(
+        self, reports: Iterable[PlacementReport], claims: Mapping[str, ReportedPlacement]
+    ) -> HeartbeatOutcome:
         """Report the statuses of placements on this node; the others are settled without a report."""
         outcome = HeartbeatOutcome([], [])
-        commands: list[tuple[Spoken, ReportedPlacement, Report]] = []
-        for one in spoken:
+        commands: list[tuple[PlacementReport, ReportedPlacement, Report]] = []
+        for one in reports:
             claim = claims.get(one.uid)
             if claim is None and not self._matters(one):
                 continue
@@ -322,13 +324,13 @@ class _Conversation:
             self._settle(one, claim, reply, outcome)
         return outcome
 
-    def _is_news(self, one: Spoken, claim: ReportedPlacement) -> bool:
+    def _is_news(self, one: PlacementReport, claim: ReportedPlacement) -> bool:
         """Whether it started to run, was frozen, or resumed."""
         runs = one.state is ReportedState.RUNNING
         return runs and (claim.phase == Phase.SCHEDULED or one.frozen != self._place(claim).frozen)
 
     def _settle(
-        self, one: Spoken, claim: ReportedPlacement, reply: Reply | BaseException, outcome: HeartbeatOutcome
+        self, one: PlacementReport, claim: ReportedPlacement, reply: Reply | BaseException, outcome: HeartbeatOutcome
     ) -> None:
         if isinstance(reply, PASSING):
             self._stream.unsaid[one.place] = one
@@ -341,7 +343,7 @@ class _Conversation:
             place = self._place(claim)
             place.running, place.frozen = True, one.frozen
 
-    def _of_the_past(self, one: Spoken, outcome: HeartbeatOutcome) -> None:
+    def _of_the_past(self, one: PlacementReport, outcome: HeartbeatOutcome) -> None:
         """A status of a placement that is not, or no longer, placed here: acknowledge an end, stop a live one."""
         place = self._stream.places.get(one.uid)
         if place is not None and place.epoch == one.epoch:
@@ -457,7 +459,7 @@ async def _first(context: Context) -> pb.HeartbeatRequest:
     return message
 
 
-def _believed(said: T | Refusal) -> T:
+def _accepted(said: T | Refusal) -> T:
     if isinstance(said, Refusal):
         raise StreamRefused(said)
     return said
@@ -465,7 +467,7 @@ def _believed(said: T | Refusal) -> T:
 
 def _name(identity: NodeIdentity | None, message: pb.HeartbeatRequest) -> str:
     if identity is not None:
-        _believed(other_node(identity, message.node_id))
+        _accepted(other_node(identity, message.node_id))
         return identity.node
     if faults := dns_subdomain(message.node_id):
         raise StreamRefused(invalid(f"node_id {faults[0]}"))
@@ -475,9 +477,9 @@ def _name(identity: NodeIdentity | None, message: pb.HeartbeatRequest) -> str:
 # Claims and commands.
 
 
-def _claims(wanted: WantedSet, spoken: Iterable[Spoken], node: str) -> dict[str, ReportedPlacement]:
+def _claims(wanted: WantedSet, reports: Iterable[PlacementReport], node: str) -> dict[str, ReportedPlacement]:
     """The claims of the reported placements, from the wanted set."""
-    asked = {one.uid for one in spoken}
+    asked = {one.uid for one in reports}
     return {one.uid: _claim(one, node) for one in wanted.places if one.uid in asked}
 
 
@@ -486,7 +488,7 @@ def _claim(one: WantedPlace, node: str) -> ReportedPlacement:
     return ReportedPlacement(one.key, one.uid, one.epoch, one.gang, phase_of_place(one), one.lease, *recorded)
 
 
-def _command(node: str, one: Spoken, claim: ReportedPlacement) -> Report:
+def _command(node: str, one: PlacementReport, claim: ReportedPlacement) -> Report:
     if one.state is ReportedState.STOPPED and one.reason == LEASE_EXPIRED:
         # The node was disconnected beyond its run-lease and stopped the work: it is requeued if it asks for that.
         return _end_lost(node, one, claim)
@@ -510,14 +512,14 @@ def _command(node: str, one: Spoken, claim: ReportedPlacement) -> Report:
     )
 
 
-def _end_lost(node: str, one: Spoken, claim: ReportedPlacement) -> EndLost:
+def _end_lost(node: str, one: PlacementReport, claim: ReportedPlacement) -> EndLost:
     return EndLost(
         key=claim.key, uid=one.uid, origin=Origin(f"node:{node}", "report", one.reason), node=node, epoch=one.epoch,
         message=one.message, exit_code=one.exit_code, gang=claim.gang, confirmed=True, measured=measured_of(one),
     )  # fmt: skip
 
 
-def _stranger(one: Spoken) -> pb.SchedulingDirective:
+def _stranger(one: PlacementReport) -> pb.SchedulingDirective:
     return end_directive(one.uid, one.epoch, "NotPlacedHere", "it is not placed on this node, or not in this epoch")
 
 

@@ -71,7 +71,7 @@ ENDS: Final = {
 }
 
 
-class Spoken(Struct, frozen=True):
+class PlacementReport(Struct, frozen=True):
     """The status that a node reports of one placement."""
 
     uid: str
@@ -97,7 +97,7 @@ class Said(Struct, frozen=True):
 
     node: str
     seq: int
-    statuses: tuple[Spoken, ...] = ()
+    statuses: tuple[PlacementReport, ...] = ()
     capacity: Mapping[str, str] = {}
     address: str = ""
     agent: str = ""
@@ -128,12 +128,12 @@ def read_heartbeat(message: pb.HeartbeatRequest, node: str) -> Said | Refusal:
     capacity = dict(message.capacity)
     if faults := amounts_faults("capacity", capacity):
         return invalid(f"{faults[0].field}: {faults[0].message}", *faults)
-    statuses: dict[tuple[str, int], Spoken] = {}
+    statuses: dict[tuple[str, int], PlacementReport] = {}
     for one in message.pod_statuses:
-        spoken = _read_status(one, node)
-        if isinstance(spoken, Refusal):
-            return spoken
-        statuses[spoken.place] = spoken
+        reports = _read_status(one, node)
+        if isinstance(reports, Refusal):
+            return reports
+        statuses[reports.place] = reports
     return Said(
         node,
         message.seq,
@@ -181,7 +181,7 @@ def _version_refusal(version: int) -> Refusal | None:
     return Refusal(Code.UNPROCESSABLE, f"the agent speaks protocol {version}; {understood}", "Update the agent.")
 
 
-def _read_status(message: pb.PodStatus, node: str) -> Spoken | Refusal:
+def _read_status(message: pb.PodStatus, node: str) -> PlacementReport | Refusal:
     if not _ID.fullmatch(message.allocation_id):
         return invalid(f"{quoted(message.allocation_id[:128])} is not the uid of an allocation")
     if message.epoch < 0:
@@ -190,7 +190,7 @@ def _read_status(message: pb.PodStatus, node: str) -> Spoken | Refusal:
         state = ReportedState(message.phase)
     except ValueError:
         return invalid(f"the phase of {message.allocation_id} is unknown: {int(message.phase)}")
-    return Spoken(
+    return PlacementReport(
         message.allocation_id,
         message.epoch,
         state,

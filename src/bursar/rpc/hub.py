@@ -32,7 +32,7 @@ from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.feed import FedChange, Feed, FeedLagging
 from bursar.ops.runtime.runtime import Runtime
 from bursar.rpc.codec import (
-    Spoken,
+    PlacementReport,
     end_directive,
     order_of_change,
     run_directive,
@@ -86,7 +86,7 @@ class AgentStream:
     context: Context
     task: asyncio.Task[Any]
     places: dict[str, HeldPlacement] = field(default_factory=dict)  # by uid
-    unsaid: dict[tuple[str, int], Spoken] = field(default_factory=dict)  # reports that could not be recorded yet
+    unsaid: dict[tuple[str, int], PlacementReport] = field(default_factory=dict)  # not recorded yet
     # Sequence number of lease extensions. It starts at the stream's start in microseconds of the database's clock, and
     # is therefore higher than that of any earlier stream.
     began: int = 0

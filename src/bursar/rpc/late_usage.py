@@ -11,7 +11,7 @@ from bursar.core.nodes.liveness import WENT_WITH_ITS_NODE
 from bursar.core.values.money import MICROS
 from bursar.ops.credit.reconcile import settle_late
 from bursar.ops.runtime.runtime import Runtime
-from bursar.rpc.codec import ENDS, Spoken
+from bursar.rpc.codec import ENDS, PlacementReport
 from bursar.rpc.hub import AgentStream
 from bursar.store.credit.reconcile import LastWord
 from bursar.store.db.database import Unavailable
@@ -19,8 +19,8 @@ from bursar.store.nodes.heartbeat import ReportedPlacement
 
 
 async def hear_last(
-    runtime: Runtime, stream: AgentStream, ended: list[Spoken], claims: Mapping[str, ReportedPlacement]
-) -> list[Spoken]:
+    runtime: Runtime, stream: AgentStream, ended: list[PlacementReport], claims: Mapping[str, ReportedPlacement]
+) -> list[PlacementReport]:
     """Record the usage of these ends; returns the ends to acknowledge. The others stay for the next heartbeat."""
     words = [
         LastWord(one.uid, one.epoch, stream.node, micros)
@@ -37,13 +37,13 @@ async def hear_last(
     return ended
 
 
-def measured_of(one: Spoken) -> int | None:
+def measured_of(one: PlacementReport) -> int | None:
     """The measured run time in microseconds, if known. After a node failure that is what the node's journal has."""
     if one.state not in ENDS or one.usage is None or (one.reason in WENT_WITH_ITS_NODE and not one.usage.seconds):
         return None
     return round(one.usage.seconds * MICROS)
 
 
-def _may_be_paid(one: Spoken, claim: ReportedPlacement | None) -> bool:
+def _may_be_paid(one: PlacementReport, claim: ReportedPlacement | None) -> bool:
     """Whether a lease may pay for it; for placements without a claim that is unknown."""
     return claim is None or claim.epoch != one.epoch or claim.lease > 0

@@ -15,7 +15,7 @@ from bursar.core.objects.object import Origin
 from bursar.ops.nodes.claim import end_wipe
 from bursar.ops.runtime.lane import Overloaded
 from bursar.ops.runtime.runtime import Runtime
-from bursar.rpc.codec import ENDS, Spoken
+from bursar.rpc.codec import ENDS, PlacementReport
 from bursar.rpc.codec import ReportedState as Stands
 from bursar.store.db.database import Unavailable
 from bursar.store.objects.change import Change
@@ -37,7 +37,7 @@ class _Status(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Status).decode
 
 
-def is_wipe(one: Spoken) -> bool:
+def is_wipe(one: PlacementReport) -> bool:
     """Whether a status is that of a wipe: the uids of claims have a prefix of their own."""
     return one.uid.startswith(f"{UID_PREFIX}-")
 
@@ -61,7 +61,7 @@ def _directive(claim: str, attempt: int) -> pb.SchedulingDirective:
     return pb.SchedulingDirective(type=pb.DIRECTIVE_TYPE_WIPE, allocation_id=claim, epoch=attempt)
 
 
-async def hear_wipes(runtime: Runtime, node: str, wipes: Iterable[Spoken]) -> list[Spoken]:
+async def hear_wipes(runtime: Runtime, node: str, wipes: Iterable[PlacementReport]) -> list[PlacementReport]:
     """Record the results of wipes; returns those to acknowledge. The agent repeats the others."""
     acknowledged = []
     for one in wipes:
@@ -77,7 +77,7 @@ async def hear_wipes(runtime: Runtime, node: str, wipes: Iterable[Spoken]) -> li
     return acknowledged
 
 
-def _words(one: Spoken) -> str:
+def _words(one: PlacementReport) -> str:
     """The cause of a failed wipe, without the hook's output, which stays on the node."""
     if one.reason or one.message:
         return ": ".join(filter(None, (one.reason, one.message)))[:WORDS_CHARS_MAX]

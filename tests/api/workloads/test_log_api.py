@@ -27,10 +27,10 @@ PATIENT = Retries(attempts_max=5, seconds_max=10)
 @pytest.fixture(autouse=True)
 def agents(site: Site) -> Agents:
     """One that calls agents as the server does."""
-    if site.context.informer is None:
-        site.context.informer = Agents(site.context.database)
-    assert isinstance(site.context.informer, Agents)
-    return site.context.informer
+    if site.context.log_source is None:
+        site.context.log_source = Agents(site.context.database)
+    assert isinstance(site.context.log_source, Agents)
+    return site.context.log_source
 
 
 class Placed:
@@ -322,14 +322,14 @@ async def test_a_name_is_called_at_the_number_that_was_checked(site: Site, agent
         port = one.ledger.address.rpartition(":")[2]
         await advertise(site.context.runtime, one.ledger.name, f"Agent.localhost:{port}")
         known = {"Agent.localhost": ["169.254.169.254", "127.0.0.1"]}
-        site.context.informer = Agents(site.context.database, credentials=agents._credentials, resolve=hosts(known))
+        site.context.log_source = Agents(site.context.database, credentials=agents._credentials, resolve=hosts(known))
         try:
             assert await one.read() == "by name\n"
             known["Agent.localhost"] = ["169.254.169.254"]
             assert "link-local" in (await site.get(one.path)).message
         finally:
-            await site.context.informer.close()
-            site.context.informer = agents
+            await site.context.log_source.close()
+            site.context.log_source = agents
 
 
 def hosts(known: dict[str, list[str]]) -> Resolve:
@@ -354,8 +354,8 @@ async def test_a_log_is_read_only_from_nodes_that_the_allocation_was_on(site: Si
 
 
 async def test_without_certificates_only_this_machine_is_called(site: Site, tmp_path: Path) -> None:
-    secure, insecure = site.context.informer, Agents(site.context.database, insecure=True)
-    site.context.informer = insecure
+    secure, insecure = site.context.log_source, Agents(site.context.database, insecure=True)
+    site.context.log_source = insecure
     try:
         async with placed(site, tmp_path) as one:
             (tmp_path / "plain").mkdir()
@@ -363,15 +363,15 @@ async def test_without_certificates_only_this_machine_is_called(site: Site, tmp_
                 plain.write(one.uid, 1, b"plain\n")
                 assert await one.read() == "plain\n"
                 await advertise(site.context.runtime, one.ledger.name, "192.0.2.1:50051")
-                assert isinstance(await site.context.informer._take(one.ledger.name), Refusal), (
+                assert isinstance(await site.context.log_source._take(one.ledger.name), Refusal), (
                     "before anything is sent"
                 )
                 reply = await site.get(one.path)
                 assert reply.status == 503
                 assert "only agents on this machine are called" in reply.message
     finally:
-        await site.context.informer.close()
-        site.context.informer = secure
+        await site.context.log_source.close()
+        site.context.log_source = secure
 
 
 @pytest.mark.parametrize(

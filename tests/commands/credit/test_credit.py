@@ -17,7 +17,7 @@ from bursar.commands.credit.credit import (
     TopUp,
 )
 from bursar.commands.credit.lease_expiry import Lapse
-from bursar.commands.credit.ledger import Credit, Desk, Receipt
+from bursar.commands.credit.ledger import Credit, LedgerBatch, Receipt
 from bursar.core.credit.account import Account, Owner
 from bursar.core.credit.lease import Lease, LeaseState
 from bursar.core.credit.ledger import Ledger
@@ -30,20 +30,20 @@ LAB, ANN = Owner("lab"), Owner("lab", "ann")
 BEGIN = 1_900_000_000 * MICROS
 
 
-def desk(credit: int = 100, **limits: Any) -> Desk:
+def batch(credit: int = 100, **limits: Any) -> LedgerBatch:
     """The pool of a tenant with this many credits; one GPU costs a credit a second."""
     prices = PriceList.of([Price(GPU, "", NANO, 0)])
     accounts = {7: Account(7, "lab", posted=credit * NANO, tenant_uid="tenant-1", **limits)}
-    return Desk(Ledger(BEGIN, prices, accounts, numbers=count(1)), {LAB: 7})
+    return LedgerBatch(Ledger(BEGIN, prices, accounts, numbers=count(1)), {LAB: 7})
 
 
-def done(at: Desk, command: Credit) -> Receipt:
+def done(at: LedgerBatch, command: Credit) -> Receipt:
     receipt = command.decide(at)
     assert isinstance(receipt, Receipt), receipt
     return receipt
 
 
-def refused(at: Desk, command: Credit) -> Refusal:
+def refused(at: LedgerBatch, command: Credit) -> Refusal:
     before = (repr(at.ledger.accounts), repr(at.ledger.leases), list(at.ledger.entries))
     reply = command.decide(at)
     assert isinstance(reply, Refusal)
@@ -55,7 +55,7 @@ def opened(seconds: int = 60, gpus: int = 1, whose: Owner = LAB) -> OpenLease:
     return OpenLease(whose=whose, job="job", amounts={GPU: gpus * 1000}, window=seconds * MICROS, actor="user:test")
 
 
-def money(at: Desk) -> tuple[int, int]:
+def money(at: LedgerBatch) -> tuple[int, int]:
     """Posted and held, in credits."""
     account = at.ledger.accounts[7]
     return account.posted // NANO, account.held // NANO
@@ -65,7 +65,7 @@ def money(at: Desk) -> tuple[int, int]:
 
 
 def test_what_is_topped_up_is_there_and_on_the_receipt() -> None:
-    at = desk(10)
+    at = batch(10)
     receipt = done(at, TopUp(whose=LAB, amount=5 * NANO, actor="user:test"))
     assert receipt.account is not None
     assert (receipt.account.posted, money(at)) == (15 * NANO, (15, 0))
@@ -85,14 +85,14 @@ def test_what_is_topped_up_is_there_and_on_the_receipt() -> None:
     ],
 )
 def test_movements_that_cannot_be_change_nothing(command: Credit, expected: Code) -> None:
-    assert refused(desk(), command).code == expected
+    assert refused(batch(), command).code == expected
 
 
 # Leases by name.
 
 
 def test_a_lease_holds_what_it_may_use_and_is_settled_when_it_is_closed() -> None:
-    at = desk(100)
+    at = batch(100)
     receipt = done(at, opened(60))
     assert receipt.lease is not None
     assert (receipt.lease.id, money(at)) == (1, (100, 60))
@@ -115,12 +115,12 @@ def test_a_lease_holds_what_it_may_use_and_is_settled_when_it_is_closed() -> Non
     ],
 )
 def test_a_lease_without_capacity_is_refused(limits: dict[str, Any], command: Credit, expected: Code) -> None:
-    assert refused(desk(100, **limits), command).code == expected
+    assert refused(batch(100, **limits), command).code == expected
 
 
 @pytest.mark.parametrize(("delta", "ahead", "paid"), [(30, 600, 90), (30, 70, 70), (600, 75, 75)])
 def test_an_extension_pays_further_ahead_but_never_beyond_the_horizon(delta: int, ahead: int, paid: int) -> None:
-    at = desk(100)
+    at = batch(100)
     done(at, opened(60))
     receipt = done(at, ExtendLeaseCommand(number=1, delta=delta * MICROS, ahead_max=ahead * MICROS))
     assert receipt.lease is not None
@@ -129,7 +129,7 @@ def test_an_extension_pays_further_ahead_but_never_beyond_the_horizon(delta: int
 
 
 def test_an_extension_that_is_not_paid_for_says_how_long_is_left() -> None:
-    at = desk(60)
+    at = batch(60)
     done(at, opened(60))
     at.ledger.now += 15 * MICROS
     reply = ExtendLeaseCommand(number=1, delta=30 * MICROS, ahead_max=600 * MICROS).decide(at)
@@ -142,7 +142,7 @@ def test_an_extension_that_is_not_paid_for_says_how_long_is_left() -> None:
 )
 @pytest.mark.parametrize(("uid", "told"), [("alloc-1", "running allocation"), ("claim-1", "claim of node n1")])
 def test_the_lease_of_something_placed_lasts_as_long_as_that(command: Credit, uid: str, told: str) -> None:
-    at = desk(100)
+    at = batch(100)
     lease = Lease(0, 7, "job", window=60 * MICROS, amounts={GPU: 1000}, gpus=1000, uid=uid, node="n1")
     assert at.ledger.open(lease, started=True) is None
     reply = refused(at, command)
@@ -151,7 +151,7 @@ def test_the_lease_of_something_placed_lasts_as_long_as_that(command: Credit, ui
 
 
 def test_a_lease_that_never_was_is_not_found_and_one_that_ended_is_not_extended() -> None:
-    at = desk(100)
+    at = batch(100)
     assert refused(at, CloseLeaseCommand(number=3)).code == Code.NOT_FOUND
     done(at, opened(60))
     done(at, CloseLeaseCommand(number=1))
@@ -160,7 +160,7 @@ def test_a_lease_that_never_was_is_not_found_and_one_that_ended_is_not_extended(
 
 
 def test_a_refund_of_a_lease_is_never_more_than_it_cost() -> None:
-    at = desk(100)
+    at = batch(100)
     done(at, opened(60))
     at.ledger.now += 20 * MICROS
     done(at, CloseLeaseCommand(number=1))
@@ -171,7 +171,7 @@ def test_a_refund_of_a_lease_is_never_more_than_it_cost() -> None:
 
 
 def test_a_lease_lapses_only_while_it_is_paid_as_was_seen() -> None:
-    at = desk(100)
+    at = batch(100)
     done(at, opened(60))
     seen = at.ledger.leases[1].paid_until
     done(at, ExtendLeaseCommand(number=1, delta=30 * MICROS, ahead_max=600 * MICROS))
@@ -185,7 +185,7 @@ def test_a_lease_lapses_only_while_it_is_paid_as_was_seen() -> None:
 
 
 def test_an_account_is_opened_on_purpose_and_once() -> None:
-    at = desk()
+    at = batch()
     at.owners[ANN], at.ledger.accounts[8] = 8, Account(8, "lab", "ann", tenant_uid="tenant-1")
     at.added.add(8)
     assert refused(at, PutAccount(whose=ANN, changes={}, only_old=True)).code == Code.NOT_FOUND
@@ -198,13 +198,13 @@ def test_an_account_is_opened_on_purpose_and_once() -> None:
     [(None, BEGIN), (BEGIN - 30 * MICROS, BEGIN), (BEGIN + 60 * MICROS, BEGIN + 60 * MICROS)],
 )
 def test_prices_begin_now_or_later(begin: int | None, expected: int) -> None:
-    receipt = done(desk(), PutPrice(resource=GPU, klass="h100", per_second=2 * NANO, effective_from=begin))
+    receipt = done(batch(), PutPrice(resource=GPU, klass="h100", per_second=2 * NANO, effective_from=begin))
     assert receipt.price is not None
     assert receipt.price.effective_from == expected
 
 
 def test_a_price_that_has_begun_stays_as_it_is() -> None:
-    at = desk()
+    at = batch()
     past = PutPrice(resource=GPU, klass="", per_second=1, effective_from=BEGIN - 90 * MICROS)
     assert refused(at, past).code == Code.UNPROCESSABLE
     assert refused(at, PutPrice(resource=GPU, klass="", per_second=-1)).code == Code.INVALID

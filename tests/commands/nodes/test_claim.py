@@ -172,7 +172,7 @@ def test_a_wipe_that_failed_is_tried_again_and_late_words_change_nothing() -> No
     assert isinstance(end_wipe(records, "n1", attempt=1), Written), "that was the first attempt"
     assert state(records, "n1") == "Wiping"
     end_wipe(records, "n1", attempt=2)
-    assert (state(records, "n1"), records.nodes["n1"].soiled) == ("free", False)
+    assert (state(records, "n1"), records.nodes["n1"].dirty) == ("free", False)
 
 
 def test_a_node_with_work_or_a_claim_is_not_deleted() -> None:
@@ -253,7 +253,7 @@ def test_own_work_that_runs_there_goes_on_by_the_claims_lease() -> None:
 
 def test_a_node_that_must_be_wiped_first_costs_nothing_until_it_is() -> None:
     records = prepaid(2400)
-    records.nodes["n1"] = replace(records.nodes["n1"], soiled=True, gate=NodeGate(wipes=True))
+    records.nodes["n1"] = replace(records.nodes["n1"], dirty=True, gate=NodeGate(wipes=True))
     assert code(claim(records, "n1", ANN)) == "ok"
     assert (state(records, "n1"), records.accounts[7].held) == (ClaimState.WIPING, 0)
     records.wait(300)

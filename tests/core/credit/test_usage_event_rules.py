@@ -16,9 +16,9 @@ from bursar.core.credit.usage_events import (
     amount,
     certain,
     check,
+    lease_of_event,
     measured,
     micros_of,
-    payer_of,
 )
 from bursar.core.values.money import MICROS, NANO
 from bursar.core.values.refusal import Refusal
@@ -41,7 +41,7 @@ def payer(number: int = 1, **more: Any) -> PayingLease:
 
 
 def found(one: UsageEvent, *payers: PayingLease, **who: Any) -> int | str:
-    answer = payer_of(one, payers, **who)
+    answer = lease_of_event(one, payers, **who)
     return str(answer.code) if isinstance(answer, Refusal) else answer.id
 
 

@@ -118,7 +118,7 @@ def test_unplacing_returns_all_nodes_and_skips_those_that_are_gone() -> None:
         for node, taken in zip("ab", placing.fits, strict=True)
     ]
     after = capacities(*placing.capacities)
-    there = {name: structs.replace(one, soiled=True) for name, one in there.items()}
+    there = {name: structs.replace(one, dirty=True) for name, one in there.items()}
     assert capacities(*unplace(after, request, placements)) == there
     del after["b"]
     assert unplace(after, request, placements) == [there["a"]]

@@ -25,7 +25,7 @@ GPU = "nvidia.com/gpu"
 
 def unsoiled(node: NodeCapacity) -> NodeCapacity:
     """A node without what work may have left behind: that is not given back."""
-    return structs.replace(node, soiled=False)
+    return structs.replace(node, dirty=False)
 
 
 def capacity(**allocatable: int) -> NodeCapacity:
@@ -99,20 +99,20 @@ def test_a_whole_node_is_given_only_when_empty_and_then_to_nobody_else() -> None
 
 
 @pytest.mark.parametrize(
-    ("gate", "soiled"),
+    ("gate", "dirty"),
     [
         pytest.param(None, True, id="an agent that isolates nothing, or none at all"),
         pytest.param(NodeGate(isolated=True), True, id="a sandbox that shares directories"),
         pytest.param(NodeGate(isolated=True, traceless=True), False, id="a sandbox that leaves nothing"),
     ],
 )
-def test_work_soils_a_node_unless_all_it_writes_goes_with_it(gate: NodeGate | None, soiled: bool) -> None:
+def test_work_soils_a_node_unless_all_it_writes_goes_with_it(gate: NodeGate | None, dirty: bool) -> None:
     node = structs.replace(capacity(cpu=4000), gate=gate)
     taken = fit(node, {"cpu": 1}, exclusive=False)
     assert isinstance(taken, Fit)
     busy = give(node, taken, {"cpu": 1})
-    assert (busy.soiled, take_back(busy, taken.resources, taken.devices, {"cpu": 1}).soiled) == (soiled, soiled)
-    assert give(structs.replace(node, soiled=True), taken, {"cpu": 1}).soiled
+    assert (busy.dirty, take_back(busy, taken.resources, taken.devices, {"cpu": 1}).dirty) == (dirty, dirty)
+    assert give(structs.replace(node, dirty=True), taken, {"cpu": 1}).dirty
 
 
 def test_a_node_that_lost_a_gpu_keeps_what_it_gave_and_gives_no_more() -> None:

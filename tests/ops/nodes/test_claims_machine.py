@@ -40,7 +40,7 @@ class Model:
     pool: int = 0
     held: dict[str, Held] = field(default_factory=dict)
     placed: dict[str, tuple[str, str]] = field(default_factory=dict)  # work → (its user, its node)
-    soiled: set[str] = field(default_factory=set)
+    dirty: set[str] = field(default_factory=set)
 
     def users_on(self, name: str) -> set[str]:
         return {user for user, where in self.placed.values() if where == name}
@@ -51,7 +51,7 @@ class Model:
             return "ok" if not now.released and now.holder == who else "conflict"
         if self.users_on(name) - {who}:
             return "in_use"
-        if name in self.soiled and (self.users_on(name) or WIPES not in FEATURES[name]):
+        if name in self.dirty and (self.users_on(name) or WIPES not in FEATURES[name]):
             return "conflict"
         return "ok" if len(self.held) < self.pool else "quota_exceeded"
 
@@ -98,7 +98,7 @@ class Claims(RuntimeMachine):
         expected = self.model.claim(name, who)
         assert code(self.runner.run(claim(self.runtime, name, who))) == expected
         if expected == "ok":
-            first = Held(who, ClaimState.WIPING, 1) if name in self.model.soiled else Held(who)
+            first = Held(who, ClaimState.WIPING, 1) if name in self.model.dirty else Held(who)
             self.model.held.setdefault(name, first)
 
     @rule(name=nodes, who=people)
@@ -129,7 +129,7 @@ class Claims(RuntimeMachine):
                 self._wiped(name, now)
 
     def _wiped(self, name: str, now: Held) -> None:
-        self.model.soiled.discard(name)
+        self.model.dirty.discard(name)
         del self.model.held[name]
         if now.prepares:
             self.model.held[name] = Held(now.holder)
@@ -147,11 +147,11 @@ class Claims(RuntimeMachine):
     def confirm(self, name: str) -> None:
         now = self.model.held.get(name)
         expected = "conflict" if now is None or now.state is ClaimState.HELD else "ok"
-        if now is None and name in self.model.soiled:
+        if now is None and name in self.model.dirty:
             expected = "in_use" if self.model.users_on(name) else "ok"
         assert code(self.runner.run(ops.end_wipe(self.runtime, name, origin("admin", "wiped")))) == expected
         if expected == "ok" and now is None:
-            self.model.soiled.discard(name)
+            self.model.dirty.discard(name)
         elif expected == "ok" and now is not None:
             self._wiped(name, now)
 
@@ -171,7 +171,7 @@ class Claims(RuntimeMachine):
         assert self.runner.run(act()) == expected
         if expected == "ok":
             self.model.placed[work] = (who, name)
-            self.model.soiled |= {name} - {"n1"}
+            self.model.dirty |= {name} - {"n1"}
 
     @rule(which=st.integers(0, 5))
     def finish(self, which: int) -> None:
@@ -191,7 +191,7 @@ class Claims(RuntimeMachine):
 
     async def _soiled(self) -> set[str]:
         async with self.runtime.database.reader() as db:
-            return {name for name, capacity in (await node_store.load(db, NODES)).items() if capacity.soiled}
+            return {name for name, capacity in (await node_store.load(db, NODES)).items() if capacity.dirty}
 
     async def _metered(self) -> dict[str, str]:
         """The claims that count as used, by node."""
@@ -203,7 +203,7 @@ class Claims(RuntimeMachine):
     def claims_are_what_the_model_says(self) -> None:
         found = {name: rest[1:] for name, rest in self.runner.run(self._claims()).items()}
         assert found == {name: (one.holder, one.state, one.attempt) for name, one in self.model.held.items()}
-        assert self.runner.run(self._soiled()) == self.model.soiled
+        assert self.runner.run(self._soiled()) == self.model.dirty
 
     @invariant()
     def a_claim_counts_while_it_is_held_and_work_on_it_does_not(self) -> None:

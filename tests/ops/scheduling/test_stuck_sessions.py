@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from bursar.loops.election import LeaderTerms, run_lead
+from bursar.loops.election import LeaderTerms, run_election
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db import database as database_module
 from bursar.store.db import stuck_sessions as session_module
@@ -68,7 +68,7 @@ async def test_a_candidate_takes_over_from_who_was_paused_with_the_leaders_row_i
             leading.set()
             await asyncio.Event().wait()
 
-        candidate = asyncio.create_task(run_lead(runtime.database, "second", work, LeaderTerms(term_seconds=0.5)))
+        candidate = asyncio.create_task(run_election(runtime.database, "second", work, LeaderTerms(term_seconds=0.5)))
         try:
             async with asyncio.timeout(60):
                 await leading.wait()

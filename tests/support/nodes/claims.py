@@ -62,7 +62,7 @@ async def joins(runtime: Runtime, node: str, *features: str, isolation: str = "b
 
 async def is_clean(runtime: Runtime, node: str) -> bool:
     async with runtime.database.reader() as db:
-        return not (await node_store.load(db, [node]))[node].soiled
+        return not (await node_store.load(db, [node]))[node].dirty
 
 
 async def submit(runtime: Runtime, namespace: str, name: str, who: str, **spec: Any) -> Reply:

@@ -336,7 +336,7 @@ class Executor:
             async with self._launches:
                 if child.run.wipe:
                     await self._clear()
-                capacity = await self._housing.room_of(child)
+                capacity = await self._housing.home_of(child)
                 env = await asyncio.to_thread(capacity.environment, child.run, self._node)
                 env = needed.add_to(env, child.run.env)
                 options, pids_max = self._options(child.run, capacity), self._settings.pids_max

@@ -64,7 +64,7 @@ class PlacementHomes:
         self._kept = set(users)  # tenants whose uid is journaled
         self._append = append
 
-    async def room_of(self, child: RunningPlacement) -> PlacementHome:
+    async def home_of(self, child: RunningPlacement) -> PlacementHome:
         run, sandbox = child.run, self._sandbox
         if run.wipe:
             return PlacementHome(user())

@@ -43,7 +43,7 @@ class ApiContext:
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT
     version: str = ""
     grpc_address: str = ""  # the agents' gRPC server, host:port; empty if unknown
-    informer: LogKeeper | None = None  # reads logs from agents; None: not available
+    log_source: LogKeeper | None = None  # reads logs from agents; None: not available
     policy: Policy = field(default_factory=policy)
     _tree_read_at: float = field(default=-1e9)
     _tree_lock: asyncio.Lock = field(default_factory=asyncio.Lock)

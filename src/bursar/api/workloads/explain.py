@@ -14,13 +14,13 @@ from bursar.api.objects.object import find, is_admin, key_of, kind_of, namespace
 from bursar.api.workloads.explanation import (
     Cost,
     Explanation,
-    Outlook,
-    RoomOn,
+    ProposedNode,
+    SimulatedAllocation,
     Simulation,
     WaitingReason,
     WouldEvict,
-    ahead_in_line,
     nomination,
+    queue_ahead,
     queue_score,
     reservation,
     share_now,
@@ -120,7 +120,7 @@ def _settled(one: Stored, status: dict[str, Any], unpaid: str, holding: explain_
     burst = holding is not None and holding.burst
     return Explanation(
         one.key.name, one.key.namespace, one.uid, phase, message + (BEYOND_SHARE if burst else ""), KIND,
-        nodes=[RoomOn(node["name"], node.get("devices") or {}) for node in nodes],
+        nodes=[ProposedNode(node["name"], node.get("devices") or {}) for node in nodes],
         scheduled_time=status.get("scheduledTime") or "", share=share_now(holding.share if holding else None),
         burst=burst,
     )  # fmt: skip
@@ -154,7 +154,7 @@ async def _waiting(call: Call, one: Stored, found: explain_types.ExplainAnswer) 
         queue=found.queue,
         queue_position=found.position,
         overall_position=found.position_overall if all_of_it else None,
-        ahead=ahead_in_line(found.ahead if all_of_it else found.ahead_own) if found.position is not None else None,
+        ahead=queue_ahead(found.ahead if all_of_it else found.ahead_own) if found.position is not None else None,
         estimated_start_time=time_of(found.starts_at),
         score=queue_score(found.score),
         share=share_now(found.share),
@@ -192,7 +192,7 @@ async def simulate(call: Call) -> Outcome:
         return found
     places = [[place.node for place in one.places] for one in found]
     quotes = await quote(call.context.runtime, [(one.draft, on) for one, on in zip(creations, places, strict=True)])
-    shown = [_costed(await _outlook(call, one), own) for one, own in zip(found, quotes, strict=True)]
+    shown = [_costed(await _simulated(call, one), own) for one, own in zip(found, quotes, strict=True)]
     return Answer(200, encode(Simulation(would_run=all(one.would_run for one in shown), allocations=shown)))
 
 
@@ -264,12 +264,12 @@ async def _priorities(call: Call) -> dict[str, PriorityClassView]:
         return await load_classes(db)
 
 
-async def _outlook(call: Call, found: explain_types.SimulatedOutcome) -> Outlook:
+async def _simulated(call: Call, found: explain_types.SimulatedOutcome) -> SimulatedAllocation:
     """The outcome with only the number of other tenants' victims, not their names."""
     named, others = await _victims(call, found.victims)
-    shown = Outlook(
+    shown = SimulatedAllocation(
         found.name, found.runs_now, "",
-        nodes=[RoomOn(one.node, {name: list(which) for name, which in one.devices.items()}) for one in found.places],
+        nodes=[ProposedNode(one.node, {name: [*which] for name, which in one.devices.items()}) for one in found.places],
         estimated_start_time=time_of(found.starts_at),
         evictions=named,
         evictions_of_other_tenants=others,
@@ -280,12 +280,12 @@ async def _outlook(call: Call, found: explain_types.SimulatedOutcome) -> Outlook
         shown.reason = why(found.waits.reason, sees)
         shown.other_reasons = [why(one, sees) for one in found.waits.others]
         shown.queue_position = found.waits.position
-        shown.ahead = ahead_in_line(ahead) if found.waits.position is not None else None
+        shown.ahead = queue_ahead(ahead) if found.waits.position is not None else None
     shown.message = _said(shown)
     return shown
 
 
-def _costed(shown: Outlook, quote: Quote | None) -> Outlook:
+def _costed(shown: SimulatedAllocation, quote: Quote | None) -> SimulatedAllocation:
     """Add the cost to the outcome. Work that cannot be paid for would stay pending whatever capacity is free."""
     if quote is None:
         return shown
@@ -315,7 +315,7 @@ async def _victims(call: Call, victims: Sequence[explain_types.Evicted]) -> tupl
     return named, len(victims) - len(named)
 
 
-def _said(shown: Outlook) -> str:
+def _said(shown: SimulatedAllocation) -> str:
     where = ", ".join(one.name for one in shown.nodes)
     victims = len(shown.evictions) + shown.evictions_of_other_tenants
     if shown.would_run:

@@ -56,7 +56,7 @@ class WaitingReason(msgspec.Struct, rename="camel", omit_defaults=True):
     until: str = ""
 
 
-class AheadInLine(msgspec.Struct, rename="camel"):
+class QueueAhead(msgspec.Struct, rename="camel"):
     allocations: int
     resources: dict[str, str]
 
@@ -86,7 +86,7 @@ class ShareNow(msgspec.Struct, rename="camel"):
     budget_penalty: float
 
 
-class KeptRoom(msgspec.Struct, rename="camel", omit_defaults=True):
+class ReservedCapacity(msgspec.Struct, rename="camel", omit_defaults=True):
     """Capacity reserved for the allocation: from a time on, or until a time if nominated by preemption."""
 
     nodes: list[str]
@@ -94,7 +94,7 @@ class KeptRoom(msgspec.Struct, rename="camel", omit_defaults=True):
     until: str = ""
 
 
-class RoomOn(msgspec.Struct, rename="camel", omit_defaults=True):
+class ProposedNode(msgspec.Struct, rename="camel", omit_defaults=True):
     name: str
     devices: dict[str, list[int]] = {}
 
@@ -113,13 +113,13 @@ class Explanation(msgspec.Struct, rename="camel", omit_defaults=True):
     queue: str = ""
     queue_position: int | None = None
     overall_position: int | None = None
-    ahead: AheadInLine | None = None
+    ahead: QueueAhead | None = None
     estimated_start_time: str = ""
     score: QueueScore | None = None
     share: ShareNow | None = None
-    reservation: KeptRoom | None = None
-    nomination: KeptRoom | None = None
-    nodes: list[RoomOn] = []
+    reservation: ReservedCapacity | None = None
+    nomination: ReservedCapacity | None = None
+    nodes: list[ProposedNode] = []
     scheduled_time: str = ""
     burst: bool = False  # above its tenant's share
 
@@ -141,20 +141,20 @@ class Cost(msgspec.Struct, rename="camel"):
     available: str
 
 
-class Outlook(msgspec.Struct, rename="camel", omit_defaults=True):
+class SimulatedAllocation(msgspec.Struct, rename="camel", omit_defaults=True):
     """The simulated outcome of one allocation."""
 
     name: str
     would_run: bool
     message: str
-    nodes: list[RoomOn] = []
+    nodes: list[ProposedNode] = []
     estimated_start_time: str = ""
     evictions: list[WouldEvict] = []
     evictions_of_other_tenants: int = 0
     reason: WaitingReason | None = None
     other_reasons: list[WaitingReason] = []
     queue_position: int | None = None
-    ahead: AheadInLine | None = None
+    ahead: QueueAhead | None = None
     cost: Cost | None = None
 
 
@@ -163,7 +163,7 @@ class Simulation(msgspec.Struct, rename="camel", kw_only=True):
 
     kind: str = "Simulation"
     would_run: bool  # whether all of them would run now
-    allocations: list[Outlook]
+    allocations: list[SimulatedAllocation]
 
 
 # Conversion of the leader's answers.
@@ -205,17 +205,17 @@ def _counted(resource: str, amount: int) -> str:
     return str(amount) if resource in (MEMBERS, NODES) else format_amount(resource, amount)
 
 
-def ahead_in_line(ahead: explain_types.Ahead) -> AheadInLine:
+def queue_ahead(ahead: explain_types.Ahead) -> QueueAhead:
     amounts = {name: format_amount(name, amount) for name, amount in sorted(ahead.amounts.items())}
-    return AheadInLine(ahead.allocations, amounts)
+    return QueueAhead(ahead.allocations, amounts)
 
 
-def reservation(kept: explain_types.ReservedFor | None) -> KeptRoom | None:
-    return KeptRoom(list(kept.nodes), time_of(kept.at)) if kept is not None else None
+def reservation(kept: explain_types.ReservedFor | None) -> ReservedCapacity | None:
+    return ReservedCapacity(list(kept.nodes), time_of(kept.at)) if kept is not None else None
 
 
-def nomination(kept: explain_types.ReservedFor | None) -> KeptRoom | None:
-    return KeptRoom(list(kept.nodes), until=time_of(kept.at)) if kept is not None else None
+def nomination(kept: explain_types.ReservedFor | None) -> ReservedCapacity | None:
+    return ReservedCapacity(list(kept.nodes), until=time_of(kept.at)) if kept is not None else None
 
 
 def queue_score(score: explain_types.Score | None) -> QueueScore | None:

@@ -144,17 +144,17 @@ async def _was_there(call: Call, found: Stored, node: str, epoch: int) -> bool:
 
 
 async def _open(call: Call, node: str, found: Stored, epoch: int, asked: LogRequest) -> LogSource | Refusal | None:
-    if call.context.informer is None:
+    if call.context.log_source is None:
         hint = "Start the server with --grpc HOST:PORT."
         return Refusal(Code.UNAVAILABLE, "this server does not read logs from agents", hint)
     reading = LogReading(found.uid, epoch, asked.offset or 0, asked.tail_lines or 0, asked.follow)
     if asked.tail_lines != 0:
-        return await call.context.informer.open(node, reading)
+        return await call.context.log_source.open(node, reading)
     # tailLines=0: only lines after the present end follow.
-    last = await call.context.informer.open(node, replace(reading, tail_lines=1, follow=False))
+    last = await call.context.log_source.open(node, replace(reading, tail_lines=1, follow=False))
     if last is None or isinstance(last, Refusal):
         return last
-    return await call.context.informer.open(node, replace(reading, offset=await _end(last)))
+    return await call.context.log_source.open(node, replace(reading, offset=await _end(last)))
 
 
 async def _end(output: LogSource) -> int:

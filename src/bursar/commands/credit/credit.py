@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from bursar.commands.credit.ledger import Credit, Desk, Receipt, no_lease
+from bursar.commands.credit.ledger import Credit, LedgerBatch, Receipt, no_lease
 from bursar.core.batch.placement_billing import gpus_in
 from bursar.core.credit.account import Account, Owner
 from bursar.core.credit.lease import Lease, Mode, fenced, lease_name
@@ -34,16 +34,16 @@ class _Movement(Credit):
     def owner(self) -> Owner:
         return self.whose
 
-    def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        account = desk.account(self.whose, creates=self.creates(), tenant_uid=self.tenant_uid)
+    def decide(self, batch: LedgerBatch, /) -> Receipt | Refusal:
+        account = batch.account(self.whose, creates=self.creates(), tenant_uid=self.tenant_uid)
         if isinstance(account, Refusal):
             return account
         if not -AMOUNT_MAX <= self.amount <= AMOUNT_MAX:
             return invalid(f"an amount must be at most {credits_of(AMOUNT_MAX)} credits")
-        refusal = self.move(desk, account)
-        return refusal if refusal is not None else desk.receipt(account)
+        refusal = self.move(batch, account)
+        return refusal if refusal is not None else batch.receipt(account)
 
-    def move(self, desk: Desk, account: Account) -> Refusal | None:
+    def move(self, batch: LedgerBatch, account: Account) -> Refusal | None:
         raise NotImplementedError
 
 
@@ -53,8 +53,8 @@ class TopUp(_Movement):
         """A tenant's pool is opened by its first top-up; a user's account is opened explicitly."""
         return not self.whose.user
 
-    def move(self, desk: Desk, account: Account) -> Refusal | None:
-        return desk.ledger.top_up(account, self.amount, request=self.request_id, actor=self.actor, reason=self.reason)
+    def move(self, batch: LedgerBatch, account: Account) -> Refusal | None:
+        return batch.ledger.top_up(account, self.amount, request=self.request_id, actor=self.actor, reason=self.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +64,19 @@ class Refund(_Movement):
     def lease(self) -> int:
         return self.for_lease
 
-    def move(self, desk: Desk, account: Account) -> Refusal | None:
-        lease = desk.open_lease(self.for_lease) or desk.ended_lease(self.for_lease)
+    def move(self, batch: LedgerBatch, account: Account) -> Refusal | None:
+        lease = batch.open_lease(self.for_lease) or batch.ended_lease(self.for_lease)
         if self.for_lease and (lease is None or lease.account != account.id):
             return no_lease(self.for_lease)
-        return desk.ledger.refund(
+        return batch.ledger.refund(
             account, self.amount, lease=lease, request=self.request_id, actor=self.actor, reason=self.reason
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjust(_Movement):
-    def move(self, desk: Desk, account: Account) -> Refusal | None:
-        return desk.ledger.adjust(
+    def move(self, batch: LedgerBatch, account: Account) -> Refusal | None:
+        return batch.ledger.adjust(
             account, self.amount, lease=self.for_lease, request=self.request_id, actor=self.actor, reason=self.reason
         )
 
@@ -99,8 +99,8 @@ class OpenLease(Credit):
     def opens(self) -> int:
         return 1
 
-    def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        account = desk.account(self.whose, tenant_uid=self.tenant_uid)
+    def decide(self, batch: LedgerBatch, /) -> Receipt | Refusal:
+        account = batch.account(self.whose, tenant_uid=self.tenant_uid)
         if isinstance(account, Refusal):
             return account
         if self.window < MICROS:
@@ -109,8 +109,8 @@ class OpenLease(Credit):
             0, account.id, self.job, window=self.window, amounts=dict(self.amounts), klass=self.klass,
             gpus=gpus_in(self.amounts), discount=self.discount, mode=self.mode, opened_by=self.actor,
         )  # fmt: skip
-        refusal = desk.ledger.open(lease, started=True)
-        return refusal if refusal is not None else desk.receipt(account, lease=lease)
+        refusal = batch.ledger.open(lease, started=True)
+        return refusal if refusal is not None else batch.receipt(account, lease=lease)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,19 +128,19 @@ class ExtendLeaseCommand(_OfLease):
     delta: int
     ahead_max: int
 
-    def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        lease = desk.open_lease(self.number)
+    def decide(self, batch: LedgerBatch, /) -> Receipt | Refusal:
+        lease = batch.open_lease(self.number)
         if lease is None:
             gone = dataclasses.replace(fenced(lease_name(self.number)), seconds_left=0.0)
-            return gone if desk.ended_lease(self.number) else no_lease(self.number)
+            return gone if batch.ended_lease(self.number) else no_lease(self.number)
         if lease.uid:
             return _in_use(lease, "Its node extends it for as long as it runs.", "The controller extends it.")
         if self.delta <= 0:
             return invalid("a lease must be extended by at least one second")
-        grant = desk.ledger.extend(lease, self.delta, desk.ledger.now + self.ahead_max)
+        grant = batch.ledger.extend(lease, self.delta, batch.ledger.now + self.ahead_max)
         if isinstance(grant, Refusal):
-            return dataclasses.replace(grant, seconds_left=max(0, lease.paid_until - desk.ledger.now) / MICROS)
-        return desk.receipt(desk.ledger.accounts[lease.account], lease=lease, grant=grant)
+            return dataclasses.replace(grant, seconds_left=max(0, lease.paid_until - batch.ledger.now) / MICROS)
+        return batch.receipt(batch.ledger.accounts[lease.account], lease=lease, grant=grant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,18 +150,18 @@ class CloseLeaseCommand(_OfLease):
 
     measured: int | None = None
 
-    def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        lease = desk.open_lease(self.number)
+    def decide(self, batch: LedgerBatch, /) -> Receipt | Refusal:
+        lease = batch.open_lease(self.number)
         if lease is None:
-            ended = desk.ended_lease(self.number)
-            return no_lease(self.number) if ended is None else Receipt(desk.ledger.now, lease=replace(ended))
+            ended = batch.ended_lease(self.number)
+            return no_lease(self.number) if ended is None else Receipt(batch.ledger.now, lease=replace(ended))
         if lease.uid:
             release = f"Release the node: its lease is closed with the claim. bursar node release {lease.node}"
             return _in_use(lease, "Cancel the allocation: its lease is closed with it.", release)
         if self.measured is not None and self.measured < 0:
             return invalid("the measured time must not be negative")
-        desk.ledger.close(lease, self.measured)
-        return desk.receipt(desk.ledger.accounts[lease.account], lease=lease)
+        batch.ledger.close(lease, self.measured)
+        return batch.receipt(batch.ledger.accounts[lease.account], lease=lease)
 
 
 def _in_use(lease: Lease, of_placement: str, of_claim: str) -> Refusal:
@@ -187,17 +187,17 @@ class PutAccount(Credit):
     def creates(self) -> bool:
         return not self.only_old
 
-    def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        account = desk.account(self.whose, creates=self.creates(), tenant_uid=self.tenant_uid)
+    def decide(self, batch: LedgerBatch, /) -> Receipt | Refusal:
+        account = batch.account(self.whose, creates=self.creates(), tenant_uid=self.tenant_uid)
         if isinstance(account, Refusal):
             return account
-        there = account.id not in desk.added or account.id in desk.ledger.changed
+        there = account.id not in batch.added or account.id in batch.ledger.changed
         if self.only_new and there:
             return Refusal(Code.ALREADY_EXISTS, f"account {account.name} already exists")
-        if refusal := desk.ledger.amend(account, self.changes):
+        if refusal := batch.ledger.amend(account, self.changes):
             return refusal
-        desk.amended.add(account.id)
-        return desk.receipt(account)
+        batch.amended.add(account.id)
+        return batch.receipt(account)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +209,8 @@ class PutPrice(Credit):
     per_second: int
     effective_from: int | None = None  # microseconds since 1970; None: now
 
-    def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        now = desk.ledger.now
+    def decide(self, batch: LedgerBatch, /) -> Receipt | Refusal:
+        now = batch.ledger.now
         begin = now if self.effective_from is None else self.effective_from
         if now - RECENT <= begin < now:
             begin = now  # The caller meant now, by a clock that is behind ours, or in a request that was delayed.
@@ -224,7 +224,7 @@ class PutPrice(Credit):
                 (field_fault("effective_from", "must not be in the past"),),
             )
         price = Price(self.resource, self.klass, self.per_second, begin)
-        known = desk.ledger.prices.at(self.resource, self.klass, begin)
+        known = batch.ledger.prices.at(self.resource, self.klass, begin)
         if known is not None and (known.klass, known.effective_from) == (self.klass, begin):
             if known.per_second != self.per_second:
                 return Refusal(
@@ -233,8 +233,8 @@ class PutPrice(Credit):
                     "Choose a later time for the new one.",
                 )
             return Receipt(now, price=known)
-        desk.prices.append((price, self.actor))
-        desk.ledger.prices = desk.ledger.prices.having(price)
+        batch.prices.append((price, self.actor))
+        batch.ledger.prices = batch.ledger.prices.having(price)
         return Receipt(now, price=price)
 
 
@@ -246,8 +246,8 @@ class DropPrice(Credit):
     klass: str
     effective_from: int
 
-    def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        known = desk.ledger.prices.version(self.resource, self.klass, self.effective_from)
+    def decide(self, batch: LedgerBatch, /) -> Receipt | Refusal:
+        known = batch.ledger.prices.version(self.resource, self.klass, self.effective_from)
         name = f"{self.resource} {self.klass}".strip()
         if known is None:
             return Refusal(
@@ -255,20 +255,20 @@ class DropPrice(Credit):
                 f"{name} has no price that begins at that time",
                 f"List its prices: bursar price list --resource {self.resource} --history",
             )
-        if known.effective_from <= desk.ledger.now + SETTLED:
+        if known.effective_from <= batch.ledger.now + SETTLED:
             return Refusal(
                 Code.IN_USE,
                 f"this price of {name} has begun, or is about to begin, and cannot be withdrawn",
                 "Set another price after it: bursar price set "
                 f"{self.resource} CREDITS{f' --class {self.klass}' if self.klass else ''}",
             )
-        ours = [one for one in desk.prices if one[0] == known]
+        ours = [one for one in batch.prices if one[0] == known]
         if ours:
-            desk.prices.remove(ours[0])
+            batch.prices.remove(ours[0])
         else:
-            desk.dropped.append(known)
-        desk.ledger.prices = desk.ledger.prices.without(known)
-        return Receipt(desk.ledger.now, price=known)
+            batch.dropped.append(known)
+        batch.ledger.prices = batch.ledger.prices.without(known)
+        return Receipt(batch.ledger.now, price=known)
 
 
 # A price whose begin is at most this long ago begins now.

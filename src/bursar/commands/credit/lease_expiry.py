@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bursar.commands.credit.ledger import Credit, Desk, Receipt, no_lease
+from bursar.commands.credit.ledger import Credit, LedgerBatch, Receipt, no_lease
 from bursar.core.credit.lease import lease_name
 from bursar.core.values.refusal import Code, Refusal
 
@@ -19,11 +19,11 @@ class Lapse(Credit):
     def lease(self) -> int:
         return self.number
 
-    def decide(self, desk: Desk, /) -> Receipt | Refusal:
-        lease = desk.open_lease(self.number)
+    def decide(self, batch: LedgerBatch, /) -> Receipt | Refusal:
+        lease = batch.open_lease(self.number)
         if lease is None:
             return no_lease(self.number)
         if lease.paid_until != self.paid_until:
             return Refusal(Code.STALE, f"{lease_name(self.number)} was extended")
-        desk.ledger.lapse(lease)
-        return desk.receipt(desk.ledger.accounts[lease.account], lease=lease)
+        batch.ledger.lapse(lease)
+        return batch.receipt(batch.ledger.accounts[lease.account], lease=lease)

@@ -1,4 +1,4 @@
-"""The base type of the ledger's commands, the `Desk` that they decide on, and their receipts."""
+"""The base type of the ledger's commands, the `LedgerBatch` that they decide on, and their receipts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Receipt(Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(slots=True)
-class Desk:
+class LedgerBatch:
     """The ledger of a batch, with indexes by name, and with data that is not in the ledger."""
 
     ledger: Ledger
@@ -97,7 +97,7 @@ class Credit:
         """The number of leases that it may open."""
         return 0
 
-    def decide(self, desk: Desk, /) -> Receipt | Refusal:
+    def decide(self, batch: LedgerBatch, /) -> Receipt | Refusal:
         raise NotImplementedError
 
     @property

@@ -120,7 +120,7 @@ class ClaimNode(OnNode):
         batch.claimed += 1
         tenant = batch.tree.tenants[self.draft.tenant]
         claim = replace(self.draft, since=timestamp(batch.now), tenant_uid=tenant.uid)
-        if capacity.soiled:
+        if capacity.dirty:
             return put_claim(batch, before, capacity, replace(claim, state=ClaimState.WIPING, attempt=1), self.origin)
         if lease is not None:
             claim = replace(claim, lease=self._pay(batch, lease))
@@ -147,7 +147,7 @@ class ClaimNode(OnNode):
         if any(capacity.allocated.values()) and not self._is_alone(batch):
             return in_use(capacity.name, (), "claimed")
         wipes, placed = capacity.gate is not None and capacity.gate.wipes, any(capacity.allocated.values())
-        if capacity.soiled and (refusal := not_clean(capacity.name, placed=placed, wipes=wipes)):
+        if capacity.dirty and (refusal := not_clean(capacity.name, placed=placed, wipes=wipes)):
             return refusal
         size = pool_size(batch.tree)
         return pool_exhausted(batch.claimed, size) if batch.claimed >= size else None
@@ -258,7 +258,7 @@ class EndWipe(OnNode):
     def decide_on(self, batch: UnitOfWork, before: Stored, capacity: NodeCapacity) -> Result:
         if self.claim_id and not self._is_meant(capacity.claim):
             return unchanged(before)
-        if capacity.claim is None and capacity.soiled:
+        if capacity.claim is None and capacity.dirty:
             return self._cleaned(batch, before, capacity)
         if refusal := _not_released(capacity):
             return refusal
@@ -266,7 +266,7 @@ class EndWipe(OnNode):
         if self.failed:
             failed = replace(capacity.claim, state=ClaimState.WIPE_FAILED, message=self.failed)
             return put_claim(batch, before, capacity, failed, self.origin)
-        capacity = replace(capacity, soiled=False)
+        capacity = replace(capacity, dirty=False)
         assert capacity.claim is not None
         if capacity.claim.prepares:
             return self._hand_over(batch, before, capacity, capacity.claim)
@@ -276,7 +276,7 @@ class EndWipe(OnNode):
         """Mark an unclaimed node as clean, after an administrator wiped it."""
         if any(capacity.allocated.values()):
             return in_use(capacity.name, (), "marked clean")
-        return put_claim(batch, before, replace(capacity, soiled=False), None, self.origin)
+        return put_claim(batch, before, replace(capacity, dirty=False), None, self.origin)
 
     def _hand_over(self, batch: UnitOfWork, before: Stored, capacity: NodeCapacity, claim: NodeClaim) -> Result:
         """Hand the wiped node over to its holder, and open the lease. If no account can pay, the claim ends."""

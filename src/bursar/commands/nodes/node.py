@@ -84,7 +84,7 @@ class ChangeNode(ChangeObject):
                     devices=device_list(self.allocatable, capacity.devices),
                     gate=self.gate,
                     # Running work may have been started under the new gate.
-                    soiled=capacity.soiled or (any(capacity.allocated.values()) and not is_traceless(self.gate)),
+                    dirty=capacity.dirty or (any(capacity.allocated.values()) and not is_traceless(self.gate)),
                 )
             )
         after = keep_drain(before, self.draft, schedulable=self.schedulable, at=timestamp(batch.now))

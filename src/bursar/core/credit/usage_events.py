@@ -97,7 +97,7 @@ def check(event: UsageEvent) -> Refusal | None:
     return invalid(f"the usage is invalid: {listed}", *causes)
 
 
-def payer_of(
+def lease_of_event(
     event: UsageEvent, payers: Iterable[PayingLease], *, tenants: Collection[str] | None = None, node: str = ""
 ) -> PayingLease | Refusal:
     """The lease to which an event belongs. `tenants` are those that the caller sees (None: all); a calling `node` sees

@@ -46,7 +46,7 @@ class NodeCapacity(Struct, frozen=True):
     uid: str = ""
     claim: NodeClaim | None = None  # if it is claimed for sensitive work
     gate: NodeGate | None = None  # None: no conditions, and no isolation
-    soiled: bool = False  # work that may have left files ran here since the last wipe
+    dirty: bool = False  # work that may have left files ran here since the last wipe
 
 
 class CapacityRise(Struct, frozen=True):
@@ -175,7 +175,7 @@ def choose_devices(used: Sequence[int], amount: int, wanted: Sequence[int] | Non
 
 
 def give(node: NodeCapacity, taken: Fit, requests: Amounts) -> NodeCapacity:
-    return _change(node, taken.resources, taken.devices, requests, 1, soiled=node.soiled or not is_traceless(node.gate))
+    return _change(node, taken.resources, taken.devices, requests, 1, dirty=node.dirty or not is_traceless(node.gate))
 
 
 def is_traceless(gate: NodeGate | None) -> bool:
@@ -201,11 +201,11 @@ def is_isolated(gate: NodeGate | None) -> bool:
 
 def take_back(node: NodeCapacity, resources: Amounts, devices: Devices, requests: Amounts) -> NodeCapacity:
     """The exact reverse of `give`, except that the node stays soiled."""
-    return _change(node, resources, devices, requests, -1, soiled=node.soiled)
+    return _change(node, resources, devices, requests, -1, dirty=node.dirty)
 
 
 def _change(
-    node: NodeCapacity, resources: Amounts, devices: Devices, requests: Amounts, sign: int, *, soiled: bool
+    node: NodeCapacity, resources: Amounts, devices: Devices, requests: Amounts, sign: int, *, dirty: bool
 ) -> NodeCapacity:
     allocated = dict(node.allocated)
     for resource, amount in resources.items():
@@ -223,7 +223,7 @@ def _change(
             assert 0 <= used[index] <= WHOLE, f"device {index} of {node.name} out of range"
         use[resource] = tuple(used)
     offers = (node.name, node.generation, node.schedulable, node.allocatable)
-    return NodeCapacity(*offers, allocated, use, node.uid, node.claim, node.gate, soiled)
+    return NodeCapacity(*offers, allocated, use, node.uid, node.claim, node.gate, dirty)
 
 
 def dominant_fraction(node: NodeCapacity, requests: Amounts) -> int:

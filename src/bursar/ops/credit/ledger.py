@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from bursar.commands.credit.ledger import Credit, Desk, Receipt
+from bursar.commands.credit.ledger import Credit, LedgerBatch, Receipt
 from bursar.core.credit.account import Account, Owner
 from bursar.core.credit.lease import Grant, fenced, lease_name
 from bursar.core.credit.ledger import Ledger
@@ -170,17 +170,17 @@ class CreditBatch:
     async def __call__(self, db: Connection, commands: Sequence[Credit]) -> Sequence[Receipt | Refusal]:
         claimed, remembered = await claim(db, commands)
         fresh = [one for one in commands if one.claim is None or one.claim.key in claimed]
-        desk = await self._read(db, fresh)
-        replies = decide_once(commands, remembered, _decoded, lambda one: one.decide(desk))
-        if desk.prices or desk.dropped:
-            await _change_prices(db, desk)
-        await store.save(db, desk.ledger, added=desk.added, amended=desk.amended)
-        if desk.prices or desk.dropped:
+        batch = await self._read(db, fresh)
+        replies = decide_once(commands, remembered, _decoded, lambda one: one.decide(batch))
+        if batch.prices or batch.dropped:
+            await _change_prices(db, batch)
+        await store.save(db, batch.ledger, added=batch.added, amended=batch.amended)
+        if batch.prices or batch.dropped:
             await price_store.raise_version(db)
         await remember(db, commands, claimed, replies, _encoded)
         return _marked(commands, claimed, replies)
 
-    async def _read(self, db: Connection, commands: Sequence[Credit]) -> Desk:
+    async def _read(self, db: Connection, commands: Sequence[Credit]) -> LedgerBatch:
         names = {owner for one in commands if (owner := one.owner()) is not None}
         owners = {Owner(*owner): number for owner, number in (await store.find_accounts(db, names)).items()}
         leases = {one.lease() for one in commands if one.lease()}
@@ -191,12 +191,12 @@ class CreditBatch:
         ledger = await ledger_for(db, self._prices, owners.values(), leases, new, payers=self._payers)
         # The accounts of a tenant that was deleted meanwhile have another name.
         living = {owner: number for owner, number in owners.items() if ledger.accounts[number].tenant == owner.tenant}
-        desk = Desk(ledger, living)
+        batch = LedgerBatch(ledger, living)
         if gone := leases - ledger.leases.keys():
-            desk.past = await store.load_ended(db, gone)
+            batch.past = await store.load_ended(db, gone)
         if tree is not None:
-            await _add_accounts(db, desk, wanted, tree)
-        return desk
+            await _add_accounts(db, batch, wanted, tree)
+        return batch
 
 
 def _marked(
@@ -214,21 +214,21 @@ def _marked(
     return marked
 
 
-async def _add_accounts(db: Connection, desk: Desk, wanted: Iterable[Owner], tree: Tree) -> None:
+async def _add_accounts(db: Connection, batch: LedgerBatch, wanted: Iterable[Owner], tree: Tree) -> None:
     """Add missing accounts to the ledger; they are stored once something is decided on them. The tree is locked, so no
     tenant is deleted meanwhile."""
     missing = sorted(owner for owner in wanted if owner.tenant in tree.tenants)
     for owner, number in zip(missing, await store.reserve_accounts(db, len(missing)), strict=True):
-        desk.owners[owner] = number
-        desk.ledger.accounts[number] = Account(number, *owner, tenant_uid=tree.tenants[owner.tenant].uid)
-        desk.added.add(number)
+        batch.owners[owner] = number
+        batch.ledger.accounts[number] = Account(number, *owner, tenant_uid=tree.tenants[owner.tenant].uid)
+        batch.added.add(number)
 
 
-async def _change_prices(db: Connection, desk: Desk) -> None:
+async def _change_prices(db: Connection, batch: LedgerBatch) -> None:
     """Save changed prices before the ledger's row is locked, because a rival that sets the same price blocks this."""
-    if desk.dropped and await price_store.drop(db, desk.dropped) != len(desk.dropped):
+    if batch.dropped and await price_store.drop(db, batch.dropped) != len(batch.dropped):
         raise Stale("another transaction withdrew the same price")
-    if desk.prices and await price_store.add(db, desk.prices) != len(desk.prices):
+    if batch.prices and await price_store.add(db, batch.prices) != len(batch.prices):
         raise Stale("another transaction set a price for the same time")
     await store.tell_all(db)  # a resource without a price may have one now
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import Struct
 
-from bursar.core.credit.usage_events import UsageEvent, amount, check, payer_of, reused
+from bursar.core.credit.usage_events import UsageEvent, amount, check, lease_of_event, reused
 from bursar.core.values.refusal import Refusal
 from bursar.ops.runtime import metrics
 from bursar.ops.runtime.lane import put_all, raise_first
@@ -57,7 +57,7 @@ async def measure(db: Connection, commands: Sequence[Measure]) -> list[Answer]:
     lines: dict[int, MeteredEvent] = {}
     payers = await store.load_payers(db, {one.event.job for one in commands})
     for index, one in enumerate(commands):
-        found = check(one.event) or payer_of(
+        found = check(one.event) or lease_of_event(
             one.event, payers.get(one.event.job, ()), tenants=one.tenants, node=one.node
         )
         if isinstance(found, Refusal):

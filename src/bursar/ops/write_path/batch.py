@@ -100,7 +100,7 @@ class WriteBatch:
         batch = UnitOfWork(datetime.now(UTC), tree, Counters(tree, {}), new_uid, era=tree_store.era_of(ground.version))
         await lock_gangs(db, batch, commands)
         await self._lock_objects(db, ground, batch, commands)
-        await self._lock_rooms(db, batch, commands)
+        await self._lock_counters_and_nodes(db, batch, commands)
         if metered := {name for command in commands for name in command.meters(batch)}:
             await self._read_classes(db, batch, metered)
         await self._open_ledger(db, batch, commands)
@@ -131,7 +131,7 @@ class WriteBatch:
             self._seen.clear()
         return {key for key in needs if now() - self._seen.get((key, version), -SEEN_SECONDS_MAX) < SEEN_SECONDS_MAX}
 
-    async def _lock_rooms(self, db: Connection, batch: UnitOfWork, commands: Sequence[Command]) -> None:
+    async def _lock_counters_and_nodes(self, db: Connection, batch: UnitOfWork, commands: Sequence[Command]) -> None:
         """Lock the counters, the nodes, and the nodes' last heartbeats."""
         rows = counters_of(batch, commands)
         names = await find_nodes(db, batch, commands)

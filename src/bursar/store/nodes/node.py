@@ -108,7 +108,7 @@ async def put(db: Connection, capacities: Sequence[NodeCapacity], uids: Mapping[
         [_encode(capacity.devices) for capacity in ordered],
         [_encode(capacity.claim) if capacity.claim is not None else None for capacity in ordered],
         [_encode(capacity.gate) if capacity.gate is not None else None for capacity in ordered],
-        [capacity.soiled for capacity in ordered],
+        [capacity.dirty for capacity in ordered],
     )
 
 
@@ -125,7 +125,7 @@ def room_columns(capacities: Sequence[NodeCapacity]) -> tuple[str, ...]:
         texts([capacity.name for capacity in capacities]),
         documents([_encode(capacity.allocated) for capacity in capacities]),
         documents([_encode(capacity.devices) for capacity in capacities]),
-        numbers([capacity.soiled for capacity in capacities]),
+        numbers([capacity.dirty for capacity in capacities]),
     )
 
 
