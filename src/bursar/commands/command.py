@@ -38,7 +38,7 @@ class Command:
 
     key: Key
     origin: Origin
-    claim: IdempotencyKey | None = None
+    idempotency_key: IdempotencyKey | None = None
     fence: int | None = None  # of the leader, if only the leader may do this
 
     @property
@@ -66,7 +66,7 @@ class Command:
         """Nodes whose last heartbeat to lock and read: no heartbeat of theirs is stored before the commit."""
         return ()
 
-    def claims(self) -> Iterable[str]:
+    def claimed_nodes(self) -> Iterable[str]:
         """Nodes that it claims: the claimed nodes are counted, and the placements there read. It must lock the
         settings, which keeps out other claims."""
         return ()

@@ -15,7 +15,7 @@ from bursar.core.values.money import AMOUNT_MAX, MICROS, NANO, credits_of, nanoc
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.credit import credit
 from bursar.ops.credit import ledger as ledger_ops
-from bursar.ops.credit.ledger import CreditBatch, Extend, PayerCache, ledger_claim, ledger_for
+from bursar.ops.credit.ledger import CreditBatch, Extend, PayerCache, ledger_for, ledger_key
 from bursar.ops.credit.ledger_verify import prove_present
 from bursar.ops.credit.price import Prices
 from bursar.ops.runtime.clock import now
@@ -355,10 +355,10 @@ async def test_a_refusal_is_answered_again_as_it_was(runtime: Runtime) -> None:
     await priced(runtime)
     await funded(runtime, "1")
     command = asking(100, 3600)
-    claim = ledger_claim("default", "lease", "r-1", "body")
+    claim = ledger_key("default", "lease", "r-1", "body")
 
     async def ask() -> Any:
-        return await credit.open_lease(runtime, type(command)(**{**_fields(command), "claim": claim}))
+        return await credit.open_lease(runtime, type(command)(**{**_fields(command), "idempotency_key": claim}))
 
     first = await ask()
     assert code(first) == "insufficient_credit"
@@ -375,8 +375,8 @@ async def test_what_passes_by_itself_may_be_asked_again(runtime: Runtime) -> Non
     await priced(runtime)
     await funded(runtime, "50")
     await limited(runtime, spend_rate_max=NANO // 10, spend_burst=NANO)
-    claim = ledger_claim("default", "lease", "r-1", "body")
-    command = type(asking())(**{**_fields(asking(4, 15)), "claim": claim})
+    claim = ledger_key("default", "lease", "r-1", "body")
+    command = type(asking())(**{**_fields(asking(4, 15)), "idempotency_key": claim})
     await leased(runtime, gpus=4, seconds=15)
     refused = refusal(await credit.open_lease(runtime, command))
     assert (refused.code, refused.retry_after_seconds) == (Code.SPEND_RATE_EXCEEDED, 2)
@@ -385,13 +385,13 @@ async def test_what_passes_by_itself_may_be_asked_again(runtime: Runtime) -> Non
 
 
 async def test_requests_of_the_ledger_are_never_forgotten(runtime: Runtime) -> None:
-    claim = ledger_claim("default", "topup", "r-1", "1")
-    first = await credit.top_up(runtime, LAB, NANO, actor="user:test", claim=claim)
+    claim = ledger_key("default", "topup", "r-1", "1")
+    first = await credit.top_up(runtime, LAB, NANO, actor="user:test", idempotency_key=claim)
     async with runtime.database.reader() as db:
         later = now() + timedelta(days=1)
         assert await request_store.expire(db, markers_before=later, answers_before=later) > 0
         assert await db.fetchval("SELECT count(*) FROM request") == 1
-    again = receipt(await credit.top_up(runtime, LAB, NANO, actor="user:test", claim=claim))
+    again = receipt(await credit.top_up(runtime, LAB, NANO, actor="user:test", idempotency_key=claim))
     assert (again.replayed, once(again)) == (True, first)
     assert len(await entries(runtime)) == 1
 

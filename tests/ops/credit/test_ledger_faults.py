@@ -19,7 +19,7 @@ from bursar.core.credit.lease import Grant
 from bursar.core.values.money import MICROS, NANO, nanocredits
 from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit, ledger
-from bursar.ops.credit.ledger import Extend, ledger_claim
+from bursar.ops.credit.ledger import Extend, ledger_key
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import connect
 from support.credit.ledgers import (
@@ -63,12 +63,12 @@ async def runtime(proxy: Proxy) -> AsyncIterator[Runtime]:
 @pytest.mark.parametrize("deed", ["before", "after", "during"])
 async def test_a_top_up_whose_connection_is_cut_comes_once(runtime: Runtime, proxy: Proxy, deed: str) -> None:
     proxy.plan = chain([deed], repeat("pass"))
-    claim = ledger_claim("default", "topup", "r-1", "5")
-    first = await credit.top_up(runtime, LAB, 5 * NANO, actor="user:test", claim=claim)
+    claim = ledger_key("default", "topup", "r-1", "5")
+    first = await credit.top_up(runtime, LAB, 5 * NANO, actor="user:test", idempotency_key=claim)
     assert proxy.cuts == [deed]
     proxy.plan = repeat("pass")
     # A client that lost the answer repeats the request, and gets the same answer.
-    assert once(await credit.top_up(runtime, LAB, 5 * NANO, actor="user:test", claim=claim)) == once(first)
+    assert once(await credit.top_up(runtime, LAB, 5 * NANO, actor="user:test", idempotency_key=claim)) == once(first)
     assert (await account_of(runtime)).posted == 55 * NANO
     await assert_books_balance(runtime)
 
@@ -91,7 +91,9 @@ async def test_an_extension_whose_connection_is_cut_is_paid_once(runtime: Runtim
 async def test_everything_under_cuts_of_every_sort_happens_once(runtime: Runtime, proxy: Proxy) -> None:
     proxy.plan = cycle(["before", "after", "pass", "during"])
     asked = [
-        credit.top_up(runtime, LAB, NANO, actor="user:test", claim=ledger_claim("default", "topup", f"r{n}", "1"))
+        credit.top_up(
+            runtime, LAB, NANO, actor="user:test", idempotency_key=ledger_key("default", "topup", f"r{n}", "1")
+        )
         for n in range(20)
     ]
     opened_ = [credit.open_lease(runtime, asking()) for _ in range(20)]
@@ -199,9 +201,9 @@ async def watch(url: str) -> None:
 
 
 async def repeat_one(runtime: Runtime, which: int, request: str) -> Any:
-    claim = ledger_claim("default", "topup", request, "1")
+    claim = ledger_key("default", "topup", request, "1")
     replies = await asyncio.gather(
-        *(credit.top_up(runtime, LAB, NANO, actor="user:test", claim=claim) for _ in range(10))
+        *(credit.top_up(runtime, LAB, NANO, actor="user:test", idempotency_key=claim) for _ in range(10))
     )
     assert all(once(one) == once(replies[0]) for one in replies)
     return receipt(replies[0]).account.posted  # type: ignore[union-attr]

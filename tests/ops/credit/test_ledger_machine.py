@@ -18,7 +18,7 @@ from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Grant, Mode
 from bursar.core.values.money import MICROS, NANO
 from bursar.ops.credit import credit, ledger
-from bursar.ops.credit.ledger import Extend, ledger_claim
+from bursar.ops.credit.ledger import Extend, ledger_key
 from bursar.store.credit import ledger as store
 from support.credit.ledgers import GPU, START, assert_books_balance, pass_time, stop_clock
 from support.runtime.postgres import PostgresServer
@@ -153,17 +153,17 @@ class Ledger(RuntimeMachine):
     def top_up(self, owner: Owner, amount: int, repeats: int) -> None:
         """However often the same request comes, it is one."""
         self.requests += 1
-        claim = ledger_claim("default", "topup", f"r{self.requests}", str(amount))
+        claim = ledger_key("default", "topup", f"r{self.requests}", str(amount))
         replies = [
-            self.run(credit.top_up(self.runtime, owner, amount, actor="user:test", claim=claim))
+            self.run(credit.top_up(self.runtime, owner, amount, actor="user:test", idempotency_key=claim))
             for _ in range(1 + repeats)
         ]
         assert [reply.replayed for reply in replies] == [False] + [True] * repeats
         assert all(replace(reply, replayed=False) == replies[0] for reply in replies)
         self.pots.setdefault(owner, Pot()).posted += amount
         assert replies[0].account.posted == self.pots[owner].posted
-        other = ledger_claim("default", "topup", f"r{self.requests}", "another body")
-        reused = self.run(credit.top_up(self.runtime, owner, amount + 1, actor="user:test", claim=other))
+        other = ledger_key("default", "topup", f"r{self.requests}", "another body")
+        reused = self.run(credit.top_up(self.runtime, owner, amount + 1, actor="user:test", idempotency_key=other))
         assert code(reused) == "request_id_reused"
 
     @rule(owner=st.sampled_from([POOL, ANN]), amount=AMOUNTS)

@@ -120,12 +120,12 @@ async def test_the_private_half_of_a_key_that_is_not_believed_is_removed(databas
 
 async def test_a_rotation_asked_for_again_is_done_once(runtime: Runtime) -> None:
     await ring_of(runtime)
-    once = await rotate(runtime.database, by="user:root", claim=claim("r-1", "body"))
-    again = await rotate(runtime.database, by="user:root", claim=claim("r-1", "body"))
+    once = await rotate(runtime.database, by="user:root", idempotency_key=claim("r-1", "body"))
+    again = await rotate(runtime.database, by="user:root", idempotency_key=claim("r-1", "body"))
     assert isinstance(once, Ring)
     assert isinstance(again, Ring)
     assert again.ids == once.ids
-    other = await rotate(runtime.database, by="user:root", claim=claim("r-1", "another body"))
+    other = await rotate(runtime.database, by="user:root", idempotency_key=claim("r-1", "another body"))
     assert isinstance(other, Refusal)
     assert other.code is Code.REQUEST_REUSED
     assert (await ring_of(runtime)).ids == once.ids

@@ -123,7 +123,7 @@ async def test_who_was_deposed_leaves_no_trace(runtime: Runtime, rival: Runtime,
     before = await revision(runtime)
     command = await unit(runtime, "a", "n1", fence=old)
     claimed = IdempotencyKey(RequestKey("test", "bind-a"), "")
-    replies: list[Reply] = [*await bind(runtime, [command, replace(command, claim=claimed)])]
+    replies: list[Reply] = [*await bind(runtime, [command, replace(command, idempotency_key=claimed)])]
     why = NotePending(key=command.key, origin=TEST, uid=command.members[0].uid, reason="Waiting", message="", fence=old)
     replies += await note(runtime, [why])
     assert [code(one) for one in replies] == ["stale"] * 3

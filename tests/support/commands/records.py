@@ -102,7 +102,7 @@ class Records:
         batch.placements = {uid: some for uid in uids if (some := tuple(one for one in parts if one.uid == uid))}
         names = {*command.nodes(), *(one.node for one in parts)}
         batch.nodes = {name: self.nodes[name] for name in sorted(names) if name in self.nodes}
-        self._read_claims(batch, set(command.claims()))
+        self._read_claims(batch, set(command.claimed_nodes()))
         batch.heartbeats = {name: self.heartbeats[name] for name in command.heartbeats() if name in self.heartbeats}
         self._open_ledger(batch, command)
         return batch

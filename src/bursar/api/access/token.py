@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.http.body import claim_of, dry_run, read_document
+from bursar.api.http.body import dry_run, idempotency_key_of, read_document
 from bursar.api.http.route import NO_STORE, Answer, Call, Outcome
 from bursar.core.quota.tenant_tree import sees
 from bursar.core.values.access import Role, grantable, reach
@@ -91,11 +91,11 @@ def shown(record: TokenRecord, secret: str | None = None) -> Token:
 async def create(call: Call) -> Outcome:
     if refusal := _dry(call):
         return refusal
-    document, claim = read_document(call), claim_of(call)
+    document, idempotency_key = read_document(call), idempotency_key_of(call)
     if isinstance(document, Refusal):
         return document
-    if isinstance(claim, Refusal):
-        return claim
+    if isinstance(idempotency_key, Refusal):
+        return idempotency_key
     wanted = _read(document)
     if isinstance(wanted, Refusal):
         return wanted
@@ -103,12 +103,12 @@ async def create(call: Call) -> Outcome:
     if role not in grantable(call.identity):
         return Refusal(Code.FORBIDDEN, f"role {call.identity.role} may not create tokens of role {role}")
     async with call.context.database.reader() as db, db.transaction():
-        if claim is not None and not await request_store.claim(db, [claim]):
+        if idempotency_key is not None and not await request_store.claim(db, [idempotency_key]):
             return REPEATED
         made = await _made(call, db, wanted)
         if isinstance(made, Refusal):
-            if claim is not None:
-                await request_store.forget(db, [claim.key])
+            if idempotency_key is not None:
+                await request_store.forget(db, [idempotency_key.key])
             return made
     return Answer(201, encode(shown(*made)), headers=NO_STORE)
 

@@ -8,10 +8,10 @@ from typing import Any
 from msgspec import UNSET
 
 from bursar.api.credit.credit import (
-    claim_for,
     continue_place,
     continue_token,
     find_account,
+    ledger_key_for,
     limit_of,
     named_owner,
     own_account,
@@ -80,7 +80,7 @@ async def top_up(call: Call) -> Outcome:
         owner,
         nanocredits(order.amount),
         actor=call.identity.actor,
-        claim=claim_for(call, order, tenant_uid),
+        idempotency_key=ledger_key_for(call, order, tenant_uid),
         reason=order.reason,
         tenant_uid=tenant_uid,
     )
@@ -113,7 +113,7 @@ async def _move(call: Call, order: NewRefund | NewAdjustment, verb: Any) -> Outc
         actor=call.identity.actor,
         reason=order.reason,
         lease=lease,
-        claim=claim_for(call, order, account.tenant_uid),
+        idempotency_key=ledger_key_for(call, order, account.tenant_uid),
         tenant_uid=account.tenant_uid,
     )
     return _moved(receipt, order)
@@ -210,7 +210,7 @@ async def open_account(call: Call) -> Outcome:
     if order.low_balance is not None:
         changes["low_balance"] = nanocredits(order.low_balance)
     command = PutAccount(
-        claim=claim_for(call, order, tenant_uid),
+        idempotency_key=ledger_key_for(call, order, tenant_uid),
         actor=call.identity.actor,
         tenant_uid=tenant_uid,
         whose=owner,
@@ -271,7 +271,7 @@ async def _amend(call: Call, order: AccountChange | NewLimits, changes: dict[str
     if isinstance(account, Refusal):
         return account
     command = PutAccount(
-        claim=claim_for(call, order, account.tenant_uid),
+        idempotency_key=ledger_key_for(call, order, account.tenant_uid),
         actor=call.identity.actor,
         tenant_uid=account.tenant_uid,
         whose=Owner(account.tenant, account.user),

@@ -20,7 +20,7 @@ from bursar.core.quota.tenant_tree import is_current, lineage
 from bursar.core.values.access import Role, reach
 from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
-from bursar.ops.credit.ledger import ledger_claim
+from bursar.ops.credit.ledger import ledger_key
 from bursar.store.credit import ledger as store
 from bursar.wire.reports.credit import Order
 from bursar.wire.shared.document import encode
@@ -129,7 +129,7 @@ def words_faults(field: str, text: str, *, required: bool = False) -> list[Cause
     return [field_fault(field, f"must have at most {WORDS_CHARS_MAX} printable characters")]
 
 
-def claim_for(call: Call, order: Order, tenant_uid: str) -> IdempotencyKey | None:
+def ledger_key_for(call: Call, order: Order, tenant_uid: str) -> IdempotencyKey | None:
     """The idempotency key of an order: its id, path, caller and content. The form of the body makes no difference:
     order of fields, white space, or fields set to their defaults. Ids are unique in the tenant that owns the account,
     and are kept for ever."""
@@ -139,7 +139,7 @@ def claim_for(call: Call, order: Order, tenant_uid: str) -> IdempotencyKey | Non
     query = urlencode(sorted(call.query.items()))
     parts = (call.route.method, path, query, call.identity.tenant, call.identity.actor)
     what = hashlib.sha256(b"\0".join((*(part.encode() for part in parts), _canonical(order)))).hexdigest()
-    return ledger_claim(tenant_uid, f"{call.route.verb} {call.route.resource}", order.request_id, what)
+    return ledger_key(tenant_uid, f"{call.route.verb} {call.route.resource}", order.request_id, what)
 
 
 # Queries.

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from bursar.api.credit.credit import (
-    claim_for,
     continue_place,
     continue_token,
     find_account,
     find_lease,
+    ledger_key_for,
     limit_of,
     named_owner,
     own_account,
@@ -69,7 +69,7 @@ async def open_lease(call: Call) -> Outcome:
     terms = billing_terms(tree, account.tenant)
     window = tree.credits.window(terms) if order.window_seconds is None else order.window_seconds * MICROS
     command = OpenLease(
-        claim=claim_for(call, order, account.tenant_uid),
+        idempotency_key=ledger_key_for(call, order, account.tenant_uid),
         actor=call.identity.actor,
         tenant_uid=account.tenant_uid,
         whose=Owner(account.tenant, account.user),
@@ -159,7 +159,7 @@ async def extend_lease(call: Call) -> Outcome:
         return found
     lease, account = found
     command = ExtendLeaseCommand(
-        claim=claim_for(call, order, account.tenant_uid),
+        idempotency_key=ledger_key_for(call, order, account.tenant_uid),
         actor=call.identity.actor,
         number=lease.id,
         delta=order.delta_seconds * MICROS,
@@ -186,7 +186,7 @@ async def close_lease(call: Call) -> Outcome:
         return found
     lease, account = found
     command = CloseLeaseCommand(
-        claim=claim_for(call, order, account.tenant_uid), actor=call.identity.actor, number=lease.id
+        idempotency_key=ledger_key_for(call, order, account.tenant_uid), actor=call.identity.actor, number=lease.id
     )
     receipt: Receipt | Refusal = await ops.close_lease(call.context.runtime, command, account.tenant)
     if isinstance(receipt, Refusal):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bursar.api.credit.credit import bare_order, claim_for, instant_of, read_order
+from bursar.api.credit.credit import bare_order, instant_of, ledger_key_for, read_order
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.commands.credit.credit import DropPrice, PutPrice
 from bursar.core.credit.price import Price
@@ -55,7 +55,7 @@ async def set_price(call: Call) -> Outcome:
         return order
     order = one_name_each(order)
     command = PutPrice(
-        claim=claim_for(call, order, ""),
+        idempotency_key=ledger_key_for(call, order, ""),
         actor=call.identity.actor,
         resource=order.resource,
         klass=order.klass,
@@ -81,7 +81,7 @@ async def drop_price(call: Call) -> Outcome:
         faults = [field_fault(name, "is required to identify the price") for name in missing]
         return invalid(f"{' and '.join(missing)} must be given", *faults)
     command = DropPrice(
-        claim=claim_for(call, order, ""),
+        idempotency_key=ledger_key_for(call, order, ""),
         actor=call.identity.actor,
         resource=call.query["resource"],
         klass=call.query.get("class", ""),

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from bursar.api.http.body import claim_of, dry_run, read_document
+from bursar.api.http.body import dry_run, idempotency_key_of, read_document
 from bursar.api.http.route import Call
 from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
@@ -24,13 +24,13 @@ def read_action(call: Call, wanted: type[T], what: str) -> tuple[T, IdempotencyK
     if isinstance(document, Refusal):
         return document
     request_id = document.pop("request_id", "") if isinstance(document, dict) else ""
-    claim, dry = claim_of(call, request_id), dry_run(call)
-    if isinstance(claim, Refusal):
-        return claim
+    idempotency_key, dry = idempotency_key_of(call, request_id), dry_run(call)
+    if isinstance(idempotency_key, Refusal):
+        return idempotency_key
     if isinstance(dry, Refusal):
         return dry
     try:
-        return msgspec.convert(document, wanted), claim, dry
+        return msgspec.convert(document, wanted), idempotency_key, dry
     except msgspec.ValidationError as error:
         faults = all_faults(wanted, document) or [("", str(error))]
         return faulty(what, [field_fault(path, message) for path, message in faults])

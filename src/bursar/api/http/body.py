@@ -397,7 +397,7 @@ def name_faults(metadata: Any) -> list[Cause]:
     return [field_fault("metadata.name", fault) for fault in dns_subdomain(metadata.name)]
 
 
-def claim_of(call: Call, in_body: Any = "") -> IdempotencyKey | Refusal | None:
+def idempotency_key_of(call: Call, in_body: Any = "") -> IdempotencyKey | Refusal | None:
     """The idempotency key of a request: its id, from the body or the Idempotency-Key header, and a hash of its content.
 
     A dry run claims no key: its answer depends on the current state, and the id is left for the real request.

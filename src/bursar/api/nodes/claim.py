@@ -68,7 +68,7 @@ async def start(call: Call) -> Outcome:
     asked = read_action(call, ClaimOrder, "claim")
     if isinstance(asked, Refusal):
         return asked
-    wanted, claim, dry = asked
+    wanted, idempotency_key, dry = asked
     reason = wanted.reason.strip()
     if causes := words_faults(reason=reason, user=wanted.user):
         return faulty("claim", causes)
@@ -82,7 +82,7 @@ async def start(call: Call) -> Outcome:
     origin = _origin_for(call, f"{tenant}/{user}", reason)
     reply = await ops.claim_node(
         call.context.runtime, found.key.name, origin, reach(call.identity), tenant=tenant, user=user, reason=reason,
-        claim=claim, dry_run=dry,
+        idempotency_key=idempotency_key, dry_run=dry,
     )  # fmt: skip
     return await written_answer(call, kind_of(call), reply)
 
@@ -110,13 +110,15 @@ async def end(call: Call) -> Outcome:
     asked = _asked(call, "release")
     if isinstance(asked, Refusal):
         return asked
-    reason, claim, dry = asked
+    reason, idempotency_key, dry = asked
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
     origin, whose = origin_of(call, reason), reach(call.identity)
     over = whose if call.identity.role in _ADMINS else NOBODYS
-    command = ReleaseNode(key=found.key, origin=origin, claim=claim, user=submitter(origin), over=over)
+    command = ReleaseNode(
+        key=found.key, origin=origin, idempotency_key=idempotency_key, user=submitter(origin), over=over
+    )
     reply = await ops.release_node(call.context.runtime, command, whose, dry_run=dry)
     return await written_answer(call, kind_of(call), reply)
 
@@ -146,11 +148,11 @@ def _asked(call: Call, what: str) -> tuple[str, RequestClaim | None, bool] | Ref
     asked = read_action(call, ReleaseOrder, what)
     if isinstance(asked, Refusal):
         return asked
-    wanted, claim, dry = asked
+    wanted, idempotency_key, dry = asked
     reason = wanted.reason.strip()
     if causes := words_faults(reason=reason):
         return faulty(what, causes)
-    return reason, claim, dry
+    return reason, idempotency_key, dry
 
 
 def _origin_for(call: Call, holder: str, reason: str) -> Origin:

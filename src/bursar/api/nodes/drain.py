@@ -46,15 +46,15 @@ async def start(call: Call) -> Outcome:
     asked = read_action(call, DrainNode, "drain")
     if isinstance(asked, Refusal):
         return asked
-    wanted, claim, dry = asked
+    wanted, idempotency_key, dry = asked
     if causes := grace_faults(wanted.grace_period_seconds):
         return faulty("drain", causes)
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
     command = Drain(
-        key=found.key, origin=origin_of(call, wanted.reason), claim=claim, grace_seconds=wanted.grace_period_seconds,
-        reason=wanted.reason, force=wanted.force,
+        key=found.key, origin=origin_of(call, wanted.reason), idempotency_key=idempotency_key,
+        grace_seconds=wanted.grace_period_seconds, reason=wanted.reason, force=wanted.force,
     )  # fmt: skip
     reply = await ops.drain(call.context.runtime, command, dry_run=dry)
     if isinstance(reply, Refusal):

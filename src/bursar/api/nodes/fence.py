@@ -39,7 +39,7 @@ async def start(call: Call) -> Outcome:
     asked = read_action(call, FenceNode, "fence")
     if isinstance(asked, Refusal):
         return asked
-    wanted, claim, dry = asked
+    wanted, idempotency_key, dry = asked
     reason = wanted.reason.strip()
     causes = words_faults(reason=reason)
     if not reason:
@@ -50,8 +50,9 @@ async def start(call: Call) -> Outcome:
     if isinstance(found, Refusal):
         return found
     done = await ops.fence(
-        call.context.runtime, found.key.name, origin_of(call, reason), reason, claim=claim, dry_run=dry
-    )
+        call.context.runtime, found.key.name, origin_of(call, reason), reason, idempotency_key=idempotency_key,
+        dry_run=dry,
+    )  # fmt: skip
     if isinstance(done, Refusal):
         return done
     ended = FencedAllocations(done.requeued, done.failed, done.stopping, done.left)

@@ -47,7 +47,7 @@ async def rotate(call: Call) -> Outcome:
     asked = read_action(call, RotateKey, "rotation")
     if isinstance(asked, Refusal):
         return asked
-    wanted, claim, dry = asked
+    wanted, idempotency_key, dry = asked
     if dry:
         return invalid("dryRun is not supported here")
     causes = words_faults(reason=wanted.reason)
@@ -57,7 +57,9 @@ async def rotate(call: Call) -> Outcome:
         return faulty("rotation", causes)
     context = call.context
     by = f"{call.identity.actor}: {wanted.reason}" if wanted.reason else call.identity.actor
-    ring = await ops.rotate(context.database, by=by, overlap_seconds=wanted.overlap_seconds, claim=claim)
+    ring = await ops.rotate(
+        context.database, by=by, overlap_seconds=wanted.overlap_seconds, idempotency_key=idempotency_key
+    )
     context.runtime.signing.forget()
     if isinstance(ring, Refusal):
         return ring

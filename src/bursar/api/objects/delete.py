@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bursar.api.http.body import claim_of, dry_run, read_document
+from bursar.api.http.body import dry_run, idempotency_key_of, read_document
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.object import find, key_of, kind_of, origin_of, query_of, recalled, written_answer
 from bursar.api.objects.render import shown
@@ -78,21 +78,21 @@ async def delete(call: Call) -> Outcome:
     options = delete_options(call)
     if isinstance(options, Refusal):
         return options
-    preconditions, claim, dry = _preconditions(options), claim_of(call), dry_run(call)
-    for refusal in (preconditions, claim, dry):
+    preconditions, idempotency_key, dry = _preconditions(options), idempotency_key_of(call), dry_run(call)
+    for refusal in (preconditions, idempotency_key, dry):
         if isinstance(refusal, Refusal):
             return refusal
     kind = kind_of(call)
-    assert not isinstance(claim, Refusal)
+    assert not isinstance(idempotency_key, Refusal)
     assert isinstance(preconditions, DeletePreconditions)
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
-        return await recalled(call, claim, found)
+        return await recalled(call, idempotency_key, found)
     command = delete_command(
         kind,
         found,
         origin_of(call),
-        claim,
+        idempotency_key,
         preconditions=preconditions,
         grace_seconds=options.grace_period_seconds,
         orphan=is_orphaning(options),

@@ -11,10 +11,10 @@ import msgspec
 
 from bursar.api.http.body import (
     check,
-    claim_of,
     convert,
     dry_run,
     faulty_causes,
+    idempotency_key_of,
     identify,
     name_faults,
     read_document,
@@ -155,7 +155,7 @@ class Edit:
     call: Call
     patch: Callable[[Document], Any]  # from the stored document to the requested one
     tree: Tree
-    claim: IdempotencyKey | None = None
+    idempotency_key: IdempotencyKey | None = None
     lacks_spec: bool | None = None
     settle: Callable[[Object], None] = as_it_is  # adjusts the checked object
 
@@ -184,7 +184,7 @@ class Edit:
             before,
             one,
             origin_of(self.call),
-            self.claim,
+            self.idempotency_key,
             spec_changed=_spec(after) != _spec(document),
             status=self._is_status,
             admin=is_admin(self.call),
@@ -250,16 +250,16 @@ async def edit_object(
 ) -> Outcome:
     """Apply an edit to the latest version; retry after conflicts, unless the caller named a version."""
     key = key_of(call)
-    claim, dry = claim_of(call, request_id), dry_run(call)
-    if isinstance(claim, Refusal):
-        return claim
+    idempotency_key, dry = idempotency_key_of(call, request_id), dry_run(call)
+    if isinstance(idempotency_key, Refusal):
+        return idempotency_key
     if isinstance(dry, Refusal):
         return dry
     found = await find(call, key)
     if isinstance(found, Refusal):
-        return await recalled(call, claim, found)
+        return await recalled(call, idempotency_key, found)
     # Finding the object has refreshed the tree.
-    edit = Edit(call, patch, call.context.runtime.trees.latest, claim, lacks_spec, settle)
+    edit = Edit(call, patch, call.context.runtime.trees.latest, idempotency_key, lacks_spec, settle)
     reply = await ops.change(
         call.context.runtime,
         key,
@@ -271,7 +271,7 @@ async def edit_object(
     )
     if isinstance(reply, Unchanged):
         one = reply.before
-        return await recalled(call, claim, Written(one.key, one.doc, one.status, one.revision))
+        return await recalled(call, idempotency_key, Written(one.key, one.doc, one.status, one.revision))
     return await written_answer(call, kind_of(call), reply, 200, warnings)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.http.body import Body, claim_of, dry_run, read_object
+from bursar.api.http.body import Body, dry_run, idempotency_key_of, read_object
 from bursar.api.http.route import JSON, Answer, Call, Outcome, Stream
 from bursar.api.http.seats import party
 from bursar.api.http.spool import Spool, SpooledPieces, SpoolFull
@@ -243,9 +243,9 @@ async def create(call: Call) -> Outcome:
 
 
 async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
-    claim, dry = claim_of(call, body.request_id), dry_run(call)
-    if isinstance(claim, Refusal):
-        return claim
+    idempotency_key, dry = idempotency_key_of(call, body.request_id), dry_run(call)
+    if isinstance(idempotency_key, Refusal):
+        return idempotency_key
     if isinstance(dry, Refusal):
         return dry
     one = body.object
@@ -257,13 +257,13 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
         return seen
     if never := await never_runs(call, kind, one, seen):
         # A request that was accepted before gets the same response, whatever has become of the nodes.
-        reply = await recall(call, claim, never)
+        reply = await recall(call, idempotency_key, never)
         if isinstance(reply, Written):
             reply = await with_place(call, kind, one, reply)
         return await written_answer(call, kind, reply, 201, body.warnings)
     if kind.queue is not None:
         call.context.depths.look()
-    command = create_command(kind, one, origin_of(call), claim, seen_tenant=seen, admin=is_admin(call))
+    command = create_command(kind, one, origin_of(call), idempotency_key, seen_tenant=seen, admin=is_admin(call))
     reply = await ops.submit(call.context.runtime, command, tenant=seen or call.identity.tenant, dry_run=dry)
     if isinstance(reply, Written):
         reply = await with_place(call, kind, one, reply)
@@ -351,13 +351,13 @@ async def written_answer(
     return Answer(status, await show_written(call.context, kind, reply, call.identity), JSON, headers)
 
 
-async def recalled(call: Call, claim: IdempotencyKey | None, otherwise: Reply) -> Outcome:
+async def recalled(call: Call, idempotency_key: IdempotencyKey | None, otherwise: Reply) -> Outcome:
     """Answer a request that changes nothing; a repeated request gets its earlier response."""
-    return await written_answer(call, kind_of(call), await recall(call, claim, otherwise))
+    return await written_answer(call, kind_of(call), await recall(call, idempotency_key, otherwise))
 
 
-async def recall(call: Call, claim: IdempotencyKey | None, otherwise: Reply) -> Reply:
-    if claim is None:
+async def recall(call: Call, idempotency_key: IdempotencyKey | None, otherwise: Reply) -> Reply:
+    if idempotency_key is None:
         return otherwise
-    command = Recall(key=key_of(call), origin=origin_of(call), claim=claim, otherwise=otherwise)
+    command = Recall(key=key_of(call), origin=origin_of(call), idempotency_key=idempotency_key, otherwise=otherwise)
     return await call.context.runtime.changing.submit(command, call.identity.tenant)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.http.body import claim_of, dry_run, read_document, without_nulls
+from bursar.api.http.body import dry_run, idempotency_key_of, read_document, without_nulls
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.delete import delete_all
 from bursar.api.objects.edit import JSON_PATCH, STRATEGIC_PATCH
@@ -113,16 +113,16 @@ async def report_status(call: Call) -> Outcome:
             f"status.phase can be reported as {', '.join(REPORTED)}, not {str(status.phase)[:63]!r}",
             causes=(Cause("FieldValueNotSupported", "is not a phase that can be reported", field="status.phase"),),
         )
-    claim, dry = claim_of(call), dry_run(call)
-    if isinstance(claim, Refusal):
-        return claim
+    idempotency_key, dry = idempotency_key_of(call), dry_run(call)
+    if isinstance(idempotency_key, Refusal):
+        return idempotency_key
     if isinstance(dry, Refusal):
         return dry
     command = Report(
         key=key,
         uid=found.uid,
         origin=origin_of(call),
-        claim=claim,
+        idempotency_key=idempotency_key,
         phase=Phase(status.phase),
         node=call.identity.node,
         reason=status.reason or "",

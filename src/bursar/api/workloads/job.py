@@ -76,19 +76,19 @@ async def cancel(call: Call) -> Outcome:
     asked = read_action(call, CancelJob, "cancellation")
     if isinstance(asked, Refusal):
         return asked
-    wanted, claim, dry = asked
+    wanted, idempotency_key, dry = asked
     if causes := [*words_faults(reason=wanted.reason), *grace_faults(wanted.grace_period_seconds)]:
         return faulty("cancellation", causes)
     found = await find(call, key_of(call))
     reply: Reply
     if isinstance(found, Refusal):
-        reply = await recall(call, claim, found)
+        reply = await recall(call, idempotency_key, found)
     else:
         reply = await ops.cancel(
             call.context.runtime,
             found,
             origin_of(call, wanted.reason),
-            claim=claim,
+            idempotency_key=idempotency_key,
             grace_seconds=wanted.grace_period_seconds,
             dry_run=dry,
         )
@@ -106,17 +106,19 @@ async def boost(call: Call) -> Outcome:
     asked = read_action(call, BoostJob, "boost")
     if isinstance(asked, Refusal):
         return asked
-    wanted, claim, dry = asked
+    wanted, idempotency_key, dry = asked
     if causes := _boost_faults(wanted):
         return faulty("boost", causes)
     found = await find(call, key_of(call))
     reply = await (
-        recall(call, claim, found) if isinstance(found, Refusal) else _boost(call, found, wanted, claim, dry)
+        recall(call, idempotency_key, found)
+        if isinstance(found, Refusal)
+        else _boost(call, found, wanted, idempotency_key, dry)
     )
     return reply if isinstance(reply, Refusal) else await _boosted(call, reply)
 
 
-async def _boost(call: Call, job: Stored, wanted: BoostJob, claim: IdempotencyKey | None, dry: bool) -> Reply:
+async def _boost(call: Call, job: Stored, wanted: BoostJob, idempotency_key: IdempotencyKey | None, dry: bool) -> Reply:
     words = f"{wanted.reason} (approved by {wanted.approved_by})"
     return await ops.boost(
         call.context.runtime,
@@ -126,7 +128,7 @@ async def _boost(call: Call, job: Stored, wanted: BoostJob, claim: IdempotencyKe
         seconds=parse_seconds(wanted.duration),
         reason=wanted.reason,
         approved_by=wanted.approved_by,
-        claim=claim,
+        idempotency_key=idempotency_key,
         dry_run=dry,
     )
 

@@ -49,20 +49,22 @@ async def create(call: Call) -> Outcome:
     asked = read_action(call, NewPreemption, "preemption")
     if isinstance(asked, Refusal):
         return asked
-    wanted, claim, dry = asked
+    wanted, idempotency_key, dry = asked
     if causes := _faults(wanted):
         return faulty("preemption", causes)
     found = await find(call, Key("Allocation", call.parameters["namespace"], wanted.target_allocation))
     if isinstance(found, Refusal):
         # It may be gone since the same request was answered.
-        recalled = await recall(call, claim, found)
+        recalled = await recall(call, idempotency_key, found)
         return recalled if isinstance(recalled, Refusal) else _answer(recalled)
     if await _is_sensitive(call, found):
         return _SENSITIVE
     by = wanted.initiated_by or call.identity.actor
     message = admin_message(by, wanted.reason)
     notice = Notice(EvictionReason.PREEMPTED, EvictionRule.ADMIN, by, message, wanted.grace_period_seconds)
-    reply = await ops.evict(call.context.runtime, found, notice, origin_of(call, message), claim=claim, dry_run=dry)
+    reply = await ops.evict(
+        call.context.runtime, found, notice, origin_of(call, message), idempotency_key=idempotency_key, dry_run=dry
+    )
     return reply if isinstance(reply, Refusal) else _answer(reply)
 
 

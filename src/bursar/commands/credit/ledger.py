@@ -77,7 +77,7 @@ class LedgerBatch:
 class Credit:
     """One operation in the ledger. `decide` is called under locks, after everything named here was read."""
 
-    claim: IdempotencyKey | None = None
+    idempotency_key: IdempotencyKey | None = None
     actor: str = ""
     tenant_uid: str = ""  # the scope of the idempotency key; empty: the tenant that has the name now
 
@@ -102,7 +102,7 @@ class Credit:
 
     @property
     def request_id(self) -> str:
-        return self.claim.key.request_id if self.claim is not None else ""
+        return self.idempotency_key.key.request_id if self.idempotency_key is not None else ""
 
 
 def no_lease(number: int) -> Refusal:

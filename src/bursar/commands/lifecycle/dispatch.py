@@ -50,7 +50,7 @@ def change_command(
     before: Stored,
     one: Object,
     origin: Origin,
-    claim: IdempotencyKey | None = None,
+    idempotency_key: IdempotencyKey | None = None,
     *,
     spec_changed: bool,
     status: bool = False,
@@ -59,7 +59,9 @@ def change_command(
     """The command for the next version of an object. A `status` write changes nothing but the status."""
     if not status:
         kind.keep(before, one)
-    change = ObjectChange(kind, before, one, origin, claim, spec_changed=spec_changed, status=status, admin=admin)
+    change = ObjectChange(
+        kind, before, one, origin, idempotency_key, spec_changed=spec_changed, status=status, admin=admin
+    )
     return COMMANDS.get(kind.name, COMMON).change(change)
 
 
@@ -67,7 +69,7 @@ def delete_command(
     kind: Kind,
     before: Stored,
     origin: Origin,
-    claim: IdempotencyKey | None = None,
+    idempotency_key: IdempotencyKey | None = None,
     *,
     preconditions: DeletePreconditions,
     grace_seconds: int | None = None,
@@ -75,5 +77,5 @@ def delete_command(
 ) -> Command:
     # Delete only the object that was read: no other one of its name, and not if its tenant has changed.
     preconditions = replace(preconditions, uid=preconditions.uid or before.uid, tenant=before.tenant)
-    deletion = ObjectDeletion(before, origin, claim, preconditions, grace_seconds, orphan=orphan)
+    deletion = ObjectDeletion(before, origin, idempotency_key, preconditions, grace_seconds, orphan=orphan)
     return COMMANDS.get(kind.name, COMMON).delete(deletion)

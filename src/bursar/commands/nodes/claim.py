@@ -93,7 +93,7 @@ class ClaimNode(OnNode):
     reach: Reach  # of the caller: it decides whether a refusal names the holder
     work: tuple[Key, ...] = ()  # the work placed there, as read without a lock
 
-    def claims(self) -> Iterable[str]:
+    def claimed_nodes(self) -> Iterable[str]:
         return (self.key.name,)
 
     def meters(self, _: UnitOfWork) -> Iterable[str]:

@@ -141,16 +141,17 @@ def change_node(change: ObjectChange) -> ChangeNode:
     allocatable, schedulable, gate = allocatable_of(node), is_schedulable(node), gate_of(node)
     draft = changed_draft(change.kind, before, node, spec_changed=change.spec_changed, keep_charge=True)
     return ChangeNode(
-        key=before.key, origin=change.origin, claim=change.claim, draft=draft, expected=before.revision,
-        allocatable=allocatable, schedulable=schedulable,
+        key=before.key, origin=change.origin, idempotency_key=change.idempotency_key, draft=draft,
+        expected=before.revision, allocatable=allocatable, schedulable=schedulable,
         plans_stale=change.spec_changed or draft.labels != before.labels, gate=gate,
     )  # fmt: skip
 
 
 def delete_node(deletion: ObjectDeletion) -> DeleteNode:
     return DeleteNode(
-        key=deletion.before.key, origin=deletion.origin, claim=deletion.claim, preconditions=deletion.preconditions
-    )
+        key=deletion.before.key, origin=deletion.origin, idempotency_key=deletion.idempotency_key,
+        preconditions=deletion.preconditions,
+    )  # fmt: skip
 
 
 def _capacity(node: Node) -> object:

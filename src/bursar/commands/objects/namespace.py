@@ -38,8 +38,9 @@ class Terminate(DeleteObject):
 
 def terminate_namespace(deletion: ObjectDeletion) -> Terminate:
     return Terminate(
-        key=deletion.before.key, origin=deletion.origin, claim=deletion.claim, preconditions=deletion.preconditions
-    )
+        key=deletion.before.key, origin=deletion.origin, idempotency_key=deletion.idempotency_key,
+        preconditions=deletion.preconditions,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

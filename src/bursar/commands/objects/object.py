@@ -223,7 +223,7 @@ class ObjectChange:
     before: Stored
     one: Object
     origin: Origin
-    claim: IdempotencyKey | None = None
+    idempotency_key: IdempotencyKey | None = None
     spec_changed: bool = False
     status: bool = False  # whether only the status is written
     admin: bool = False  # whether an administrator requests it, who may admit anything
@@ -235,7 +235,7 @@ class ObjectDeletion:
 
     before: Stored
     origin: Origin
-    claim: IdempotencyKey | None = None
+    idempotency_key: IdempotencyKey | None = None
     preconditions: DeletePreconditions = NO_PRECONDITIONS
     grace_seconds: int | None = None
     orphan: bool = False  # whether the objects that it owns stay
@@ -255,15 +255,16 @@ def change_object(change: ObjectChange) -> ChangeObject | Refusal:
     draft = changed_draft(kind, before, change.one, spec_changed=change.spec_changed, keep_charge=keep)
     draft = replace(draft, tenant=tenant)
     return ChangeObject(
-        key=before.key, origin=change.origin, claim=change.claim, draft=draft, expected=before.revision,
-        subject=kind.singular, keep_charge=keep,
+        key=before.key, origin=change.origin, idempotency_key=change.idempotency_key, draft=draft,
+        expected=before.revision, subject=kind.singular, keep_charge=keep,
     )  # fmt: skip
 
 
 def delete_object(deletion: ObjectDeletion) -> DeleteObject:
     return DeleteObject(
-        key=deletion.before.key, origin=deletion.origin, claim=deletion.claim, preconditions=deletion.preconditions
-    )
+        key=deletion.before.key, origin=deletion.origin, idempotency_key=deletion.idempotency_key,
+        preconditions=deletion.preconditions,
+    )  # fmt: skip
 
 
 # Refusals that every kind shares, in Kubernetes' words.

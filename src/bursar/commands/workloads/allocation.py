@@ -96,8 +96,8 @@ class Release(Command):
 def release_allocation(deletion: ObjectDeletion) -> Release:
     grace, before = deletion.grace_seconds, deletion.before
     return Release(
-        key=before.key, origin=deletion.origin, claim=deletion.claim, preconditions=deletion.preconditions,
-        grace_seconds=GRACE_SECONDS if grace is None else grace, gang=before.gang,
+        key=before.key, origin=deletion.origin, idempotency_key=deletion.idempotency_key,
+        preconditions=deletion.preconditions, grace_seconds=GRACE_SECONDS if grace is None else grace, gang=before.gang,
     )  # fmt: skip
 
 

@@ -313,7 +313,7 @@ def delete_job(deletion: ObjectDeletion) -> DeleteJob:
     return DeleteJob(
         key=before.key,
         origin=deletion.origin,
-        claim=deletion.claim,
+        idempotency_key=deletion.idempotency_key,
         expected=before.revision,
         members=tuple(member_key(before.key, turn) for turn in turns),
         gang=group_of(before),

@@ -122,9 +122,9 @@ def change_allocation(change: ObjectChange) -> Command | Refusal:
 def _revise(change: ObjectChange, one: Allocation) -> Revise:
     draft = changed_draft(change.kind, change.before, one, spec_changed=True, keep_charge=True)
     return Revise(
-        key=change.before.key, origin=change.origin, claim=change.claim, draft=draft, expected=change.before.revision,
-        subject=change.kind.singular, facts=facts_of(one.spec), asking=asking_of(one), admin=change.admin,
-        wants=(("spec.queue", Key(QUEUE.name, "", one.spec.queue)),) if one.spec.queue else (),
+        key=change.before.key, origin=change.origin, idempotency_key=change.idempotency_key, draft=draft,
+        expected=change.before.revision, subject=change.kind.singular, facts=facts_of(one.spec), asking=asking_of(one),
+        admin=change.admin, wants=(("spec.queue", Key(QUEUE.name, "", one.spec.queue)),) if one.spec.queue else (),
     )  # fmt: skip
 
 

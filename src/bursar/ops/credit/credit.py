@@ -35,7 +35,7 @@ async def top_up(
     amount: int,
     *,
     actor: str,
-    claim: IdempotencyKey | None = None,
+    idempotency_key: IdempotencyKey | None = None,
     reason: str = "",
     tenant_uid: str = "",
 ) -> Receipt | Refusal:
@@ -43,7 +43,9 @@ async def top_up(
     whose = tenant_uid or await find_tenant(runtime, owner)
     if isinstance(whose, Refusal):
         return whose
-    command = TopUp(claim=claim, actor=actor, tenant_uid=whose, whose=owner, amount=amount, reason=reason)
+    command = TopUp(
+        idempotency_key=idempotency_key, actor=actor, tenant_uid=whose, whose=owner, amount=amount, reason=reason
+    )
     return await submit(runtime, command, owner)
 
 
@@ -55,12 +57,13 @@ async def refund(
     actor: str,
     reason: str,
     lease: int = 0,
-    claim: IdempotencyKey | None = None,
+    idempotency_key: IdempotencyKey | None = None,
     tenant_uid: str = "",
 ) -> Receipt | Refusal:
     command = Refund(
-        claim=claim, actor=actor, tenant_uid=tenant_uid, whose=owner, amount=amount, reason=reason, for_lease=lease
-    )
+        idempotency_key=idempotency_key, actor=actor, tenant_uid=tenant_uid, whose=owner, amount=amount, reason=reason,
+        for_lease=lease,
+    )  # fmt: skip
     return await submit(runtime, command, owner)
 
 
@@ -72,12 +75,13 @@ async def adjust(
     actor: str,
     reason: str,
     lease: int = 0,
-    claim: IdempotencyKey | None = None,
+    idempotency_key: IdempotencyKey | None = None,
     tenant_uid: str = "",
 ) -> Receipt | Refusal:
     command = Adjust(
-        claim=claim, actor=actor, tenant_uid=tenant_uid, whose=owner, amount=amount, reason=reason, for_lease=lease
-    )
+        idempotency_key=idempotency_key, actor=actor, tenant_uid=tenant_uid, whose=owner, amount=amount, reason=reason,
+        for_lease=lease,
+    )  # fmt: skip
     return await submit(runtime, command, owner)
 
 

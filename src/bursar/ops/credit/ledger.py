@@ -169,7 +169,7 @@ class CreditBatch:
 
     async def __call__(self, db: Connection, commands: Sequence[Credit]) -> Sequence[Receipt | Refusal]:
         claimed, remembered = await claim(db, commands)
-        fresh = [one for one in commands if one.claim is None or one.claim.key in claimed]
+        fresh = [one for one in commands if one.idempotency_key is None or one.idempotency_key.key in claimed]
         batch = await self._read(db, fresh)
         replies = decide_once(commands, remembered, _decoded, lambda one: one.decide(batch))
         if batch.prices or batch.dropped:
@@ -205,10 +205,10 @@ def _marked(
     """The answers, each marked whether it repeats an earlier one."""
     fresh, marked = set(claimed), list(replies)
     for place, (command, reply) in enumerate(zip(commands, replies, strict=True)):
-        if command.claim is None:
+        if command.idempotency_key is None:
             continue
-        if command.claim.key in fresh:
-            fresh.discard(command.claim.key)
+        if command.idempotency_key.key in fresh:
+            fresh.discard(command.idempotency_key.key)
         elif isinstance(reply, Receipt):
             marked[place] = msgspec.structs.replace(reply, replayed=True)
     return marked
@@ -236,7 +236,7 @@ async def _change_prices(db: Connection, batch: LedgerBatch) -> None:
 # Idempotency keys.
 
 
-def ledger_claim(tenant_uid: str, verb: str, request_id: str, fingerprint: str) -> IdempotencyKey:
+def ledger_key(tenant_uid: str, verb: str, request_id: str, fingerprint: str) -> IdempotencyKey:
     """An idempotency key that is kept for ever, of this tenant or, if that is empty, of the system. `fingerprint` is
     the request's body, or its hash."""
     return IdempotencyKey(RequestKey(f"{SCOPE}{tenant_uid}/{verb}", request_id), fingerprint)

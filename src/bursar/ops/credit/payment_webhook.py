@@ -13,7 +13,7 @@ from bursar.core.objects.webhook import signature_fault, verify
 from bursar.core.values.access import unauthenticated
 from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit
-from bursar.ops.credit.ledger import ledger_claim
+from bursar.ops.credit.ledger import ledger_key
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.db.database import Database
@@ -63,5 +63,7 @@ async def pay(
     # The fingerprint covers the payment, not the form of the request.
     what = "\0".join((owner.tenant, owner.user, str(amount), reason))
     # Event ids are the payer's own, so the key names the payer and no tenant.
-    claim = ledger_claim("", f"payment {payer.name}", id_, hashlib.sha256(what.encode()).hexdigest())
-    return await credit.top_up(runtime, owner, amount, actor=f"payment:{payer.name}", claim=claim, reason=reason)
+    idempotency_key = ledger_key("", f"payment {payer.name}", id_, hashlib.sha256(what.encode()).hexdigest())
+    return await credit.top_up(
+        runtime, owner, amount, actor=f"payment:{payer.name}", idempotency_key=idempotency_key, reason=reason
+    )

@@ -23,14 +23,14 @@ def create_command(
     kind: Kind,
     one: Object,
     origin: Origin,
-    claim: IdempotencyKey | None = None,
+    idempotency_key: IdempotencyKey | None = None,
     *,
     seen_tenant: str | None = None,
     admin: bool = False,
 ) -> CreateObject:
     """The command that creates an object. All that can be computed before locks are taken is computed here. An
     administrator may admit what a tenant's users may not ask for."""
-    return CREATE.get(kind.name, create_object)(ObjectCreation(kind, one, origin, claim, seen_tenant, admin))
+    return CREATE.get(kind.name, create_object)(ObjectCreation(kind, one, origin, idempotency_key, seen_tenant, admin))
 
 
 def _create_allocation(creation: ObjectCreation) -> CreateObject:
@@ -48,7 +48,7 @@ def _create_allocation(creation: ObjectCreation) -> CreateObject:
     return CreateObject(
         key=draft.key,
         origin=creation.origin,
-        claim=creation.claim,
+        idempotency_key=creation.idempotency_key,
         draft=draft,
         gang=gang,
         wants=wants,
@@ -67,8 +67,8 @@ def _register_node(creation: ObjectCreation) -> RegisterNode:
     allocatable, schedulable, gate = allocatable_of(node), is_schedulable(node), gate_of(node)
     draft = new_draft(creation.kind, node)
     return RegisterNode(
-        key=draft.key, origin=creation.origin, claim=creation.claim, draft=draft, allocatable=allocatable,
-        schedulable=schedulable, gate=gate,
+        key=draft.key, origin=creation.origin, idempotency_key=creation.idempotency_key, draft=draft,
+        allocatable=allocatable, schedulable=schedulable, gate=gate,
     )  # fmt: skip
 
 

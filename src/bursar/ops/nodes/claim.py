@@ -13,7 +13,7 @@ from bursar.core.objects.object import Origin
 from bursar.core.quota.tenant_tree import Tree
 from bursar.core.quota.tenant_tree import sees as sees_tenant
 from bursar.core.values.access import Reach
-from bursar.core.values.idempotency import IdempotencyKey as RequestClaim
+from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.runtime.clock import new_uid
 from bursar.ops.runtime.runtime import Runtime
@@ -32,7 +32,7 @@ async def claim_node(
     tenant: str,
     user: str,
     reason: str = "",
-    claim: RequestClaim | None = None,
+    idempotency_key: IdempotencyKey | None = None,
     dry_run: bool = False,
 ) -> Reply:
     """Claim a node for a user."""
@@ -42,7 +42,9 @@ async def claim_node(
         async with runtime.database.reader() as db:
             placements = await node_store.load_placements_on(db, [name])
         work = tuple(one.key for one in placements if one.lease)
-        command = ClaimNode(key=node_key(name), origin=origin, claim=claim, draft=draft, reach=reach, work=work)
+        command = ClaimNode(
+            key=node_key(name), origin=origin, idempotency_key=idempotency_key, draft=draft, reach=reach, work=work
+        )
         reply = await lane.submit(command, tenant)
         if not isinstance(reply, Refusal) or reply.code is not Code.STALE:
             break

@@ -43,14 +43,15 @@ async def fence(
     origin: Origin,
     reason: str,
     *,
-    claim: IdempotencyKey | None = None,
+    idempotency_key: IdempotencyKey | None = None,
     dry_run: bool = False,
 ) -> Fenced | Refusal:
     """Fence a node and end its work. A repetition ends the work that was left."""
     patience = await load_patience(runtime)
     command = FenceCommand(
-        key=node_key(name), origin=origin, claim=claim, reason=reason, silent_seconds=patience.not_ready_seconds
-    )
+        key=node_key(name), origin=origin, idempotency_key=idempotency_key, reason=reason,
+        silent_seconds=patience.not_ready_seconds,
+    )  # fmt: skip
     before = await placed_there(runtime, name)
     reply = await (runtime.trying if dry_run else runtime.changing).submit(command, "")
     if isinstance(reply, Refusal):

@@ -166,14 +166,15 @@ class Signing:
 
 
 async def rotate(
-    database: Database, *, by: str, overlap_seconds: float = OVERLAP_SECONDS, claim: IdempotencyKey | None = None
-) -> Ring | Refusal:
+    database: Database, *, by: str, overlap_seconds: float = OVERLAP_SECONDS,
+    idempotency_key: IdempotencyKey | None = None,
+) -> Ring | Refusal:  # fmt: skip
     """Rotate: create the key that signs from now on. An overlap of 0 invalidates the older keys at once, for keys that
-    may be compromised. With a `claim`, a repeated request does not rotate again."""
+    may be compromised. With an `idempotency_key`, a repeated request does not rotate again."""
     async with database.reader() as db, db.transaction():
-        if claim is not None and not await request_store.claim(db, [claim]):
-            remembered = (await request_store.load(db, [claim.key]))[claim.key]
-            same = remembered.fingerprint == claim.fingerprint
+        if idempotency_key is not None and not await request_store.claim(db, [idempotency_key]):
+            remembered = (await request_store.load(db, [idempotency_key.key]))[idempotency_key.key]
+            same = remembered.fingerprint == idempotency_key.fingerprint
             return _ring(await store.load_believed(db)) if same else REUSED
         await store.lock(db)
         return await _rotate(db, by, overlap_seconds)

@@ -39,7 +39,7 @@ class ObjectCreation:
     kind: Kind
     one: Object
     origin: Origin
-    claim: IdempotencyKey | None = None
+    idempotency_key: IdempotencyKey | None = None
     seen_tenant: str | None = None  # the namespace's tenant when access was checked
     admin: bool = False
 
@@ -49,8 +49,8 @@ def create_object(creation: ObjectCreation) -> CreateObject:
     kind, seen = creation.kind, creation.seen_tenant
     draft = new_draft(kind, creation.one, tenant=kind.owner(creation.one) or seen or "")
     return CreateObject(
-        key=draft.key, origin=creation.origin, claim=creation.claim, draft=draft, subject=kind.singular,
-        seen_tenant=seen,
+        key=draft.key, origin=creation.origin, idempotency_key=creation.idempotency_key, draft=draft,
+        subject=kind.singular, seen_tenant=seen,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ class Claiming(Protocol):
     """A command that may carry an idempotency key."""
 
     @property
-    def claim(self) -> IdempotencyKey | None: ...
+    def idempotency_key(self) -> IdempotencyKey | None: ...
 
 
 C = TypeVar("C", bound=Claiming)
@@ -34,8 +34,8 @@ async def claim(
     """Claim the keys of these commands: the newly claimed ones, and the remembered answers of the others."""
     claims: dict[RequestKey, IdempotencyKey] = {}
     for command in commands:
-        if command.claim is not None:
-            claims.setdefault(command.claim.key, command.claim)
+        if command.idempotency_key is not None:
+            claims.setdefault(command.idempotency_key.key, command.idempotency_key)
     if not claims:
         return set(), {}
     ours = await store.claim(db, list(claims.values()))
@@ -60,10 +60,10 @@ def decide_once(
         key: (one.fingerprint, decode(one.outcome)) for key, one in remembered.items() if one.outcome is not None
     }
     for command in commands:
-        if command.claim is None:
+        if command.idempotency_key is None:
             results.append(decide(command))
             continue
-        key, fingerprint = command.claim
+        key, fingerprint = command.idempotency_key
         if key not in answered:
             answered[key] = (fingerprint, decide(command))
         results.append(answered[key][1] if answered[key][0] == fingerprint else REUSED)
@@ -80,12 +80,13 @@ async def remember(
     outcomes: dict[RequestKey, bytes] = {}
     forgotten: set[RequestKey] = set()
     for command, reply in zip(commands, replies, strict=True):
-        if command.claim is None or command.claim.key not in claimed or command.claim.key in outcomes:
+        key = command.idempotency_key.key if command.idempotency_key is not None else None
+        if key not in claimed or key in outcomes:
             continue
         if isinstance(reply, Refusal) and not reply.remembered:
-            forgotten.add(command.claim.key)
+            forgotten.add(key)
         else:
-            outcomes[command.claim.key] = encode(reply)
+            outcomes[key] = encode(reply)
     if outcomes:
         await store.save_outcomes(db, outcomes)
     if forgotten:

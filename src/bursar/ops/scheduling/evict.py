@@ -19,11 +19,13 @@ async def evict(
     notice: Notice,
     origin: Origin,
     *,
-    claim: IdempotencyKey | None = None,
+    idempotency_key: IdempotencyKey | None = None,
     dry_run: bool = False,
 ) -> Reply:
     """Stop an allocation, and its gang with it."""
-    command = Evict(key=one.key, uid=one.uid, notice=notice, gang=one.gang, origin=origin, claim=claim)
+    command = Evict(
+        key=one.key, uid=one.uid, notice=notice, gang=one.gang, origin=origin, idempotency_key=idempotency_key
+    )
     lane = runtime.trying if dry_run else runtime.binding
     return await lane.submit(command, one.key.namespace)
 

@@ -61,7 +61,7 @@ def create_job(creation: ObjectCreation) -> CreateJob:
     return CreateJob(
         key=draft.key,
         origin=creation.origin,
-        claim=creation.claim,
+        idempotency_key=creation.idempotency_key,
         draft=draft,
         drafts=drafts,
         gang=gang,
@@ -87,13 +87,13 @@ async def cancel(
     job: Stored,
     origin: Origin,
     *,
-    claim: IdempotencyKey | None = None,
+    idempotency_key: IdempotencyKey | None = None,
     grace_seconds: int = GRACE_SECONDS,
     dry_run: bool = False,
 ) -> Reply:
     command = CancelJobCommand(
-        key=job.key, origin=origin, claim=claim, expected=job.revision, tenant=job.tenant, reason=origin.reason,
-        grace_seconds=grace_seconds,
+        key=job.key, origin=origin, idempotency_key=idempotency_key, expected=job.revision, tenant=job.tenant,
+        reason=origin.reason, grace_seconds=grace_seconds,
     )  # fmt: skip
     return await object_ops.change(runtime, job.key, command.next, tenant=job.tenant, dry_run=dry_run, first=job)
 
@@ -107,7 +107,7 @@ async def boost(
     seconds: int,
     reason: str,
     approved_by: str,
-    claim: IdempotencyKey | None = None,
+    idempotency_key: IdempotencyKey | None = None,
     dry_run: bool = False,
 ) -> Reply:
     stored = {
@@ -119,8 +119,9 @@ async def boost(
         "expires": timestamp(now() + timedelta(seconds=seconds)),
     }
     command = BoostJobCommand(
-        key=job.key, origin=origin, claim=claim, expected=job.revision, tenant=job.tenant, boost=stored
-    )
+        key=job.key, origin=origin, idempotency_key=idempotency_key, expected=job.revision, tenant=job.tenant,
+        boost=stored,
+    )  # fmt: skip
     return await object_ops.change(runtime, job.key, command.next, tenant=job.tenant, dry_run=dry_run, first=job)
 
 

@@ -85,7 +85,9 @@ class WriteBatch:
         if not commands:
             return ()
         claimed, remembered = await claim(db, commands)
-        fresh = [command for command in commands if command.claim is None or command.claim.key in claimed]
+        fresh = [
+            command for command in commands if command.idempotency_key is None or command.idempotency_key.key in claimed
+        ]
         batch = await self._read(db, ground or await lock_ground(db, fresh), fresh)
         results = decide(batch, commands, remembered)
         if batch.rises:
@@ -149,7 +151,7 @@ class WriteBatch:
             raise Stale("a counter that existed was removed")
         if rows:
             batch.counters = Counters(batch.tree, counters)
-        if claimed := {name for command in commands for name in command.claims()}:
+        if claimed := {name for command in commands for name in command.claimed_nodes()}:
             await read_claims(db, batch, claimed)
         if heartbeating := {name for command in commands for name in command.heartbeats()}:
             batch.heartbeats = await liveness_store.lock(db, heartbeating)
@@ -232,7 +234,7 @@ async def read_claims(db: Connection, batch: UnitOfWork, names: set[str]) -> Non
 async def lock_fence(db: Connection, commands: Sequence[Command]) -> tuple[int, Ground | None]:
     """Lock the leader's row until the commit, and return its fence; with the `Ground` if no command has an idempotency
     key, because keys are claimed before the tree is locked."""
-    if any(command.claim is not None for command in commands):
+    if any(command.idempotency_key is not None for command in commands):
         return await leader_store.lock(db), None
     if has_gangs(commands):
         fence, version = await leader_store.lock_with_tree(db)
