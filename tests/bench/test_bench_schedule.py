@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from bursar.bench import schedule
 from bursar.bench.main import bench
-from bursar.bench.schedule import TooMuch, _bind_backlog, measure_decisions, require_room
+from bursar.bench.schedule import TooMuch, _bind_backlog, measure_decisions, require_capacity
 from bursar.bench.server import register
 from bursar.ops.runtime.runtime import Runtime
 from bursar.sim.shape import NodeShape
@@ -56,9 +56,9 @@ def test_what_would_wait_for_ever_is_refused_at_once(options: list[str], told: s
 
 
 def test_what_just_fits_is_not_refused() -> None:
-    require_room(nodes=500, allocations=3200, mix="basic", singles=300)
+    require_capacity(nodes=500, allocations=3200, mix="basic", singles=300)
     with pytest.raises(TooMuch):
-        require_room(nodes=500, allocations=3201, mix="basic", singles=300)
+        require_capacity(nodes=500, allocations=3201, mix="basic", singles=300)
 
 
 def test_deciding_on_more_than_fits_ends() -> None:

@@ -55,7 +55,7 @@ class TooMuch(ValueError):
     """A benchmark that the nodes cannot hold; the message has their capacity."""
 
 
-def require_room(*, nodes: int, allocations: int, mix: str, singles: int) -> None:
+def require_capacity(*, nodes: int, allocations: int, mix: str, singles: int) -> None:
     """Refuse work that would stay pending for ever, by its GPUs, the scarcest resource."""
     if mix == "preempt":
         return
@@ -81,7 +81,7 @@ def _gpus(count: int) -> int:
 
 
 async def run(*, nodes: int, allocations: int, mix: str, singles: int, growth: bool, log: Log) -> dict[str, Any]:
-    require_room(nodes=nodes, allocations=allocations, mix=mix, singles=singles)
+    require_capacity(nodes=nodes, allocations=allocations, mix=mix, singles=singles)
     figures: dict[str, Any] = {"bench": "schedule", "nodes": nodes, "allocations": allocations, "mix": mix}
     figures |= measure_decisions(nodes, allocations, mix)
     log(

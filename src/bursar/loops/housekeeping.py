@@ -39,7 +39,7 @@ from bursar.wire.shared.kind import Kind
 
 log = structlog.get_logger()
 
-UPKEEP = Origin("system:upkeep", "delete", "its namespace is being deleted")
+HOUSEKEEPING = Origin("system:upkeep", "delete", "its namespace is being deleted")
 BATCH = 200
 PATIENCE = timedelta(minutes=10)  # before a deleted namespace reports the remaining obstacle
 REST_PER_LOOK = 20.0  # seconds of rest for a namespace that is not empty, per second spent on it
@@ -107,7 +107,7 @@ async def finish_namespaces(
                 await _tell_waiting(runtime, key, left, finalizers_of(item.doc))
             continue
         rests.pop(item.name, None)
-        reply = await object_ops.submit(runtime, DeleteObject(key=key, origin=UPKEEP), tenant="")
+        reply = await object_ops.submit(runtime, DeleteObject(key=key, origin=HOUSEKEEPING), tenant="")
         removed += not isinstance(reply, Refusal)
     return removed
 
@@ -127,7 +127,7 @@ def _waited(doc: bytes) -> timedelta:
 async def _tell_waiting(runtime: Runtime, key: Key, left: Left, own: Sequence[str]) -> None:
     what = f"finalizers of the namespace itself: {', '.join(own)}" if not left.count else left.held
     message = f"waits for {what or 'work that has not stopped'}"
-    reply = await object_ops.submit(runtime, NoteRemaining(key=key, origin=UPKEEP, message=message), tenant="")
+    reply = await object_ops.submit(runtime, NoteRemaining(key=key, origin=HOUSEKEEPING, message=message), tenant="")
     if isinstance(reply, Written):
         log.warning(
             "namespace_not_empty",
@@ -159,7 +159,7 @@ async def _delete(runtime: Runtime, kind: Kind, key: Key) -> bool:
     found = await object_ops.get(runtime, key)
     if isinstance(found, Refusal) or is_ending(found.doc):
         return isinstance(found, Refusal)
-    command = delete_command(kind, found, UPKEEP, preconditions=DeletePreconditions())
+    command = delete_command(kind, found, HOUSEKEEPING, preconditions=DeletePreconditions())
     reply = await object_ops.submit(runtime, command, tenant=found.tenant)
     return getattr(reply, "deleted", False) or (isinstance(reply, Refusal) and reply.code is Code.NOT_FOUND)
 

@@ -71,7 +71,7 @@ from bursar.rpc.prepare import PreparingService
 from bursar.rpc.problem import STATUS
 from bursar.rpc.wipe import hear_wipes, is_wipe, wipe_wanted
 from bursar.store.db.database import Unavailable
-from bursar.store.nodes.heartbeat import ReportedPlacement, SeenBeat, UsageRow, WantedPlace, WantedSet
+from bursar.store.nodes.heartbeat import NodeSession, ReportedPlacement, UsageRow, WantedPlace, WantedSet
 from bursar.wire.kinds.node import node_key
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 
@@ -208,7 +208,7 @@ class _Conversation:
     ) -> HeartbeatHeard:
         stream = self._stream
         generation = self._identity.generation if self._identity is not None else 0
-        seen = SeenBeat(stream.node, stream.session, generation, lease_seconds, self._address(said), said.agent)
+        seen = NodeSession(stream.node, stream.session, generation, lease_seconds, self._address(said), said.agent)
         asked = () if whole else tuple({one.uid: None for one in reports if self._matters(one)})
         heartbeat = Heartbeat(seen, first, asked, self._usages(reports), self._load(said))
         heard = await _until_there(lambda: self._runtime.heartbeating.submit(heartbeat))

@@ -197,7 +197,7 @@ class Hub:
         self._followed = asyncio.Event()
         self._follower: asyncio.Task[None] | None = None
         self._returning: set[str] = set()
-        self._welcoming: asyncio.Task[None] | None = None
+        self._reviving: asyncio.Task[None] | None = None
         self._closed = False
         self.patience = Patience()
         self.credits = CreditPolicy()
@@ -238,8 +238,8 @@ class Hub:
         if standing == Liveness.READY or self._closed:
             return
         self._returning.add(node)
-        if self._welcoming is None:
-            self._welcoming = asyncio.create_task(self._welcome(), name="nodes-alive")
+        if self._reviving is None:
+            self._reviving = asyncio.create_task(self._revive(), name="nodes-alive")
 
     def spread(self, uid: str, nodes: Collection[str]) -> None:
         if len(nodes) > 1:
@@ -259,12 +259,12 @@ class Hub:
         for stream in streams:
             stream.end(STOPPING)
         await asyncio.gather(*(one.task for one in streams), return_exceptions=True)
-        for task in (self._follower, self._welcoming):
+        for task in (self._follower, self._reviving):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    async def _welcome(self) -> None:
+    async def _revive(self) -> None:
         try:
             while self._returning:
                 names, self._returning = sorted(self._returning), set()
@@ -278,7 +278,7 @@ class Hub:
                     )  # fmt: skip
                     await asyncio.sleep(ALIVE_SECONDS)
         finally:
-            self._welcoming = None
+            self._reviving = None
 
     # The change feed.
 

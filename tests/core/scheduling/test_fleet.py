@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bursar.core.nodes.node import WHOLE, NodeCapacity, Shortage, device_list, dominant_fraction, fit, give, take_back
 from bursar.core.objects.ask import Operator as Is
 from bursar.core.objects.ask import Requirement, Shape, Taint, Where
-from bursar.core.scheduling.cycle.placer import room_for
+from bursar.core.scheduling.cycle.placer import fit_counts
 from bursar.core.scheduling.state.fleet import NOWHERE, Fleet
 from bursar.core.scheduling.state.node_filter import NodeFilters
 from bursar.core.scheduling.state.node_reservation import free_devices
@@ -63,7 +63,7 @@ def test_columns_say_what_the_rules_of_a_node_say(
             expected = not isinstance(fit(capacity, requests, exclusive=form.exclusive), Shortage)
             assert fits[other] == expected == fleet.now.fits_at(need, fleet.allocatable, other)
         assert not fits[len(nodes) :].any()
-        assert room_for(fleet, fleet.now, need)[row] == how_many(capacities[row], form)
+        assert fit_counts(fleet, fleet.now, need)[row] == how_many(capacities[row], form)
         assert fleet.node_part(row, form) == (WHOLE if form.exclusive else dominant_fraction(capacities[row], requests))
         if fits[row]:
             devices = free_devices(fleet.now, row, need)

@@ -10,13 +10,13 @@ from bursar.core.objects.object import Key
 from bursar.ops.nodes.heartbeat import Heartbeat, HeartbeatHeard
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.report import report
-from bursar.store.nodes.heartbeat import SeenBeat, UsageRow
+from bursar.store.nodes.heartbeat import NodeSession, UsageRow
 from support.runtime.runtime import TEST, allocation, bind, code, delete, document, end, node
 
 
 def heartbeat(name: str, session: str, *, first: bool = False, asked: tuple[str, ...] = (), **seen: Any) -> Heartbeat:
     usages = tuple(UsageRow(uid, 1, name, 1.0, 0.5, 10, 20, 0.0) for uid in asked)
-    return Heartbeat(SeenBeat(name, session, seen.pop("generation", 0), 120, **seen), first, asked, usages)
+    return Heartbeat(NodeSession(name, session, seen.pop("generation", 0), 120, **seen), first, asked, usages)
 
 
 async def together(runtime: Runtime, *heartbeats: Heartbeat) -> list[HeartbeatHeard | None]:

@@ -13,7 +13,7 @@ from bursar.ops.nodes.x509 import Issued
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.nodes import heartbeat
-from bursar.store.nodes.heartbeat import SeenBeat
+from bursar.store.nodes.heartbeat import NodeSession
 from support.nodes.certificates import new_key, pem_of, request_for
 
 
@@ -68,5 +68,5 @@ async def kept(
 async def advertise(runtime: Runtime, name: str, address: str) -> None:
     """As its first heartbeat would have reported."""
     async with runtime.database.reader() as db:
-        heard = await heartbeat.save_first(db, [SeenBeat(name, f"session-{address}", 0, 0, address, "test")])
+        heard = await heartbeat.save_first(db, [NodeSession(name, f"session-{address}", 0, 0, address, "test")])
     assert name in heard

@@ -72,13 +72,13 @@ async def start(call: Call) -> Outcome:
     reason = wanted.reason.strip()
     if causes := words_faults(reason=reason, user=wanted.user):
         return faulty("claim", causes)
-    whom = await _whom(call, wanted.user.strip())
-    if isinstance(whom, Refusal):
-        return whom
+    claimant = await _claimant(call, wanted.user.strip())
+    if isinstance(claimant, Refusal):
+        return claimant
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
-    tenant, user = whom
+    tenant, user = claimant
     origin = _origin_for(call, f"{tenant}/{user}", reason)
     reply = await ops.claim_node(
         call.context.runtime, found.key.name, origin, reach(call.identity), tenant=tenant, user=user, reason=reason,
@@ -87,7 +87,7 @@ async def start(call: Call) -> Outcome:
     return await written_answer(call, kind_of(call), reply)
 
 
-async def _whom(call: Call, wanted: str) -> tuple[str, str] | Refusal:
+async def _claimant(call: Call, wanted: str) -> tuple[str, str] | Refusal:
     """Resolve the user of a claim as (tenant, user)."""
     identity = call.identity
     first, slash, last = wanted.partition("/")

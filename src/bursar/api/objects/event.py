@@ -91,18 +91,18 @@ def _visible(whose: Reach, tree: Tree, one: AuditLine) -> bool:
         return tenant in tree.tenants and saw(tree, whose, tenant, one.revision)
     kind = BY_NAME.get(one.key.kind)
     # Other objects without a tenant are visible to administrators only.
-    return kind is not None and kind.visible_to_all and not _tells_who(one)
+    return kind is not None and kind.visible_to_all and not _names_actor(one)
 
 
 def _tenant(one: AuditLine) -> str:
     """The tenant that the event concerns; empty for events of the cluster and of administrators."""
-    if not _tells_who(one):
+    if not _names_actor(one):
         return one.tenant
     tenant, of_a_tenant, _ = one.actor.removeprefix("user:").partition("/")
     return tenant if of_a_tenant else ""
 
 
-def _tells_who(one: AuditLine) -> bool:
+def _names_actor(one: AuditLine) -> bool:
     """Whether the event names an actor that only the actor's tenant may see."""
     kind = BY_NAME.get(one.key.kind)
     return kind is not None and one.verb in kind.private_verbs

@@ -66,7 +66,7 @@ class SetReadiness(Command):
             return not_found(self.key)
         now = sighting_of(before, batch.heartbeats.get(self.key.name))
         if self.standing is Liveness.READY:
-            return self._welcome(batch, before, now)
+            return self._back(batch, before, now)
         if now.heartbeat is None or now.heard_since or now.silent_seconds < self.after_seconds:
             return Refusal(Code.STALE, f"node {self.key.name} has sent a heartbeat")
         if now.standing.gone or now.standing is self.standing:
@@ -75,7 +75,7 @@ class SetReadiness(Command):
         message = f"No heartbeat since {at}" + (f"; {self.why}" if self.why else "")
         return batch.put(silenced(batch, before, self.standing, now.heartbeat.at, message), self.origin)
 
-    def _welcome(self, batch: UnitOfWork, before: Stored, now: Sighting) -> Result:
+    def _back(self, batch: UnitOfWork, before: Stored, now: Sighting) -> Result:
         if self.unfence and now.standing is not Liveness.FENCED:
             return not_fenced(self.key)
         if not is_silent(before):

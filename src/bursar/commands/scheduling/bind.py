@@ -229,7 +229,7 @@ def _kept_off(batch: UnitOfWork, member: BindMember) -> Refusal | None:
     for target in member.targets:
         capacity = batch.nodes.get(target.node)
         terms = capacity is not None and (strict or keeps_off(capacity.gate))
-        if capacity is not None and terms and (refusal := _not_welcome(batch, member, capacity, permit)):
+        if capacity is not None and terms and (refusal := _gate_refusal(batch, member, capacity, permit)):
             return refusal
         if capacity is not None and (capacity.claim is not None or member.request.sensitive):
             user = status_of(batch.objects[member.key]).get("user", "")
@@ -238,7 +238,7 @@ def _kept_off(batch: UnitOfWork, member: BindMember) -> Refusal | None:
     return None
 
 
-def _not_welcome(batch: UnitOfWork, member: BindMember, capacity: NodeCapacity, permit: Permit) -> Refusal | None:
+def _gate_refusal(batch: UnitOfWork, member: BindMember, capacity: NodeCapacity, permit: Permit) -> Refusal | None:
     """Check the gate with the allocation's current tolerations and its tenant's current permissions."""
     work = batch.objects[member.key]
     asked, fractional = tolerations_in(work.doc)

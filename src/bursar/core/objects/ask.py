@@ -142,7 +142,7 @@ def claiming(shape: Shape, claimant: str, sensitive: bool) -> Shape:
 
 
 @lru_cache(4096)
-def welcome_at(shape: Shape, tenants: tuple[str, ...]) -> Shape:
+def for_tenants(shape: Shape, tenants: tuple[str, ...]) -> Shape:
     """The shape that may use nodes reserved for these tenants."""
     return replace(shape, where=replace(shape.where, tenants=tenants))
 

@@ -48,8 +48,8 @@ def quota_refusal(subject: str, exceeded: Sequence[Exceeded], sees: Sees = every
     exceeded = visible(exceeded, sees)
     first = exceeded[0]
     # Tenant admins set quotas of namespaces; system admins set limits of tenants and of the system.
-    whom = "your tenant admin" if first.scope.startswith("quota:") else "a system admin"
-    hint = _WAIT if first.used > first.limit and first.scope != ABOVE else _ASK.format(whom)
+    admin = "your tenant admin" if first.scope.startswith("quota:") else "a system admin"
+    hint = _WAIT if first.used > first.limit and first.scope != ABOVE else _ASK.format(admin)
     return Refusal(
         Code.QUOTA_EXCEEDED,
         _message(subject, first),

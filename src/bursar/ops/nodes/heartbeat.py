@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from bursar.store.db.database import LOSSES, Connection, Database, Unavailable
 from bursar.store.nodes import heartbeat as store
-from bursar.store.nodes.heartbeat import ReportedPlacement, SeenBeat, UsageRow, WantedSet
+from bursar.store.nodes.heartbeat import NodeSession, ReportedPlacement, UsageRow, WantedSet
 
 C = TypeVar("C")
 A = TypeVar("A")
@@ -26,7 +26,7 @@ RECALLS_MAX = 32
 class Heartbeat(Struct, frozen=True):
     """One heartbeat: the node, its stream, whether it is the stream's first, the placements asked for, the load."""
 
-    seen: SeenBeat
+    seen: NodeSession
     first: bool = False
     asked: tuple[str, ...] = ()  # uids that the node reports on
     usages: tuple[UsageRow, ...] = ()

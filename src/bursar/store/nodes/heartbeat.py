@@ -30,7 +30,7 @@ _decode_claim = msgspec.json.Decoder(NodeClaim).decode
 LOAD_SECONDS_MAX = 300  # older measurements are outdated
 
 
-class SeenBeat(Struct, frozen=True):
+class NodeSession(Struct, frozen=True):
     """One heartbeat. `generation` is that of the node's certificate; 0 if the listener is insecure and there is
     none."""
 
@@ -95,7 +95,7 @@ class UsageRow(NamedTuple):
     gpu_seconds: float
 
 
-async def save_first(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[str, tuple[str, int]]:
+async def save_first(db: Connection, heartbeats: Sequence[NodeSession]) -> dict[str, tuple[str, int]]:
     """Save the first heartbeats of streams, one per node; each stream replaces its node's previous one.
 
     Returns the accepted nodes, each with its liveness (Ready, or the recorded one) and the time of the heartbeat by the
@@ -110,7 +110,7 @@ async def save_first(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[str
     return {row["node"]: (row["silent"] or Liveness.READY, row["began"]) for row in rows}
 
 
-async def save_next(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[tuple[str, str], str]:
+async def save_next(db: Connection, heartbeats: Sequence[NodeSession]) -> dict[tuple[str, str], str]:
     """Save later heartbeats; return the accepted ones by (node, session), each with the liveness of its node.
 
     Rows are locked in order of node names, as in every statement.
@@ -129,7 +129,7 @@ async def save_next(db: Connection, heartbeats: Sequence[SeenBeat]) -> dict[tupl
     return heard
 
 
-def _heartbeats(heartbeats: Sequence[SeenBeat]) -> tuple[str, str, str, str]:
+def _heartbeats(heartbeats: Sequence[NodeSession]) -> tuple[str, str, str, str]:
     return (
         texts([one.node for one in heartbeats]),
         texts([one.session for one in heartbeats]),

@@ -114,12 +114,12 @@ async def put(db: Connection, capacities: Sequence[NodeCapacity], uids: Mapping[
 
 async def use(db: Connection, capacities: Sequence[NodeCapacity]) -> None:
     """Save the free resources of locked nodes whose other fields are unchanged."""
-    tag = await db.execute(SQL.use, *room_columns(capacities))
+    tag = await db.execute(SQL.use, *capacity_columns(capacities))
     if tag != f"UPDATE {len(capacities)}":
         raise Stale(f"{len(capacities)} nodes to save, but: {tag}")
 
 
-def room_columns(capacities: Sequence[NodeCapacity]) -> tuple[str, ...]:
+def capacity_columns(capacities: Sequence[NodeCapacity]) -> tuple[str, ...]:
     """The free resources of nodes, as columns."""
     return (
         texts([capacity.name for capacity in capacities]),

@@ -49,7 +49,7 @@ async def save_placed(
     ops, columns = _lines(writes)
     parts = node.placement_columns(placed, [places[one.uid] for one in placed])
     saved = await db.fetchrow(
-        SAVE_PLACED, *columns, *quota.delta_columns(tree, changes), *node.room_columns(used), *parts
+        SAVE_PLACED, *columns, *quota.delta_columns(tree, changes), *node.capacity_columns(used), *parts
     )
     _check(saved, ops, {"counted": len(changes), "used": len(used)})
     _number(writes, saved["before"])

@@ -59,7 +59,7 @@ def priority_faults(field: str, value: int) -> list[Cause]:
     return []
 
 
-def _for_whom(document: dict[str, Any]) -> str:
+def _named_tenants(document: dict[str, Any]) -> str:
     if document.get("adminOnly"):
         return "administrators"
     return ",".join(document.get("allowedTenants") or ()) or "<all>"
@@ -78,7 +78,7 @@ PRIORITY_CLASS = Kind(
     columns=(
         column("Value", "value", type="integer"),
         column("Global-Default", "globalDefault", default="False"),
-        Column("For", _for_whom),
+        Column("For", _named_tenants),
         column("Cross-Tenant", "crossTenant", wide=True, default="False"),
     ),
     in_tree=True,

@@ -13,7 +13,7 @@ from itertools import groupby
 import numpy as np
 
 from bursar.core.objects.ask import Ask
-from bursar.core.scheduling.cycle.placer import room_for
+from bursar.core.scheduling.cycle.placer import fit_counts
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.fleet import NodeColumns
 from bursar.core.scheduling.state.node_reservation import NodeReservations, free_devices
@@ -28,12 +28,12 @@ def earliest(
     if not ends.size:
         return None
     first, last = 0, len(ends) - 1
-    found = room_at(cluster, asks, reservations, float(ends[last]))
+    found = capacity_at(cluster, asks, reservations, float(ends[last]))
     if found is None:
         return None
     while first < last:
         middle = (first + last) // 2
-        earlier = room_at(cluster, asks, reservations, float(ends[middle]))
+        earlier = capacity_at(cluster, asks, reservations, float(ends[middle]))
         if earlier is None:
             first = middle + 1
         else:
@@ -41,7 +41,7 @@ def earliest(
     return Reservation(float(ends[last]), found)
 
 
-def room_at(
+def capacity_at(
     cluster: ClusterState, asks: Sequence[Ask], reservations: NodeReservations, at: float
 ) -> tuple[tuple[Ask, int], ...] | None:
     """The slots in which all of these fit at that time; none if they do not."""
@@ -52,7 +52,7 @@ def room_at(
     slots: list[tuple[Ask, int]] = []
     for ask, times in _alike(asks):
         need = fleet.need(ask.shape)
-        counts = np.where(cluster.memory.node_filters.of(ask.shape.where).allowed, room_for(fleet, later, need), 0)
+        counts = np.where(cluster.memory.node_filters.of(ask.shape.where).allowed, fit_counts(fleet, later, need), 0)
         if ask.shape.nodes > 1:
             counts = np.minimum(counts, len(times))
         rows = _rows(counts, ask.shape.nodes, times)

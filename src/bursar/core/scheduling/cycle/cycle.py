@@ -122,7 +122,7 @@ class Cycle:
         slots = tuple((ask, row) for ask in unit.asks for row in self.nominated_rows(ask))
         start = self.cleared_at(slots)
         amounts = [pair for ask in unit.asks for pair in self.cluster.amounts(ask, self.nominated_rows(ask))]
-        if not self._has_room(slots):
+        if not self._has_capacity(slots):
             nominations = tuple(self.cluster.nominated[ask.uid] for ask in unit.asks)
             until = min(one.until for one in nominations)
             self.nominations.keep(
@@ -144,7 +144,7 @@ class Cycle:
         if known is None or start < known.until:
             self.plan.reasons[key] = PendingReason(ReasonCode.PREEMPTING, until=start)
 
-    def _has_room(self, slots: Iterable[tuple[Ask, int]]) -> bool:
+    def _has_capacity(self, slots: Iterable[tuple[Ask, int]]) -> bool:
         """Whether each allocation fits on at least one of its nodes by now; else trying to place them is pointless."""
         fleet = self.cluster.fleet
         rows: dict[str, bool] = {}

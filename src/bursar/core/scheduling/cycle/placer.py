@@ -31,7 +31,7 @@ from bursar.core.values.quantity import is_device
 # The labels by which nodes are close together, the closest first.
 LEVELS = ("rack", "topology.kubernetes.io/rack", "topology.kubernetes.io/zone")
 DOMAINS_TRIED = 3
-ROOM_MAX = 1 << 40  # for shapes without counted requests
+CAPACITY_MAX = 1 << 40  # for shapes without counted requests
 SEARCH_SLOTS_MAX = 16
 SEARCH_STEPS_MAX = 3000
 
@@ -75,7 +75,7 @@ class Placer:
         if not self._plain(slots):
             return len(self._in_turn(slots, None, to_the_end=True))
         fleet, first = self._cluster.fleet, slots[0]
-        counts = np.where(self.scores(first) > NO, room_for(fleet, fleet.now, first.need), 0)
+        counts = np.where(self.scores(first) > NO, fit_counts(fleet, fleet.now, first.need), 0)
         return min(int(np.minimum(counts, len(asks)).sum()), len(slots))
 
     def slot(self, ask: Ask) -> Slot:
@@ -239,7 +239,7 @@ class Placer:
         try:
             for slot in slots:
                 score = self._restricted(slot, _rows_of(slot, taken), only)
-                capacity = np.where(score > NO, room_for(fleet, fleet.now, slot.need)[: score.shape[0]], 0)
+                capacity = np.where(score > NO, fit_counts(fleet, fleet.now, slot.need)[: score.shape[0]], 0)
                 row = int(capacity.argmax())
                 if not capacity[row]:
                     return None
@@ -358,7 +358,7 @@ class Placer:
         """Domains to try: single racks, single zones, then anywhere; of those that suffice, the tightest first."""
         if plain:
             shape, need = slots[0].ask.shape, slots[0].need
-            counts = room_for(self._cluster.fleet, self._cluster.fleet.now, need)
+            counts = fit_counts(self._cluster.fleet, self._cluster.fleet.now, need)
             counts = np.where(self._cluster.memory.node_filters.of(shape.where).allowed, counts, 0)
             if shape.nodes > 1:
                 counts = np.minimum(counts, len(slots) // shape.nodes)  # the slots of one lie on different nodes
@@ -381,11 +381,11 @@ class Placer:
             yield inside if only is None else inside & only
 
 
-def room_for(fleet: Fleet, columns: NodeColumns, need: Need) -> Ints:
+def fit_counts(fleet: Fleet, columns: NodeColumns, need: Need) -> Ints:
     """The number of these that fit on each node."""
     if need.exclusive or need.unknown:
         return columns.fits(need, fleet.allocatable).astype(np.int64)
-    capacity = np.where(columns.open & ~columns.exclusive, ROOM_MAX, 0)
+    capacity = np.where(columns.open & ~columns.exclusive, CAPACITY_MAX, 0)
     for column, amount in need.plain:
         if amount:
             np.minimum(capacity, columns.free[column] // amount, out=capacity)
@@ -398,7 +398,7 @@ def room_for(fleet: Fleet, columns: NodeColumns, need: Need) -> Ints:
 
 def capacity_for(fleet: Fleet, need: Need) -> Ints:
     """The number of these that each node that accepts work would hold if it were empty."""
-    capacity = np.where(fleet.now.open & (not need.unknown), 1 if need.exclusive else ROOM_MAX, 0)
+    capacity = np.where(fleet.now.open & (not need.unknown), 1 if need.exclusive else CAPACITY_MAX, 0)
     for column, amount in need.plain:
         if amount:
             np.minimum(capacity, fleet.allocatable[column] // amount, out=capacity)

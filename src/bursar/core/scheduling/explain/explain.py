@@ -456,10 +456,10 @@ def queues(cluster: ClusterState, waits: WaitStats, now: float) -> tuple[QueueFi
 
 def waiting_by_reason(cluster: ClusterState) -> dict[str, int]:
     """The number of pending allocations by code of reason."""
-    promised = Counter(id(cluster.waiting[uid]) for uid in cluster.nominated)
+    nominated = Counter(id(cluster.waiting[uid]) for uid in cluster.nominated)
     counts = Counter({str(ReasonCode.PREEMPTING): len(cluster.nominated)})
     for group in cluster.groups.values():
-        counts[_code(cluster, group)] += len(group.members) - promised[id(group)]
+        counts[_code(cluster, group)] += len(group.members) - nominated[id(group)]
     return {code: count for code, count in sorted(counts.items()) if count}
 
 

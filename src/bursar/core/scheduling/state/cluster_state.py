@@ -15,7 +15,7 @@ from heapq import heappush
 
 from bursar.core.nodes.node_claim import SENSITIVE
 from bursar.core.objects.allocation import GangKey
-from bursar.core.objects.ask import Ask, Taint, claiming, welcome_at
+from bursar.core.objects.ask import Ask, Taint, claiming, for_tenants
 from bursar.core.objects.charge import Amounts, Charge
 from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey, GangState, UnitKey
 from bursar.core.scheduling.state.fair_share import ShareOf
@@ -197,7 +197,7 @@ class ClusterState:
         """The ask with the tenants of its lineage that nodes are dedicated to. Without such nodes it keeps the generic
         shape."""
         tenants = tuple(sorted(self.fleet.named.intersection(lineage))) if self.fleet.named else ()
-        return ask if ask.shape.where.tenants == tenants else replace(ask, shape=welcome_at(ask.shape, tenants))
+        return ask if ask.shape.where.tenants == tenants else replace(ask, shape=for_tenants(ask.shape, tenants))
 
     def renounce(self, uid: str) -> None:
         """Drop a nomination: the allocation goes back to the queue."""

@@ -77,7 +77,7 @@ def rate(
 
 def _rate(outlook: PackingOutlook, columns: NodeColumns, need: Need, rows: Rows) -> PackingFloats:
     lost = np.maximum(outlook.loss(columns, need, rows), 0.0)
-    score: PackingFloats = 1.0 / (1.0 + lost + FIT_WEIGHT * outlook.room_left(columns, need, rows))
+    score: PackingFloats = 1.0 / (1.0 + lost + FIT_WEIGHT * outlook.capacity_left(columns, need, rows))
     return score
 
 
@@ -187,7 +187,7 @@ class PackingOutlook:
             lost -= self._worth_after(table, columns, capacities, need, rows)
         return lost
 
-    def room_left(self, columns: NodeColumns, need: Need, rows: Rows) -> PackingFloats:
+    def capacity_left(self, columns: NodeColumns, need: Need, rows: Rows) -> PackingFloats:
         """The free capacity left on nodes, in parts of the largest node. Exclusive work leaves the rest of its node."""
         free = columns.free[:, rows].astype(np.float64)
         if not need.exclusive:
