@@ -60,7 +60,8 @@ def pytest_collection_finish() -> None:
 
 def _is_fast(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
-    return not (STARTED & set(item.fixturenames) or hypothesis.is_hypothesis_test(item.obj))
+    starts = STARTED & set(item.fixturenames) or item.get_closest_marker("starts_processes")
+    return not (starts or hypothesis.is_hypothesis_test(item.obj))
 
 
 def _spread(items: list[pytest.Item]) -> None:

@@ -231,6 +231,7 @@ def test_pages_name_no_path_of_somebody_s_machine(path: Path) -> None:
     assert not re.search(r"/(home|Users|work|workspace)/", path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.starts_processes
 @pytest.mark.timeout(DEMO_SECONDS_MAX + 10)
 def test_the_demo_ends_well_and_leaves_nothing_behind() -> None:
     with data_directory() as home:
