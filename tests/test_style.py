@@ -45,6 +45,16 @@ def test_every_module_says_first_what_it_is() -> None:
     assert not silent
 
 
+def test_every_package_names_the_module_to_read_first() -> None:
+    unnamed = []
+    for path in (path for path in MODULES if path.name == "__init__.py"):
+        modules = [one for one in path.parent.glob("*.py") if one != path and "_pb2" not in one.name]
+        first = re.search(r"\b[Rr]ead\s+`([\w/]+\.py)`", path.read_text(encoding="utf-8"))
+        if len(modules) > 1 and (first is None or not (path.parent / first[1]).is_file()):
+            unnamed.append(str(path.relative_to(SOURCE)))
+    assert not unnamed
+
+
 def test_nothing_is_left_for_later() -> None:
     # In two halves, so that this file is not found itself.
     fingerprints = re.compile(rf"\b({'TO' + 'DO'}|{'FIX' + 'ME'}|{'X' + 'XX'})\b")

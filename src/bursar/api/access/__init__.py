@@ -1,1 +1,1 @@
-"""Handlers of tokens, and of the caller's identity and permissions."""
+"""Handlers of tokens, and of the caller's identity and permissions. Read `token.py` first."""

@@ -1,1 +1,1 @@
-"""Handlers of usage reports and their export."""
+"""Handlers of usage reports and their export. Read `tenant_usage.py` first."""

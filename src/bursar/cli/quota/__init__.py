@@ -1,1 +1,1 @@
-"""Commands on tenants and their limits."""
+"""Commands on tenants and their limits. Read `tenant.py` first."""

@@ -1,1 +1,1 @@
-"""Caches of the tenant tree and of the cluster's largest nodes."""
+"""Caches of the tenant tree and of the cluster's largest nodes. Read `tenant_tree.py` first."""

@@ -14,8 +14,8 @@ In the data directory:
     postgres.log    the server's log; the previous one is postgres.log.1
     run/            the socket, when its path is short enough for one; else `socket-dir` says where it is
 
-Read in this order: supervisor (start, restart, stop), directory (paths and locks), account (which user runs the
-server), binaries (which PostgreSQL), process (how a child is started and how orphans are ended).
+Read `supervisor.py` first (start, restart, stop); then `directory.py` (paths and locks), `account.py` (which user runs
+the server), `binaries.py` (which PostgreSQL), `process.py` (how a child is started and how orphans are ended).
 """
 
 from bursar.store.embedded.binaries import Binaries, find_binaries

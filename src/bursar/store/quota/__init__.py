@@ -1,1 +1,1 @@
-"""Quota counters, the tenant tree's rows and its lock, and the sizes of nodes."""
+"""Quota counters, the tenant tree's rows and its lock, and the sizes of nodes. Read `quota.py` first."""

@@ -1,1 +1,1 @@
-"""The leader's row, queries to the leader, and counts of queues."""
+"""The leader's row, queries to the leader, and counts of queues. Read `leader.py` first."""
