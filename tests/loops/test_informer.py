@@ -22,12 +22,10 @@ from bursar.loops.informer import FeedLost, Informer
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import bind as bind_units
-from bursar.ops.scheduling.bind import note
-from bursar.ops.scheduling.evict import evict, preempt
+from bursar.ops.scheduling.placement import bind as bind_units
+from bursar.ops.scheduling.placement import evict, note, preempt, report
 from bursar.ops.scheduling.plan_commands import SCHEDULER
 from bursar.ops.workloads import job as job_ops
-from bursar.ops.workloads.report import report
 from bursar.store.db.database import Connection
 from bursar.store.objects.listing import Query, load_page
 from bursar.wire.kinds.allocation import CHECKPOINT_INTERVAL, DATA_READY

@@ -17,7 +17,7 @@ from bursar.core.scheduling.cycle.plan import SchedulingPolicy
 from bursar.core.values.refusal import Refusal
 from bursar.loops.schedule import Scheduler
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import bind
+from bursar.ops.scheduling.placement import bind
 from bursar.ops.scheduling.plan_commands import bind_commands
 from bursar.store.db.database import Connection
 from support.runtime.runtime import change, end, node

@@ -15,7 +15,7 @@ from bursar.core.credit.shortfall import OUT_OF_CREDIT
 from bursar.core.values.instant import timestamp
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.loops.lease_expiry import end_lapsed
-from bursar.ops.credit import credit, lease_expiry
+from bursar.ops.credit import credit
 from bursar.ops.runtime.runtime import Runtime
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from support.api.site import eventually
@@ -352,7 +352,7 @@ async def test_a_closed_lease_stops_what_it_paid_for_at_once(lab: Served) -> Non
     agent = await joined(lab)
     uid = await begun(lab, agent)
     (lease,) = await leases(lab.runtime)
-    assert await lease_expiry.lapse(lab.runtime, {lease["id"]: lease["paid_until"]}) == {lease["id"]: True}
+    assert await credit.lapse(lab.runtime, {lease["id"]: lease["paid_until"]}) == {lease["id"]: True}
     assert grants(await agent.heartbeat()) == [(uid, 0, True, "fenced", 0)]
 
 
@@ -470,7 +470,7 @@ async def test_a_heartbeat_after_a_jump_of_the_clock_loses_nothing(lab: Served) 
     assert await end_lapsed(lab.runtime, watch, 2000.0) == []
     (number, paid_until), *_ = watch.since
     await agent.heartbeat()
-    assert await lease_expiry.lapse(lab.runtime, {number: paid_until}) == {number: False}, "it was extended meanwhile"
+    assert await credit.lapse(lab.runtime, {number: paid_until}) == {number: False}, "it was extended meanwhile"
 
 
 async def test_what_is_frozen_is_not_overdue_until_it_may_be_no_longer(lab: Served) -> None:

@@ -15,7 +15,7 @@ from bursar.core.objects.object import Key, Stored
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime import feed as feed_module
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.evict import evict
+from bursar.ops.scheduling.placement import evict
 from bursar.sim.shape import NodeShape
 from bursar.sim.work import EXIT, SECONDS
 from bursar.store.nodes import node as node_store

@@ -14,7 +14,7 @@ from bursar.core.nodes.eviction import Notice
 from bursar.core.nodes.node import SIMULATED
 from bursar.core.objects.object import Key, Stored
 from bursar.ops.objects import object as object_ops
-from bursar.ops.scheduling.evict import evict
+from bursar.ops.scheduling.placement import evict
 from bursar.sim.registry import NotSimulated
 from bursar.sim.rest import RestNodes
 from bursar.sim.shape import NodeShape

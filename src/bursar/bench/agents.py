@@ -28,7 +28,7 @@ from bursar.core.objects.object import Key
 from bursar.core.values.refusal import Refusal
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling import bind as bind_ops
+from bursar.ops.scheduling import placement as placement_ops
 from bursar.sim.shape import NodeShape
 
 JOIN_SECONDS_MAX = 300.0
@@ -124,7 +124,7 @@ async def _bind_all(runtime: Runtime, members: list[BindMember], names: list[str
         await asyncio.sleep(0.9 * seconds / len(members))
         placed = msgspec.structs.replace(member, targets=(Target(chance.choice(names)),))
         began = time.time()
-        (reply,) = await bind_ops.bind(runtime, [Bind.unit([placed], BENCH)])
+        (reply,) = await placement_ops.bind(runtime, [Bind.unit([placed], BENCH)])
         if isinstance(reply, Refusal):
             raise RuntimeError(f"cannot bind {member.key.name}: {reply.message}")
         bound[member.key.name] = (began, time.time())

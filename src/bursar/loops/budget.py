@@ -19,7 +19,6 @@ from bursar.core.usage.budget import BudgetState, next_state
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.selector import Op, Selector, SelectorTerm
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.usage.budget_alert import warn
 from bursar.ops.usage.usage_rollup import BudgetUse, load_budget_days, load_budgets
 from bursar.store.db.database import AWAY, RACES
 from bursar.store.objects import listing
@@ -61,7 +60,10 @@ async def review(runtime: Runtime, fence: int | None = None) -> int:
     ]
     changed = 0
     for at in range(0, len(commands), AT_ONCE):
-        replies = await asyncio.gather(*(warn(runtime, command) for command in commands[at : at + AT_ONCE]))
+        # A change of an alert takes the tree's lock in shared mode, so no other writer waits for it.
+        replies = await asyncio.gather(
+            *(runtime.changing.submit(one, one.key.name) for one in commands[at : at + AT_ONCE])
+        )
         if DEPOSED in replies:
             log.info("budgets_deposed", message="another controller leads and reports on budgets")
             break

@@ -12,8 +12,8 @@ import structlog
 
 from bursar.core.values.money import MICROS
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.credit.billing import load_credit_policy
 from bursar.ops.credit.claim_billing import give_back, load_paid_claims, renew, see_to
+from bursar.ops.credit.credit import load_credit_policy
 from bursar.ops.runtime.lane import Overloaded
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import AWAY

@@ -20,7 +20,7 @@ from bursar.commands.objects.object import DeleteObject, DeletePreconditions
 from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.selector import parse_fields
-from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.credit.credit import load_credit_policy
 from bursar.ops.nodes.signing import rotate_old
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now

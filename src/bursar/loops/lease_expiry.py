@@ -13,8 +13,7 @@ import structlog
 
 from bursar.core.credit.lease_expiry import ExpiryWatch
 from bursar.core.values.money import MICROS
-from bursar.ops.credit.billing import load_credit_policy
-from bursar.ops.credit.lease_expiry import lapse
+from bursar.ops.credit.credit import lapse, load_credit_policy
 from bursar.ops.nodes.fence import load_patience
 from bursar.ops.runtime.lane import Overloaded
 from bursar.ops.runtime.runtime import Runtime

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.credit.credit import load_credit_policy
 from bursar.ops.credit.ledger_verify import review
 from bursar.ops.credit.seal import create_partitions, drop_lines, seal
 from bursar.ops.runtime.runtime import Runtime

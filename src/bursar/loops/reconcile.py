@@ -8,7 +8,7 @@ import asyncio
 import structlog
 
 from bursar.core.values.money import MICROS
-from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.credit.credit import load_credit_policy
 from bursar.ops.credit.reconcile import GAP_MICROS, Reconcile, Reconciled, forget_drift, reconcile, tell
 from bursar.ops.credit.usage_events import forget_events
 from bursar.ops.runtime.runtime import Runtime

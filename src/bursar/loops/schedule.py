@@ -33,12 +33,10 @@ from bursar.loops.informer import FeedLost, Informer
 from bursar.loops.leader_query import run_answers
 from bursar.ops.runtime.gc_tuning import calm_collector
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import Bound, bind, note
 from bursar.ops.scheduling.commit_worker import CommitWorker
-from bursar.ops.scheduling.evict import preempt
+from bursar.ops.scheduling.placement import Bound, bind, note, preempt, report
 from bursar.ops.scheduling.plan_commands import bind_commands, fail_command, note_command, preempt_command
 from bursar.ops.usage.usage_rollup import load_budgets
-from bursar.ops.workloads.report import report
 from bursar.store.credit.ledger import CHANNEL as CREDIT_CHANNEL
 from bursar.store.db.database import AWAY, Connection
 from bursar.store.objects.change import CHANNEL

@@ -19,8 +19,8 @@ from bursar.ops.credit.ledger import (
     ExtendBatch,
     ExtendLanes,
     PayerCache,
+    Prices,
 )
-from bursar.ops.credit.price import Prices
 from bursar.ops.credit.usage_events import EVENTS_MAX, Measure, Noted, measure
 from bursar.ops.nodes.heartbeat import HEARTBEATS_MAX, RECALLS_MAX, KeptConnection, hear, recall
 from bursar.ops.nodes.signing import Signing

@@ -35,8 +35,8 @@ from bursar.core.values.certificate import NodeIdentity
 from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.core.values.replace import replace
+from bursar.ops.credit.credit import note_shortfalls
 from bursar.ops.credit.ledger import Extend
-from bursar.ops.credit.shortfall import note_shortfalls
 from bursar.ops.nodes.capacity import report_capacity, report_isolation
 from bursar.ops.nodes.heartbeat import Heartbeat, HeartbeatHeard
 from bursar.ops.nodes.node_ca import renew
@@ -44,7 +44,7 @@ from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.lane import Closed, Overloaded, put_all
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.workloads.report import report
+from bursar.ops.scheduling.placement import report
 from bursar.rpc.codec import (
     ENDS,
     GRACE_SECONDS,

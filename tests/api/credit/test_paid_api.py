@@ -20,7 +20,7 @@ from bursar.core.objects.object import Key
 from bursar.loops.schedule import run_schedule
 from bursar.ops.credit.agentless_billing import pay_on
 from bursar.ops.scheduling.leader import resign, stand
-from bursar.ops.workloads.report import report
+from bursar.ops.scheduling.placement import report
 from support.api.site import TABLE, Document, Reply, Site, allocation, eventually
 from support.credit.ledgers import funded, priced
 from support.credit.paying import account

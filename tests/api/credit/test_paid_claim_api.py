@@ -3,7 +3,7 @@
 import pytest
 
 from bursar.loops.claims import keep_claims
-from bursar.ops.credit.lease_expiry import lapse
+from bursar.ops.credit.credit import lapse
 from support.api.credit_site import Bank, bank, code
 from support.api.site import Site, allocation
 from support.credit.paying import leases, machine

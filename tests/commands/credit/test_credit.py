@@ -10,13 +10,13 @@ from bursar.commands.credit.credit import (
     CloseLeaseCommand,
     DropPrice,
     ExtendLeaseCommand,
+    Lapse,
     OpenLease,
     PutAccount,
     PutPrice,
     Refund,
     TopUp,
 )
-from bursar.commands.credit.lease_expiry import Lapse
 from bursar.commands.credit.ledger import Credit, LedgerBatch, Receipt
 from bursar.core.credit.account import Account, Owner
 from bursar.core.credit.lease import Lease, LeaseState

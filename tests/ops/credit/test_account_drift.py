@@ -10,8 +10,7 @@ from bursar.core.credit.account import Owner
 from bursar.core.credit.lease import Lease
 from bursar.core.values.money import credits_of, nanocredits
 from bursar.loops.reconcile import reconciler
-from bursar.ops.credit.billing import load_credit_policy
-from bursar.ops.credit.credit import put_account, top_up
+from bursar.ops.credit.credit import load_credit_policy, put_account, top_up
 from bursar.ops.credit.reconcile import Reconcile, forget_drift
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as ledger_store

@@ -10,7 +10,7 @@ import pytest
 from bursar.core.objects.allocation import Phase
 from bursar.core.values.money import MICROS, nanocredits
 from bursar.ops.credit.agentless_billing import pay_on
-from bursar.ops.credit.lease_expiry import lapse
+from bursar.ops.credit.credit import lapse
 from bursar.ops.runtime.runtime import Runtime
 from support.credit.ledgers import assert_books_balance, funded, pass_time, stop_clock
 from support.credit.paying import WINDOW, account, ended, ends, leases, paid_nodes

@@ -15,9 +15,8 @@ from bursar.core.values.money import AMOUNT_MAX, MICROS, NANO, credits_of, nanoc
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.credit import credit
 from bursar.ops.credit import ledger as ledger_ops
-from bursar.ops.credit.ledger import CreditBatch, Extend, PayerCache, ledger_for, ledger_key
+from bursar.ops.credit.ledger import CreditBatch, Extend, PayerCache, Prices, ledger_for, ledger_key
 from bursar.ops.credit.ledger_verify import prove_present
-from bursar.ops.credit.price import Prices
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as store

@@ -14,8 +14,7 @@ from bursar.ops.credit import credit
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import bind
-from bursar.ops.scheduling.evict import preempt
+from bursar.ops.scheduling.placement import bind, preempt
 from support.credit.ledgers import LAB, assert_books_balance, funded, priced, receipt, stop_clock
 from support.credit.paying import (
     account,

@@ -16,7 +16,7 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.credit import credit, ledger
 from bursar.ops.credit.ledger import Extend
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import bind
+from bursar.ops.scheduling.placement import bind
 from support.credit.ledgers import LAB, assert_books_balance, funded, pass_time, receipt, stop_clock
 from support.credit.paying import account, assert_all_is_paid, ends, leases, paid_nodes, state
 from support.runtime.runtime import TEST, allocation, bind_unit, code, delete, member, opened

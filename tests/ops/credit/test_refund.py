@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from bursar.commands.credit.credit import CloseLeaseCommand, ExtendLeaseCommand, PutAccount
-from bursar.commands.credit.lease_expiry import Lapse
+from bursar.commands.credit.credit import CloseLeaseCommand, ExtendLeaseCommand, Lapse, PutAccount
 from bursar.commands.credit.ledger import Receipt
 from bursar.core.credit.account import Owner
 from bursar.core.credit.billing_terms import CreditPolicy

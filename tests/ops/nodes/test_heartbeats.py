@@ -9,7 +9,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key
 from bursar.ops.nodes.heartbeat import Heartbeat, HeartbeatHeard
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.workloads.report import report
+from bursar.ops.scheduling.placement import report
 from bursar.store.nodes.heartbeat import NodeSession, UsageRow
 from support.runtime.runtime import TEST, allocation, bind, code, delete, document, end, node
 

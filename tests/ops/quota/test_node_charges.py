@@ -16,7 +16,7 @@ from bursar.core.objects.object import Key, Stored
 from bursar.core.quota.quota import Counter
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling import bind as bind_ops
+from bursar.ops.scheduling import placement as placement_ops
 from bursar.store.nodes import node as node_store
 from bursar.wire.kinds.registry import BY_NAME
 from support.runtime.runtime import (
@@ -122,10 +122,10 @@ async def test_a_plan_for_a_node_that_has_changed_is_stale(runtime: Runtime) -> 
     stored = await get(runtime, "Allocation", "default", "a")
     command = Bind.one(key=stored.key, origin=TEST, targets=(Target("n1", 1),), request=request_in(stored.doc))
     await change(runtime, "Node", "", "n1", unschedulable=False)
-    (answer,) = await bind_ops.bind(runtime, [command])
+    (answer,) = await placement_ops.bind(runtime, [command])
     assert (code(answer), refusal(answer).message) == ("stale", "node n1 has changed since the plan was made")
     again = Bind.one(key=stored.key, origin=TEST, targets=(Target("n1", 2),), request=request_in(stored.doc))
-    (answer,) = await bind_ops.bind(runtime, [again])
+    (answer,) = await placement_ops.bind(runtime, [again])
     assert code(answer) == "ok"
 
 

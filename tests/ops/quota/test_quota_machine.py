@@ -20,7 +20,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.refusal import Refusal
 from bursar.ops.objects import object as object_ops
-from bursar.ops.scheduling.evict import evict
+from bursar.ops.scheduling.placement import evict
 from bursar.ops.usage.usage_rollup import roll
 from bursar.wire.kinds.registry import BY_NAME
 from support.runtime.postgres import PostgresServer

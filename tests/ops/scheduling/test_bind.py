@@ -15,11 +15,11 @@ from bursar.core.objects.object import Key, Origin
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.objects import object as object_ops
-from bursar.ops.runtime import lane_plan
+from bursar.ops.runtime import lane
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import bind as bind_all
-from bursar.ops.scheduling.bind import note
 from bursar.ops.scheduling.leader import stand
+from bursar.ops.scheduling.placement import bind as bind_all
+from bursar.ops.scheduling.placement import note
 from bursar.store.nodes import node as node_store
 from support.runtime.runtime import (
     TEST,
@@ -209,7 +209,7 @@ async def test_notes_carry_the_fence_too(runtime: Runtime) -> None:
 async def test_a_plan_longer_than_what_is_fed_at_once_is_answered_in_its_order(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_plan, "FEED_MAX", 7)
+    monkeypatch.setattr(lane, "FEED_MAX", 7)
     await node(runtime, "n1", gpu=8)
     await node(runtime, "n2", gpu=100)
     names = [f"job-{number}" for number in range(30)]

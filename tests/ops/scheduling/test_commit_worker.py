@@ -19,8 +19,8 @@ from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling import commit_worker as worker_module
-from bursar.ops.scheduling.bind import Bound, bind
 from bursar.ops.scheduling.commit_worker import CommitOutcome, CommitWorker
+from bursar.ops.scheduling.placement import Bound, bind
 from bursar.store.db.database import Connection, Unavailable
 from support.runtime.runtime import TEST, allocation, code, get, member, node, opened
 from support.scheduling.evictions import assert_books_balance

@@ -13,8 +13,8 @@ from bursar.core.objects.object import Stored
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling import bind as bind_ops
-from bursar.ops.scheduling.evict import preempt
+from bursar.ops.scheduling import placement as placement_ops
+from bursar.ops.scheduling.placement import preempt
 from bursar.store.nodes import node as node_store
 from support.api.site import eventually
 from support.runtime.runtime import (
@@ -60,7 +60,7 @@ async def test_evicted_work_says_why_it_waits_now_beside_why_it_was_stopped(runt
     uid = (await stored(runtime, "low")).uid
     note = NotePending(key=key("low"), origin=TEST, uid=uid, reason="no_capacity", message="no node has 1 GPU free")
     for _ in range(2):
-        assert code((await bind_ops.note(runtime, [note]))[0]) == "ok"
+        assert code((await placement_ops.note(runtime, [note]))[0]) == "ok"
     told = await status(runtime, "low")
     assert (told["reason"], told["message"]) == ("Preempted", "Preempted by prod/urgent")
     (condition,) = told["conditions"]

@@ -15,8 +15,8 @@ from bursar.core.objects.object import Origin
 from bursar.core.values.idempotency import IdempotencyKey, RequestKey
 from bursar.core.values.refusal import Refusal
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.bind import bind, note
 from bursar.ops.scheduling.leader import resign, stand
+from bursar.ops.scheduling.placement import bind, note
 from bursar.store.db.database import RACES, Connection, connect
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store

@@ -12,7 +12,6 @@ from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Refusal
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.usage.budget_alert import warn
 from bursar.store.objects import change as change_store
 from support.runtime.runtime import change, code, delete, node, opened, refusal, tenant
 from support.scheduling.schedulers import edit, term
@@ -36,9 +35,8 @@ async def tell(runtime: Runtime, gpu_hours: float, node_hours: float = 0.0, **ch
     uid = changed.pop("uid", None) or (await stored(runtime)).uid
     given = {"days": 90, "source": "internal", **changed}
     origin = Origin(BUDGETS, "review")
-    return await warn(
-        runtime, Warn(key=KEY, origin=origin, uid=uid, gpu_hours=gpu_hours, node_hours=node_hours, **given)
-    )
+    command = Warn(key=KEY, origin=origin, uid=uid, gpu_hours=gpu_hours, node_hours=node_hours, **given)
+    return await runtime.changing.submit(command, KEY.name)
 
 
 async def conditions(runtime: Runtime) -> dict[str, str]:

@@ -19,8 +19,7 @@ from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.feed import FedChange
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.evict import evict
-from bursar.ops.workloads.report import report
+from bursar.ops.scheduling.placement import evict, report
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import change as change_store
 from bursar.store.objects.listing import Query

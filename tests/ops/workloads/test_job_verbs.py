@@ -17,8 +17,8 @@ from bursar.core.values.replace import replace
 from bursar.loops.housekeeping import finish_namespaces
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Runtime
+from bursar.ops.scheduling import placement as placement_ops
 from bursar.ops.workloads import job as job_ops
-from bursar.ops.workloads import report as report_ops
 from bursar.ops.workloads.job_controller import step
 from bursar.wire.kinds.registry import BY_NAME
 from support.runtime.runtime import (
@@ -57,7 +57,7 @@ async def test_cancelling_what_runs_waits_for_its_end(lab: Runtime) -> None:
     assert cancelling["message"] == "Graceful cancellation initiated, 60s grace period"
     assert cancelling["cancellationReason"] == "superseded"
     assert await phases(lab) == {"train-0": "Terminating", "train-1": "Terminating"}
-    one = document(await report_ops.report(lab, _running("train-0")))
+    one = document(await placement_ops.report(lab, _running("train-0")))
     assert one["metadata"]["deletionGracePeriodSeconds"] == 60
     await finish(lab, "train-0", phase=Phase.CANCELLED)
     await step(lab, key())

@@ -13,8 +13,8 @@ from bursar.core.objects.object import Key, Stored
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.runtime import Runtime
+from bursar.ops.scheduling import placement as placement_ops
 from bursar.ops.workloads import job_controller
-from bursar.ops.workloads import report as report_ops
 from bursar.ops.workloads.job_controller import Stepped, step
 from bursar.store.objects import change as change_store
 from support.runtime.runtime import (
@@ -195,7 +195,7 @@ async def test_a_gang_whose_member_failed_is_tried_again_as_a_set(lab: Runtime) 
     failing = Report(
         key=Key("Allocation", "lab", "train-1"), origin=TEST, phase=Phase.FAILED, exit_code=5, gang="train", node="n1"
     )
-    await report_ops.report(lab, failing)
+    await placement_ops.report(lab, failing)
     await step(lab, key())
     assert await phases(lab) == {"train-0": "Succeeded", "train-1": "Failed", "train-2": "Terminating"}
     stopped = msgspec.json.decode((await get(lab, "Allocation", "lab", "train-2")).status)
@@ -294,7 +294,7 @@ async def test_what_fails_is_tried_again_under_another_name_until_the_limit(lab:
     await job(lab, backoffLimit=1)
     await run(lab, "train-0")
     command = Report(key=Key("Allocation", "lab", "train-0"), origin=TEST, phase=Phase.FAILED, reason="OOMKilled")
-    await report_ops.report(lab, command)
+    await placement_ops.report(lab, command)
     await step(lab, key())
     assert await phases(lab) == {"train-0": "Failed", "train-0-1": "Pending"}
     assert (await status(lab))["failedTries"] == {"0": 1}

@@ -15,7 +15,7 @@ from bursar.ops.lifecycle.create import create_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.evict import preempt
+from bursar.ops.scheduling.placement import preempt
 from bursar.ops.workloads.priority import Priorities
 from bursar.wire.kinds.registry import BY_NAME
 from support.runtime.runtime import (

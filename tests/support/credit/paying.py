@@ -12,7 +12,7 @@ from bursar.core.objects.object import Key, Origin
 from bursar.ops.lifecycle.create import create_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.workloads.report import report
+from bursar.ops.scheduling.placement import report
 from bursar.wire.kinds.registry import BY_NAME
 from support.credit.ledgers import priced
 from support.runtime.runtime import TEST, change, code, create, get

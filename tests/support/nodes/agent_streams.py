@@ -21,7 +21,7 @@ from bursar.ops.nodes.x509 import OUR_LIFE
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.feed import Feed
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling import evict as evict_ops
+from bursar.ops.scheduling import placement as placement_ops
 from bursar.rpc.serve import opened_grpc
 from bursar.wire.scheduler.v1 import node_agent_pb2 as pb
 from bursar.wire.scheduler.v1 import node_agent_pb2_grpc as pb_grpc
@@ -137,7 +137,7 @@ async def placed(runtime: Runtime, name: str, *nodes: str, spec: Any = None, **r
 async def evict(runtime: Runtime, name: str, grace_seconds: int = 30) -> None:
     stored = await object_ops.get(runtime, Key("Allocation", "default", name))
     notice = Notice("Preempted", "Admin", "user:test", "make room", grace_seconds)
-    document(await evict_ops.evict(runtime, stored, notice, TEST))  # type: ignore[arg-type]
+    document(await placement_ops.evict(runtime, stored, notice, TEST))  # type: ignore[arg-type]
 
 
 async def shown(runtime: Runtime, name: str, space: str = "default") -> Any:

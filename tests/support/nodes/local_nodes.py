@@ -23,7 +23,7 @@ from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.feed import Feed, FeedLagging
 from bursar.ops.runtime.lane import Closed, Overloaded
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.workloads.report import report
+from bursar.ops.scheduling.placement import report
 from bursar.sim.drive import Answer, Drive, DriveTrouble, SimPace
 from bursar.sim.node import NodeReport, Nodes
 from bursar.sim.work import SimDocument, SimStatus, SimWork, places, read_work

@@ -26,7 +26,7 @@ from bursar.ops.lifecycle.create import create_command
 from bursar.ops.objects import object as object_ops
 from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.workloads import report as report_ops
+from bursar.ops.scheduling import placement as placement_ops
 from bursar.store.db.database import Connection, Database
 from bursar.store.objects import object as object_store
 from bursar.store.quota import quota as quota_store
@@ -173,7 +173,7 @@ async def end(runtime: Runtime, namespace: str, name: str, phase: Phase = Phase.
     stored = await object_ops.get(runtime, key)
     if isinstance(stored, Refusal):
         return stored
-    return await report_ops.report(runtime, Report(key=key, origin=TEST, phase=phase, gang=stored.gang))
+    return await placement_ops.report(runtime, Report(key=key, origin=TEST, phase=phase, gang=stored.gang))
 
 
 def document(reply: Reply) -> dict[str, Any]:

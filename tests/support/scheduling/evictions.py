@@ -11,8 +11,7 @@ from bursar.core.objects.allocation import Phase
 from bursar.core.objects.charge import Amounts
 from bursar.core.objects.object import Key, Stored
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.evict import evict
-from bursar.ops.workloads.report import report
+from bursar.ops.scheduling.placement import evict, report
 from bursar.store.nodes import node as node_store
 from support.runtime.runtime import TEST, allocation, assert_counters_equal_charges, bind, code, get, one_moment
 from support.usage.hourly import assert_hours_agree

@@ -37,7 +37,7 @@ from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.core.values.selector import parse_fields
 from bursar.ops.runtime.feed import FedChange, FeedLagging
-from bursar.ops.scheduling import evict as ops
+from bursar.ops.scheduling import placement as ops
 from bursar.store.db.database import AWAY
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query

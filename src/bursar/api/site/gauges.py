@@ -9,7 +9,7 @@ from bursar.core.credit.drift import first_hour
 from bursar.core.credit.hash_chain import Check
 from bursar.core.usage.budget import used_fraction
 from bursar.core.values.money import MICROS, NANO
-from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.credit.credit import load_credit_policy
 from bursar.ops.credit.seal import load_standing
 from bursar.ops.objects.webhook import list_webhooks
 from bursar.ops.runtime.clock import now

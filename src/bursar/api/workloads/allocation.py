@@ -22,7 +22,7 @@ from bursar.core.values.patch import PatchError, json_patch, merge, strategic
 from bursar.core.values.quantity import format_granted
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.core.values.selector import SelectorError, parse
-from bursar.ops.workloads.report import report
+from bursar.ops.scheduling.placement import report
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
 from bursar.wire.kinds.allocation import AllocationStatus

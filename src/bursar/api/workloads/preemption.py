@@ -15,7 +15,7 @@ from bursar.core.objects.object import Key, Stored
 from bursar.core.values.quantity import format_granted
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault
 from bursar.ops.objects.object import get
-from bursar.ops.scheduling import evict as ops
+from bursar.ops.scheduling import placement as ops
 from bursar.wire.shared.document import encode
 from bursar.wire.to_scheduler.ask import queue_profile_of
 

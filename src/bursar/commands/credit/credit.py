@@ -1,6 +1,6 @@
-"""Commands of the ledger that users send: top up, refund, adjust, lease by name, set limits and prices.
+"""Commands of the ledger: top up, refund, adjust, lease by name, close expired leases, set limits and prices.
 
-Each is decided under locks, once per request_id, whose answer is kept for ever.
+Each is decided under locks; those of users once per request_id, whose answer is kept for ever.
 """
 
 from __future__ import annotations
@@ -161,6 +161,22 @@ class CloseLeaseCommand(_OfLease):
         if self.measured is not None and self.measured < 0:
             return invalid("the measured time must not be negative")
         batch.ledger.close(lease, self.measured)
+        return batch.receipt(batch.ledger.accounts[lease.account], lease=lease)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lapse(_OfLease):
+    """Close a lease, if its `paid_until` has not changed."""
+
+    paid_until: int
+
+    def decide(self, batch: LedgerBatch, /) -> Receipt | Refusal:
+        lease = batch.open_lease(self.number)
+        if lease is None:
+            return no_lease(self.number)
+        if lease.paid_until != self.paid_until:
+            return Refusal(Code.STALE, f"{lease_name(self.number)} was extended")
+        batch.ledger.lapse(lease)
         return batch.receipt(batch.ledger.accounts[lease.account], lease=lease)
 
 

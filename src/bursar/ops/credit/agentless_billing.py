@@ -17,9 +17,9 @@ from bursar.core.nodes.eviction import Notice
 from bursar.core.objects.allocation import Phase
 from bursar.core.objects.object import Origin
 from bursar.core.values.refusal import Refusal
+from bursar.ops.credit.credit import note_shortfalls
 from bursar.ops.credit.ledger import Extend, extend
-from bursar.ops.credit.shortfall import note_shortfalls
-from bursar.ops.runtime.lane_plan import feed
+from bursar.ops.runtime.lane import feed
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import agentless_billing as store
 from bursar.store.credit.agentless_billing import PaidPlace

@@ -25,7 +25,7 @@ from bursar.core.values.access import Reach
 from bursar.ops.credit.ledger import Extend, extend
 from bursar.ops.nodes.claim import release_node
 from bursar.ops.nodes.drain import placed_there
-from bursar.ops.runtime.lane_plan import feed
+from bursar.ops.runtime.lane import feed
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.nodes import node as node_store

@@ -20,10 +20,10 @@ from bursar.commands.credit.ledger import Credit, LedgerBatch, Receipt
 from bursar.core.credit.account import Account, Owner
 from bursar.core.credit.lease import Grant, fenced, lease_name
 from bursar.core.credit.ledger import Ledger
+from bursar.core.credit.price import PriceList
 from bursar.core.quota.tenant_tree import Tree
 from bursar.core.values.idempotency import IdempotencyKey, RequestKey
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.credit.price import Prices
 from bursar.ops.quota.tenant_tree import TreeCache
 from bursar.ops.runtime.idempotency import claim, decide_once, remember
 from bursar.ops.runtime.lane import Lane, Overloaded, put_all, raise_first
@@ -40,6 +40,26 @@ EXTENSIONS_MAX = 768
 CREDITS_MAX = 256
 KNOWN_MAX = 500_000
 SCOPE = "ledger:"  # of idempotency keys that are kept for ever
+
+
+class Prices:
+    """The price cache of one process. The version read under locks shows whether it is complete."""
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._list = PriceList()
+
+    async def at(self, db: Connection, version: int) -> PriceList:
+        """The prices of this version, or of a later one."""
+        if self._version != version:
+            # The version is read first: prices read afterwards are of that version or a later one.
+            version = await price_store.load_version(db)
+            self._list, self._version = await price_store.load_all(db), version
+        return self._list
+
+    async def refresh(self, db: Connection) -> PriceList:
+        """The current prices, for callers that only read."""
+        return await self.at(db, await price_store.load_version(db))
 
 
 async def ledger_for(

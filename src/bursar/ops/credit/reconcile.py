@@ -19,7 +19,7 @@ from bursar.core.credit.ledger import Ledger
 from bursar.core.credit.price import PriceList
 from bursar.core.credit.usage_events import measured, micros_of
 from bursar.core.values.money import MICROS, credits_of
-from bursar.ops.credit.billing import load_credit_policy
+from bursar.ops.credit.credit import load_credit_policy
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.credit import reconcile as store

@@ -24,7 +24,7 @@ from bursar.core.values.refusal import Refusal
 from bursar.ops.objects.object import get
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.runtime import Runtime
-from bursar.ops.scheduling.evict import evict
+from bursar.ops.scheduling.placement import evict
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import object as object_store
 from bursar.wire.kinds.node import node_key

@@ -22,7 +22,7 @@ from bursar.core.objects.object import Origin, Stored
 from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Refusal
 from bursar.ops.objects.object import get
-from bursar.ops.runtime.lane_plan import feed
+from bursar.ops.runtime.lane import feed
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.nodes import node as node_store
 from bursar.store.objects import object as object_store

@@ -17,6 +17,8 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from bursar.commands.command import Command, Reply
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.runtime import metrics
 from bursar.store.db.database import Unavailable
 
@@ -33,6 +35,7 @@ log = structlog.get_logger()
 HOLD_SECONDS = 0.1
 BATCH_MIN = 64
 BYTES_MAX = 64 << 20
+FEED_MAX = 2048  # commands of a plan that are queued at once
 
 
 class Overloaded(Exception):
@@ -337,3 +340,23 @@ class Lane(Generic[C, A]):
         middle = len(commands) // 2
         left = await self._isolate(run, commands[:middle], fresh=False)
         return left + await self._isolate(run, commands[middle:], fresh=False)
+
+
+# The commands of a plan: all of them, in order, without shedding the commands of other callers.
+
+
+async def feed(lane: Lane[Command, Reply], commands: Sequence[Command]) -> list[Reply]:
+    """Put many commands into a lane, in their order, and wait for all their answers; a full lane refuses."""
+    replies: list[Reply] = []
+    for start in range(0, len(commands), FEED_MAX):
+        some = [(command, command.key.namespace) for command in commands[start : start + FEED_MAX]]
+        replies += [_reply(answer) for answer in await lane.put_together(some)]
+    return replies
+
+
+def _reply(answer: Reply | BaseException) -> Reply:
+    if not isinstance(answer, BaseException):
+        return answer
+    if isinstance(answer, Overloaded):
+        return Refusal(Code.OVERLOADED, str(answer), retry_after_seconds=answer.retry_after_seconds)
+    raise answer

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from bursar.commands.credit.ledger import Credit, Receipt
     from bursar.core.objects.object import Key, Stored
     from bursar.core.values.refusal import Refusal
-    from bursar.ops.credit.ledger import ExtendLanes
-    from bursar.ops.credit.price import Prices
+    from bursar.ops.credit.ledger import ExtendLanes, Prices
     from bursar.ops.credit.usage_events import Measure, Noted
     from bursar.ops.nodes.heartbeat import Heartbeat, HeartbeatHeard, KeptConnection
     from bursar.ops.nodes.signing import Signing

@@ -1,4 +1,4 @@
-"""Verbs of the scheduler: committing plans, leader election, questions to the leader, cost estimates.
+"""Verbs of the scheduler: plans, evictions, reports of nodes, leader election, questions to the leader, cost estimates.
 
-Read `bind.py` first. Its commands are in `commands/scheduling/`.
+Read `placement.py` first. Its commands are in `commands/scheduling/`.
 """

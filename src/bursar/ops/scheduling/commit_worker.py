@@ -26,7 +26,7 @@ from bursar.commands.scheduling.bind import Bind, BindMember
 from bursar.core.objects.object import Origin
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.runtime.transaction import notify_watchers
-from bursar.ops.scheduling.bind import Bound, bind
+from bursar.ops.scheduling.placement import Bound, bind
 from bursar.store.db.database import Unavailable
 
 log = structlog.get_logger()

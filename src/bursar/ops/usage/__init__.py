@@ -1,1 +1,1 @@
-"""Rolling usage up into hours, and budget alerts. Read `usage_rollup.py` first."""
+"""Rolling usage up into hours."""

@@ -1,4 +1,4 @@
-"""Verbs on allocations and jobs: reports of nodes, creating jobs, the job controller, dry runs, effective priorities.
+"""Verbs on allocations and jobs: creating jobs, the job controller, dry runs, effective priorities.
 
 Read `job_controller.py` first. Their commands are in `commands/workloads/`.
 """

@@ -24,8 +24,7 @@ from bursar.core.quota.quota import Counter, Counters
 from bursar.core.quota.tenant_tree import Row, Tree, rows_of
 from bursar.core.values.idempotency import RequestKey
 from bursar.ops.access.audit import token_note
-from bursar.ops.credit.ledger import ledger_for
-from bursar.ops.credit.price import Prices
+from bursar.ops.credit.ledger import Prices, ledger_for
 from bursar.ops.nodes.capacity import warn_of_rises
 from bursar.ops.quota.tenant_tree import TreeCache
 from bursar.ops.runtime.clock import new_uid
