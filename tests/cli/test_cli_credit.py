@@ -138,7 +138,7 @@ def test_accounts_are_opened_suspended_and_listed(shell: Shell) -> None:
 
 
 def test_who_names_no_account_that_exists_is_told_how_to_open_one(shell: Shell) -> None:
-    assert "hint: Say whose: TENANT" in shell("balance", code=1).stderr.replace(shell.tenant, "TENANT")
+    assert "hint: Name TENANT" in shell("balance", code=1).stderr.replace(shell.tenant, "TENANT")
     nobody = shell("credit topup 5 --account TENANT/bob", code=3)
     assert nobody.stderr.endswith(f"bursar credit open {shell.tenant}/bob\n")
     nowhere = shell("credit topup 5 --account TENANT-x", code=3)
