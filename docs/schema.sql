@@ -70,6 +70,20 @@ CREATE TABLE allocation_usage (
 ) WITH (fillfactor=70);
 CREATE INDEX allocation_usage_at ON allocation_usage USING brin (at) WITH (autosummarize='on');
 
+CREATE TABLE approval (
+    kind      text COLLATE "C" NOT NULL,
+    namespace text COLLATE "C" NOT NULL,
+    name      text COLLATE "C" NOT NULL,
+    tenant    text COLLATE "C" NOT NULL,
+    gate      text COLLATE "C" NOT NULL,
+    since     text COLLATE "C" NOT NULL,
+    due       text COLLATE "C" NOT NULL,
+    CONSTRAINT approval_key PRIMARY KEY (kind, namespace, name)
+);
+CREATE INDEX approval_due ON approval USING btree (due) WHERE (due <> ''::text);
+CREATE INDEX approval_of_tenant ON approval USING btree (tenant, since, kind, namespace, name) WHERE (gate <> ''::text);
+CREATE INDEX approval_open ON approval USING btree (gate, since, kind, namespace, name) WHERE (gate <> ''::text);
+
 CREATE TABLE authority (
     id          integer                  NOT NULL DEFAULT 1,
     certificate text                     NOT NULL,
@@ -545,6 +559,8 @@ CREATE TABLE token (
     revoked_by text,
     used_key   bytea,
     tenant_uid text COLLATE "C"         NOT NULL DEFAULT ''::text,
+    tenants    text[]                   NOT NULL DEFAULT '{}'::text[],
+    gates      text[]                   NOT NULL DEFAULT '{}'::text[],
     CONSTRAINT token_pkey PRIMARY KEY (id)
 );
 

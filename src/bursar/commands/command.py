@@ -32,6 +32,12 @@ Result: TypeAlias = Write | tuple[Write, ...] | Refusal | Any
 Reply: TypeAlias = Written | tuple[Written, ...] | Refusal | Any
 
 
+class Answers(Struct, frozen=True):
+    """The results of a command of several parts, each with its own answer."""
+
+    each: tuple[Result, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """One operation on one object. `decide` is called under locks, after everything named here was read."""

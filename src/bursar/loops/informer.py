@@ -16,6 +16,7 @@ import structlog
 from bursar.core.nodes.node import NodeCapacity
 from bursar.core.nodes.node_claim import SENSITIVE
 from bursar.core.objects.allocation import ENDED, Phase
+from bursar.core.objects.approval import STATE_FIELD, ApprovalState
 from bursar.core.objects.ask import Ask
 from bursar.core.objects.object import Key
 from bursar.core.quota.permit import permit_of
@@ -404,7 +405,8 @@ class Informer:
     def _apply_allocation(self, change: SeenChange) -> None:
         fields = decode_map(change.fields)
         phase = fields.get("status.phase", Phase.PENDING)
-        if change.type == "DELETED" or phase in ENDED:
+        awaits = fields.get(STATE_FIELD) == ApprovalState.PENDING
+        if change.type == "DELETED" or phase in ENDED or awaits:
             self.cluster.forget(change.uid)
             self.noted.pop(change.uid, None)
             self._users.pop(change.uid, None)

@@ -31,6 +31,7 @@ STATUS: dict[Code, grpc.StatusCode] = {
     Code.CONFLICT: grpc.StatusCode.ABORTED,
     Code.TERMINATING: grpc.StatusCode.FAILED_PRECONDITION,
     Code.IN_USE: grpc.StatusCode.FAILED_PRECONDITION,
+    Code.DECIDED: grpc.StatusCode.FAILED_PRECONDITION,
     Code.ENDED: grpc.StatusCode.FAILED_PRECONDITION,
     Code.GONE: grpc.StatusCode.OUT_OF_RANGE,
     Code.QUOTA_EXCEEDED: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -9,7 +9,7 @@ import msgspec
 from bursar.api.http.body import dry_run, idempotency_key_of, read_document
 from bursar.api.http.route import NO_STORE, Answer, Call, Outcome
 from bursar.core.quota.tenant_tree import sees
-from bursar.core.values.access import Role, grantable, reach
+from bursar.core.values.access import EVERY, Role, grantable, reach, tenant_name
 from bursar.core.values.duration import DurationError, parse_seconds
 from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Cause, Code, Refusal, invalid
@@ -19,6 +19,7 @@ from bursar.store.access.token import TokenRecord
 from bursar.store.db import idempotency as request_store
 from bursar.store.db.database import Connection
 from bursar.store.quota import tenant_tree as tree_store
+from bursar.wire.shared.approval import gate_faults
 from bursar.wire.shared.document import encode
 
 # Secrets are not stored, so a repeated request has no second effect, but cannot get the same response.
@@ -37,6 +38,8 @@ class NewToken(msgspec.Struct, forbid_unknown_fields=True):
     node: str = ""
     ttl: str | int | None = None
     single_use: bool | None = None
+    tenants: list[str] = []  # of an approver: the tenants whose requests it decides; `*` is every tenant
+    gates: list[str] = []  # of an approver: the gates that it decides; `*` is every gate
 
 
 class TokenSpec(msgspec.Struct, rename="camel", omit_defaults=True):
@@ -48,6 +51,8 @@ class TokenSpec(msgspec.Struct, rename="camel", omit_defaults=True):
     created_by: str = ""
     expires_at: str | None = None
     revoked_at: str | None = None
+    tenants: list[str] = []
+    gates: list[str] = []
 
 
 class TokenMeta(msgspec.Struct, rename="camel"):
@@ -83,6 +88,8 @@ def shown(record: TokenRecord, secret: str | None = None) -> Token:
             record.created_by,
             timestamp(record.expires_at) if record.expires_at else None,
             timestamp(record.revoked_at) if record.revoked_at else None,
+            [tenant_name(one)[0] for one in record.tenants],
+            list(record.gates),
         ),
         TokenStatus(state, secret),
     )
@@ -118,6 +125,12 @@ async def _made(call: Call, db: Connection, wanted: NewToken) -> tuple[TokenReco
     tenant_uid = await _tenant_uid(call, db, wanted.tenant) if wanted.tenant else ""
     if isinstance(tenant_uid, Refusal):
         return tenant_uid
+    tenants: list[str] = []
+    for name in wanted.tenants:
+        uid = "" if name == EVERY else await _tenant_uid(call, db, name)
+        if isinstance(uid, Refusal):
+            return uid
+        tenants.append(f"{name}@{uid}" if uid else name)
     return await ops.create_token(
         db,
         role=role,
@@ -129,6 +142,8 @@ async def _made(call: Call, db: Connection, wanted: NewToken) -> tuple[TokenReco
         single_use=role is Role.NODE if wanted.single_use is None else wanted.single_use,
         created_by=call.identity.actor,
         now=now(),
+        tenants=tenants,
+        gates=wanted.gates,
     )
 
 
@@ -160,6 +175,8 @@ def _read(document: Any) -> NewToken | Refusal:
             Cause("FieldValueNotSupported", f"must be one of {', '.join(Role)}", field="role"),
             hint=f"Roles: {', '.join(Role)}.",
         )
+    if fault := _approver_fault(wanted):
+        return fault
     if wanted.ttl is not None:
         try:
             if parse_seconds(wanted.ttl) <= 0:
@@ -167,6 +184,19 @@ def _read(document: Any) -> NewToken | Refusal:
         except DurationError as error:
             return invalid(f"ttl: {error}")
     return wanted
+
+
+def _approver_fault(wanted: NewToken) -> Refusal | None:
+    """Tokens of approvers name their tenants and gates; other tokens have neither."""
+    if wanted.role != Role.APPROVER:
+        return invalid("tenants and gates are for tokens of role approver") if wanted.tenants or wanted.gates else None
+    if not wanted.tenants or not wanted.gates:
+        return invalid(
+            "a token of role approver names the tenants and the gates that it decides",
+            hint='For all of them: "tenants": ["*"], "gates": ["*"].',
+        )
+    causes = tuple(gate_faults("gates", wanted.gates, EVERY))
+    return invalid("; ".join(one.message for one in causes), *causes) if causes else None
 
 
 async def list_tokens(call: Call) -> Outcome:

@@ -10,7 +10,7 @@ from bursar.api.http.identity import Authenticator
 from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, RateLimit
 from bursar.api.http.seats import Seats
 from bursar.api.http.spool import Spools
-from bursar.core.quota.tenant_tree import Tree, is_current, sees, subtree
+from bursar.core.quota.tenant_tree import Tree, current_tenants, is_current, sees, subtree
 from bursar.core.values.access import Identity, Policy, Reach, reach
 from bursar.ops.nodes.cluster import ClusterCache
 from bursar.ops.runtime.feed import Feed
@@ -115,6 +115,9 @@ class ApiContext:
         whose: Reach = reach(identity)
         if whose.everything:
             return None
+        if whose.tenants:
+            tree = await self.tree()
+            return tuple(sorted({one for name in current_tenants(tree, whose) for one in subtree(tree, name)}))
         if not whose.tenant:
             return ()
         tree = await self.tree_for(whose)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
-from bursar.core.values.access import Identity, Role, unauthenticated
+from bursar.core.values.access import Identity, Role, tenant_name, unauthenticated
 from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Refusal
 from bursar.ops.access.token import TokenText, find_tokens, is_token_of, parse_token, token_death
@@ -251,6 +251,8 @@ def _identity(record: TokenRecord) -> Identity:
         token_id=record.id,
         bootstrap=record.single_use and record.role is Role.NODE,
         tenant_uid=record.tenant_uid,
+        tenants=tuple(tenant_name(one) for one in record.tenants),
+        gates=record.gates,
     )
 
 

@@ -34,6 +34,7 @@ TABLE: dict[Code, tuple[int, str]] = {
     Code.CONFLICT: (409, "Conflict"),
     Code.TERMINATING: (403, "Forbidden"),
     Code.IN_USE: (409, "Conflict"),
+    Code.DECIDED: (409, "Conflict"),
     Code.ENDED: (409, "Conflict"),
     Code.GONE: (410, "Expired"),
     Code.QUOTA_EXCEEDED: (403, "Forbidden"),

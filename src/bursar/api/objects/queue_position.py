@@ -14,6 +14,7 @@ import msgspec
 
 from bursar.api.http.route import Call
 from bursar.commands.command import Written
+from bursar.core.objects.approval import AWAITING_APPROVAL
 from bursar.core.objects.object import Stored
 from bursar.core.scheduling.explain.explain_types import QueueEstimate
 from bursar.core.values.instant import timestamp
@@ -38,7 +39,7 @@ async def with_place(call: Call, kind: Kind, submitted: Object, one: Written) ->
     if kind.queue is None:
         return one
     status = msgspec.json.decode(one.status)
-    if status.get("phase") not in WAITING:
+    if status.get("phase") not in WAITING or status.get("reason") == AWAITING_APPROVAL:
         return one
     is_job, stored = one.key.kind == "Job", one.revision > 0
     last = await call.context.depths.last_place(

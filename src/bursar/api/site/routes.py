@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from bursar.api.access import review, token
+from bursar.api.approval.approval import approval_routes
 from bursar.api.http.body import PROTOBUF, YAML
 from bursar.api.http.params import DRY_RUN, MANAGER, PRETTY, ROOT, SELECTORS, VALIDATION, base_path
 from bursar.api.http.route import JSON, Handler, Param, Route
@@ -71,6 +72,7 @@ def build_routes(release: str) -> list[Route]:
     routes = [
         *_kind_routes(),
         *workload_routes(),
+        *approval_routes(),
         *node_routes(),
         *tenant.tenant_routes(),
         *_other_routes(),

@@ -27,10 +27,12 @@ from bursar.api.workloads.explanation import (
     time_of,
     why,
 )
+from bursar.commands.objects.gate import approval_of, awaits_approval
 from bursar.commands.objects.object import CreateObject, submitter
 from bursar.commands.workloads.job import CreateJob
 from bursar.commands.workloads.job_status import progress_in
 from bursar.core.credit.lease import FROZEN
+from bursar.core.objects.approval import AWAITING_APPROVAL
 from bursar.core.objects.job import all_turns, turn_name
 from bursar.core.objects.object import Key, Stored
 from bursar.core.objects.pending_reason import PendingReason
@@ -72,6 +74,8 @@ async def explain_job(call: Call) -> Outcome:
     job = await find(call, key_of(call))
     if isinstance(job, Refusal):
         return job
+    if awaits_approval(job):
+        return Answer(200, encode(_undecided(job, msgspec.json.decode(job.status))))
     names = [turn_name(job.key.name, turn) for turn in all_turns(progress_in(job))]
     async with call.context.database.reader() as db:
         there = await job_store.list_shown(db, job.key.namespace, names, {JOB_LABEL: job.key.name})
@@ -94,6 +98,8 @@ def _none_waits(count: int) -> str:
 
 async def _explained(call: Call, one: Stored) -> Outcome:
     status: dict[str, Any] = msgspec.json.decode(one.status)
+    if awaits_approval(one):
+        return Answer(200, encode(_undecided(one, status)))
     if status.get("phase") != "Pending":
         unpaid = await refused_time(call.context.runtime, (each.get("lease", "") for each in status.get("nodes") or []))
         placed = status.get("phase") in ("Scheduled", "Running")
@@ -103,6 +109,18 @@ async def _explained(call: Call, one: Stored) -> Outcome:
     if isinstance(found, Refusal):
         return found
     return Answer(200, encode(await _waiting(call, one, found) if found is not None else _stored(one, status)))
+
+
+def _undecided(one: Stored, status: dict[str, Any]) -> Explanation:
+    """Explain a request that awaits approval: its gate, since when, and who decides."""
+    approval = approval_of(one)
+    assert approval is not None, "it awaits approval"
+    said = f"{status['message']}; pending since {approval.since}"
+    expires = f" It expires at {approval.pending_until}." if approval.pending_until else ""
+    helps = f"Ask who decides gate {approval.gate}.{expires}"
+    reason = WaitingReason(AWAITING_APPROVAL, said, helps)
+    phase = str(status.get("phase", ""))
+    return Explanation(one.key.name, one.key.namespace, one.uid, phase, said, KIND, reason)
 
 
 def _settled(one: Stored, status: dict[str, Any], unpaid: str, holding: explain_types.Holding | None) -> Explanation:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from bursar.commands.approval.revise import revise_request
 from bursar.commands.command import Command
 from bursar.commands.nodes.node import change_node, delete_node
 from bursar.commands.objects.namespace import terminate_namespace
@@ -43,6 +44,11 @@ COMMANDS: Final[Mapping[str, KindCommands]] = {
     NODE.name: KindCommands(change_node, delete_node),
 }
 COMMON: Final = KindCommands()
+REQUEST: Final = KindCommands(revise_request)  # of kinds that pass approval gates and whose spec may change
+
+
+def commands_of(kind: Kind) -> KindCommands:
+    return COMMANDS.get(kind.name, REQUEST if kind.requestable and kind.mutable_spec else COMMON)
 
 
 def change_command(
@@ -62,7 +68,7 @@ def change_command(
     change = ObjectChange(
         kind, before, one, origin, idempotency_key, spec_changed=spec_changed, status=status, admin=admin
     )
-    return COMMANDS.get(kind.name, COMMON).change(change)
+    return commands_of(kind).change(change)
 
 
 def delete_command(
@@ -78,4 +84,4 @@ def delete_command(
     # Delete only the object that was read: no other one of its name, and not if its tenant has changed.
     preconditions = replace(preconditions, uid=preconditions.uid or before.uid, tenant=before.tenant)
     deletion = ObjectDeletion(before, origin, idempotency_key, preconditions, grace_seconds, orphan=orphan)
-    return COMMANDS.get(kind.name, COMMON).delete(deletion)
+    return commands_of(kind).delete(deletion)

@@ -9,6 +9,15 @@ import msgspec
 
 from bursar.commands.command import Command, Reply, Result, weight_of_drafts
 from bursar.commands.objects import removal
+from bursar.commands.objects.gate import (
+    approval_of,
+    awaits_approval,
+    gates_of,
+    held_back,
+    kept_fields,
+    pending_charge,
+    withdrawn,
+)
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.allocation import Gang, GangKey, GangRow
 from bursar.core.objects.charge import NOTHING, Charge, deferred, fallen_due
@@ -22,7 +31,7 @@ from bursar.core.values.refusal import Cause, Code, Refusal
 from bursar.core.values.replace import replace
 from bursar.wire.kinds.priorityclass import PRIORITY_CLASS
 from bursar.wire.kinds.registry import BY_NAME
-from bursar.wire.shared.document import EMPTY, encode, encode_object
+from bursar.wire.shared.document import EMPTY, encode, encode_object, finalizers_of
 from bursar.wire.shared.kind import Kind, Object
 
 
@@ -47,6 +56,8 @@ class CreateObject(Command):
 
     def charges(self, batch: UnitOfWork) -> Iterable[tuple[str, Charge]]:
         yield self.key.namespace, self.draft.charge
+        if self._gates(batch):
+            yield self.key.namespace, pending_charge(self.draft.charge)
         if self.gang:
             for member in batch.members(self.key.namespace, self.gang.group_id):
                 yield self.key.namespace, fallen_due(member.charge)
@@ -62,6 +73,8 @@ class CreateObject(Command):
             if not self.admin:
                 return beyond_permit
             draft = permitted_by(draft, self.origin)
+        if gates := self._gates(batch):
+            return self._request(batch, held_back(draft, tenant, batch, gates))
         if self.gang is not None:
             return self._join_gang(batch, draft, self.gang)
         if exceeded := batch.counters.move([Move(self.key.namespace, after=draft.charge)]):
@@ -77,12 +90,37 @@ class CreateObject(Command):
             return refusal
         return too_small(batch.tree, self.asking) if self.asking is not NOTHING_ASKED else None
 
+    def _gates(self, batch: UnitOfWork) -> tuple[str, ...]:
+        """The gates that the object must pass first. A gang is decided as a set: a member that joins members that
+        await approval passes the same gates."""
+        if gates := gates_of(batch, self.draft, tenant_of(batch, self.key, self.draft.tenant)):
+            return gates
+        members = batch.members(self.key.namespace, self.gang.group_id) if self.gang is not None else ()
+        first = next((one for one in members if awaits_approval(one)), None)
+        approval = approval_of(first) if first is not None else None
+        return tuple(approval.gates) if approval is not None else ()
+
+    def _request(self, batch: UnitOfWork, draft: Stored) -> Result:
+        """Store a request, which counts as pending and holds nothing. A gang counts it as a member."""
+        row = None
+        if self.gang is not None:
+            row = self._gang_row(batch, self.gang)
+            if row.min_members != self.gang.min_members:
+                return gang_differs(self.gang, row)
+        if exceeded := batch.counters.move([Move(self.key.namespace, after=draft.charge)]):
+            return quota_refusal(self.subject, exceeded, sight_of(batch, self))
+        if self.gang is not None and row is not None:
+            batch.set_gang((self.key.namespace, self.gang.group_id), replace(row, members=row.members + 1))
+        return self._save(batch, draft)
+
+    def _gang_row(self, batch: UnitOfWork, gang: Gang) -> GangRow:
+        row = batch.gangs.get((self.key.namespace, gang.group_id))
+        return row if row is not None and row.members else GangRow(gang.min_members)
+
     def _join_gang(self, batch: UnitOfWork, draft: Stored, gang: Gang) -> Result:
         """Add a member to its gang. Members are not charged until the gang is complete; then all are, or none."""
         key = (self.key.namespace, gang.group_id)
-        row = batch.gangs.get(key)
-        if row is None or not row.members:
-            row = GangRow(gang.min_members)
+        row = self._gang_row(batch, gang)
         if row.min_members != gang.min_members:
             return gang_differs(gang, row)
         waiting = [one for one in batch.members(*key) if one.charge.due]
@@ -128,6 +166,9 @@ class ChangeObject(Command):
             return conflict(self.key)
         if removal.may_go(before, self.draft):
             return self._remove(batch)
+        return self._save_changed(batch, before)
+
+    def _save_changed(self, batch: UnitOfWork, before: Stored) -> Result:
         if not self.keep_charge and self.draft.charge != before.charge:
             moves = [Move(self.key.namespace, before.charge, self.draft.charge)]
             if exceeded := batch.counters.move(moves):
@@ -140,6 +181,9 @@ class ChangeObject(Command):
 
     def _remove(self, batch: UnitOfWork) -> Result:
         """Remove an object that was deleted before and has lost its last finalizer."""
+        before = batch.objects[self.key]
+        if BY_NAME[self.key.kind].charged_until_gone and not before.charge.empty:
+            batch.counters.move([Move(self.key.namespace, before.charge)])
         return removal.finish(batch, self.draft, self.origin)
 
 
@@ -188,8 +232,13 @@ class DeleteObject(Command):
             return not_found(self.key)
         if refusal := self.preconditions.refusal(before):
             return refusal
+        if awaits_approval(before):
+            before = withdrawn(before, batch.now)
+        elif BY_NAME[self.key.kind].charged_until_gone and finalizers_of(before.doc):
+            return removal.remove(batch, before, self.origin)
         if before.charge is not NOTHING:
             batch.counters.move([Move(self.key.namespace, before.charge)])
+            before = replace(before, charge=NOTHING)
         return removal.remove(batch, before, self.origin)
 
 
@@ -332,15 +381,28 @@ def submitter(origin: Origin) -> str:
     return origin.actor.removeprefix("user:")
 
 
+# Status fields of requests that only decisions change: operators write the rest.
+_DECIDED = ("approval", "granted", "user")
+
+
+def _next_status(kind: Kind, before: Stored, one: Object) -> bytes:
+    status = encode(one.status) if getattr(one, "status", None) else EMPTY
+    if not kind.requestable or status == before.status:
+        return status
+    was = msgspec.json.decode(before.status)
+    said = {name: value for name, value in msgspec.json.decode(status).items() if name not in _DECIDED}
+    return encode(said | {name: was[name] for name in _DECIDED if name in was})
+
+
 def changed_draft(kind: Kind, before: Stored, one: Object, *, spec_changed: bool, keep_charge: bool) -> Stored:
     """The next version of an object: its identity stays, whatever the client sent."""
-    status = encode(one.status) if getattr(one, "status", None) else EMPTY
+    status = _next_status(kind, before, one)
     kind.normalise(one)
     metadata = one.metadata
     metadata.uid = before.uid
     if spec_changed:
         metadata.generation = (metadata.generation or 1) + 1
-    fields = kind.fields(one)
+    fields = {**kind.fields(one), **kept_fields(before)}
     charge = before.charge if keep_charge else kind.charge_of(one)
     return replace(
         before,

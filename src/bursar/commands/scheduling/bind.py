@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from bursar.commands.command import Command, Result
+from bursar.commands.objects.gate import awaits_approval
 from bursar.commands.objects.object import not_found, sight_of
 from bursar.commands.objects.status import set_condition, status_of, unchanged
 from bursar.commands.workloads.allocation import PLACED, phase_of, waits_no_more, with_status
@@ -215,6 +216,8 @@ def _outrun(batch: UnitOfWork, member: BindMember) -> Refusal | None:
         return Refusal(Code.STALE, f"{member.key.name} was deleted and created again")
     if refusal := waits_no_more(before):
         return refusal
+    if awaits_approval(before):
+        return Refusal(Code.STALE, f"{member.key.name} awaits approval")
     if before.charge.due:
         return Refusal(Code.STALE, f"the gang of {member.key.name} is not complete")
     return None

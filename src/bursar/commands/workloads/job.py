@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from bursar.commands.command import Command, Result, weight_of_drafts
+from bursar.commands.objects.gate import awaits_approval, gates_of, held_back, pending_charge, withdrawn
 from bursar.commands.objects.object import (
     NO_PRECONDITIONS,
     CreateObject,
@@ -34,7 +35,7 @@ from bursar.commands.workloads.allocation import GRACE_SECONDS, Release, phase_o
 from bursar.commands.workloads.job_status import is_owned, member, member_key, progress_in, spec_in, with_progress
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.allocation import ENDED, Gang, GangKey, GangRow
-from bursar.core.objects.charge import Charge, deferred, fallen_due
+from bursar.core.objects.charge import NOTHING, Charge, deferred, fallen_due
 from bursar.core.objects.finalizer import ORPHAN
 from bursar.core.objects.job import (
     JOB_ENDED,
@@ -79,7 +80,19 @@ class CreateJob(CreateObject):
         return (self.key, *(one.key for one in self.drafts))
 
     def charges(self, batch: UnitOfWork) -> Iterable[tuple[str, Charge]]:
-        return charges_of(batch, self.drafts, self.gang)
+        if self._gates(batch):
+            yield self.key.namespace, pending_charge(self.draft.charge)
+        yield from charges_of(batch, self.drafts, self.gang)
+
+    def _gates(self, batch: UnitOfWork) -> tuple[str, ...]:
+        """The gates of the job. Its allocations inherit its approval, so they and their gang pass none."""
+        return gates_of(batch, self.draft, tenant_of(batch, self.key, self.draft.tenant))
+
+    def _request(self, batch: UnitOfWork, draft: Stored) -> Result:
+        """Store the job without allocations: its gang begins with them."""
+        if exceeded := batch.counters.move([Move(self.key.namespace, after=draft.charge)]):
+            return quota_refusal(self.subject, exceeded, sight_of(batch, self))
+        return batch.put(draft, self.origin)
 
     def decide(self, batch: UnitOfWork) -> Result:
         if refusal := self._refusal(batch):
@@ -91,6 +104,9 @@ class CreateJob(CreateObject):
         if beyond_permit is not None and not self.admin:
             return beyond_permit
         exempt = beyond_permit is not None
+        if gates := self._gates(batch):
+            draft = self._permitted(replace(self.draft, tenant=tenant), exempt)
+            return self._request(batch, held_back(unstarted(draft), tenant, batch, gates))
         drafts = admit(batch, self.drafts, self.gang, self.subject, sight_of(batch, self))
         if isinstance(drafts, Refusal):
             return drafts
@@ -126,7 +142,9 @@ class JobCommand(Command):
         return {(self.key.namespace, self.gang): 0} if self.gang else {}
 
     def charges(self, batch: UnitOfWork) -> Iterable[tuple[str, Charge]]:
-        return ((key.namespace, batch.objects[key].charge) for key in self.members if key in batch.objects)
+        # The job itself is charged only as a pending request.
+        there = (key for key in (self.key, *self.members) if key in batch.objects)
+        return ((key.namespace, batch.objects[key].charge) for key in there)
 
     def owned(self, batch: UnitOfWork, job: Stored) -> list[Stored]:
         """The members that exist and are the job's own."""
@@ -169,6 +187,7 @@ class CancelJobCommand(JobCommand):
         progress = observed(plan_of(spec_in(before.doc)), progress, members, batch.now)
         if progress.phase in JOB_ENDED and progress.phase is not JobPhase.CANCELLED:
             return _ended(self.key, progress.phase)
+        before = withdraw(batch, before)
         there = self.release(batch, [one for one in owned if not has_ended(one)], self.grace_seconds)
         left = sum(not has_ended(one) for one in there)
         if self.reason:
@@ -226,6 +245,7 @@ class DeleteJob(JobCommand):
             return not_found(self.key)
         if refusal := self.preconditions.refusal(before):
             return refusal
+        before = withdraw(batch, before)
         if self.orphan:
             return self._leave(batch, before)
         # It may have more allocations than when it was read.
@@ -253,6 +273,22 @@ class DeleteJob(JobCommand):
         if progress.phase not in JOB_ENDED:
             progress = replace(progress, phase=JobPhase.CANCELLING, reason="UserRequested", message="Being deleted")
         return batch.put(with_progress(before, progress, timestamp(batch.now)), self.origin)
+
+
+# Requests.
+
+
+def unstarted(job: Stored) -> Stored:
+    """A new job without its first allocations, which it gets when it is approved."""
+    return replace(job, status=encode({**status_of(job), "active": 0, "startedIndexes": 0}))
+
+
+def withdraw(batch: UnitOfWork, job: Stored) -> Stored:
+    """The job that is cancelled or deleted: if it awaited approval it no longer does, nor does it count as pending."""
+    if not awaits_approval(job):
+        return job
+    batch.counters.move([Move(job.key.namespace, job.charge)])
+    return replace(withdrawn(job, batch.now), charge=NOTHING)
 
 
 # Charges and refusals.

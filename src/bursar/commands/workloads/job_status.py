@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from bursar.commands.objects.gate import kept_fields
 from bursar.commands.objects.status import set_condition, status_of
 from bursar.core.nodes.eviction import EvictionReason as Stopped
 from bursar.core.objects.allocation import Phase
@@ -97,7 +98,7 @@ def with_progress(job: Stored, progress: JobProgress, at: str, blocked: Refusal 
     _set_conditions(status, progress, at)
     _set_blocked(status, blocked, at)
     fields = status_fields(progress.phase, spec_in(job.doc), settled=progress.settled, user=status.get("user", ""))
-    return replace(job, status=encode(status), fields=fields)
+    return replace(job, status=encode(status), fields={**fields, **kept_fields(job)})
 
 
 _CONDITIONS = {

@@ -22,6 +22,7 @@ class EvictionReason(StrEnum):
     EVICTED = "Evicted"  # an administrator evicted it
     NODE_LOST = "NodeLost"  # its node is lost, and its run-lease has expired
     MEMBER_FAILED = "MemberFailed"  # another of its nodes or gang members failed; it is not requeued
+    APPROVAL_ENDED = "ApprovalEnded"  # it was approved until a time that has passed; it is not requeued
 
 
 class EvictionRule(StrEnum):
@@ -33,6 +34,7 @@ class EvictionRule(StrEnum):
     DRAIN = "Drain"  # its node is being drained
     NODE_LOST = "NodeLost"  # its node is lost
     MEMBER_FAILED = "MemberFailed"  # another of its nodes or gang members failed
+    APPROVAL_ENDED = "ApprovalEnded"  # its approval has ended
 
 
 @dataclass(frozen=True, slots=True)

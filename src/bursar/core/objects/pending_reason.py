@@ -18,6 +18,7 @@ class ReasonCode(StrEnum):
     `no_capacity` is followed by its resource: `no_capacity_nvidia.com/gpu`.
     """
 
+    AWAITING_APPROVAL = "awaiting_approval"  # an approver or a service decides first
     GANG_INCOMPLETE = "gang_incomplete"  # members of the gang are still missing
     QUOTA_EXCEEDED = "quota_exceeded"  # a hard limit of a quota has no headroom
     UNPRICED = "unpriced"  # a resource of prepaid work has no price in force

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from bursar.core.objects.approval import PENDING_REQUESTS
 from bursar.core.objects.charge import NOTHING, Charge
 from bursar.core.quota.tenant_tree import (
     SYSTEM_SCOPE,
@@ -162,7 +163,9 @@ class Counters:
 
 
 def _cell(tree: Tree, row: Row, counter: Counter) -> _Cell:
-    ceiling = counter.hard if enforcement_of(tree, row[0]) is Enforcement.REJECT else AMOUNT_MAX
+    # Undecided requests are never queued for headroom: they are in a queue already.
+    rejects = row[1] == PENDING_REQUESTS or enforcement_of(tree, row[0]) is Enforcement.REJECT
+    ceiling = counter.hard if rejects else AMOUNT_MAX
     start = (counter.accepted, counter.bound)
     return _Cell(counter.hard, counter.soft, counter.accepted, counter.bound, ceiling, start)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bursar.core.quota.quota import Exceeded
 from bursar.core.quota.visibility import ABOVE, Sees, everything, visible
-from bursar.core.values.quantity import format_amount
+from bursar.core.values.quantity import amount, format_amount
 from bursar.core.values.refusal import Cause, Code, Refusal
 
 # Resource names of Kubernetes; every other plain word is a limit of Bursar and is printed with the prefix `max_`.
@@ -56,6 +56,21 @@ def quota_refusal(subject: str, exceeded: Sequence[Exceeded], sees: Sees = every
         hint,
         tuple(_cause(subject, fault) for fault in exceeded),
     )
+
+
+def headroom_text(refusal: Refusal) -> str:
+    """The exceeded limits of a refusal as one line: by how much, and the numbers."""
+    return "; ".join(_lacking(one) for one in refusal.causes) or refusal.message
+
+
+def _lacking(cause: Cause) -> str:
+    if not cause.limit:
+        return f"a limit above this tenant has no headroom: {cause.dimension}, requested {cause.requested_delta}"
+    dimension = dimension_of(cause.dimension)
+    limit, used, asked = (amount(dimension, one) for one in (cause.limit, cause.current_usage, cause.requested_delta))
+    over = format_amount(dimension, used + asked - limit)
+    numbers = f"limit {cause.limit}, used {cause.current_usage}, requested {cause.requested_delta}"
+    return f"would exceed {cause.dimension} by {over}: {numbers}"
 
 
 def _cause(subject: str, fault: Exceeded) -> Cause:

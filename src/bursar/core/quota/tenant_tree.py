@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from bursar.core.credit.billing_terms import NOTHING_SAID, Billing, BillingTerms, CreditPolicy, StatedTerms, terms_of
+from bursar.core.objects.approval import NO_APPROVAL, PENDING_REQUESTS, ApprovalPolicy
 from bursar.core.objects.ask import Toleration
 from bursar.core.objects.charge import Charge, Facts
 from bursar.core.objects.object import Key
@@ -21,6 +22,9 @@ from bursar.core.values.quantity import UNLIMITED
 
 SYSTEM_SCOPE = "system"
 KNOWN_ROWS_MAX = 50_000
+
+# Limits of tenants that neither they nor their tier set.
+DEFAULT_LIMITS: Mapping[str, int] = {PENDING_REQUESTS: 1000 * 1000}
 
 Row = tuple[str, str]  # (scope, dimension): the key of one counter
 
@@ -61,6 +65,7 @@ class Tier:
     limits: Mapping[str, int] = field(default_factory=dict)
     billing: StatedTerms = NOTHING_SAID
     user_priority_max: int | None = None
+    approval: ApprovalPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Tenant:
     user_priority_max: int | None = None
     tolerations: tuple[Toleration, ...] = ()  # of reserved taints, granted to its work
     isolated: bool = False  # whether its work, and that of its subtree, requires isolation
+    approval: ApprovalPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +199,15 @@ def effective_limits(tree: Tree, tenant: Tenant) -> dict[str, Limit]:
     return limits
 
 
+def approval_policy(tree: Tree, tenant: str) -> ApprovalPolicy:
+    """The approvals that requests of a tenant need: by its own policy, else that of its tier."""
+    owner = tree.tenants.get(tenant)
+    if owner is None:
+        return NO_APPROVAL
+    tier = tree.tiers.get(owner.tier)
+    return owner.approval or (tier.approval if tier is not None else None) or NO_APPROVAL
+
+
 def limits_of(tree: Tree, tenant: str) -> Mapping[str, int]:
     """The effective limits of a tenant as plain numbers; a tenant that is not in the tree has none."""
     known = tree.known_limits.get(tenant)
@@ -219,7 +234,15 @@ def is_current(tree: Tree, whose: Reach) -> bool:
 
 def sees(tree: Tree, whose: Reach, tenant: str) -> bool:
     """Whether the objects of a tenant are visible. Users of a deleted tenant see nothing of a new one of its name."""
+    if whose.tenants:
+        current = current_tenants(tree, whose)
+        return any(name in current for name in lineage(tree, tenant))
     return whose.everything or (is_current(tree, whose) and whose.sees(lineage(tree, tenant)))
+
+
+def current_tenants(tree: Tree, whose: Reach) -> set[str]:
+    """The tenants that an approver decides for, without later tenants of their names."""
+    return {name for name, uid in whose.tenants if name in tree.tenants and tree.tenants[name].uid == uid}
 
 
 def saw(tree: Tree, whose: Reach, tenant: str, revision: int) -> bool:
@@ -331,7 +354,7 @@ def hard_of(tree: Tree, row: Row) -> int:
     scope, dimension = row
     kind, _, name = scope.partition(":")
     if kind == "tenant":
-        return limits_of(tree, name).get(dimension, UNLIMITED)
+        return limits_of(tree, name).get(dimension, DEFAULT_LIMITS.get(dimension, UNLIMITED))
     if kind == "quota":
         quota = _find_quota(tree, name)
         return quota.hard.get(dimension, UNLIMITED) if quota else UNLIMITED

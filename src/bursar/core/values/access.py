@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from typing import Final
 
 from bursar.core.values.refusal import Code, Refusal
 
@@ -33,6 +34,10 @@ class Role(StrEnum):
     SERVICE = "service"
 
 
+TenantName = tuple[str, str]  # a tenant's name and uid
+EVERY: Final = "*"  # every tenant, or every gate
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """The authenticated caller of a request.
@@ -47,6 +52,8 @@ class Identity:
     token_id: str = ""
     bootstrap: bool = False
     tenant_uid: str = ""  # distinguishes tenants of the same name: a deleted tenant's name can be reused
+    tenants: tuple[TenantName, ...] = ()  # of an approver: the tenants whose requests it decides, with their subtrees
+    gates: tuple[str, ...] = ()  # of an approver: the gates that it decides
 
     @property
     def actor(self) -> str:
@@ -91,11 +98,14 @@ class Reach:
     subtree: bool = False
     node: str = ""
     tenant_uid: str = ""  # empty: any tenant of that name
+    tenants: tuple[TenantName, ...] = ()  # with their subtrees
 
     def sees(self, lineage: Iterable[str]) -> bool:
         """Whether it covers an object. `lineage` is the object's tenant, the tenant's parent, and so on to the root."""
         if self.everything:
             return True
+        if self.tenants:
+            return not {name for name, _ in self.tenants}.isdisjoint(lineage)
         if not self.tenant:
             return False
         path = tuple(lineage)
@@ -153,7 +163,7 @@ SYSTEM_ONLY = KindAccess()
 
 
 # Resources that are no kinds of objects.
-REPORTS = ("claims", "events", "gangs", "metrics", "pods", "usage")
+REPORTS = ("approvals", "claims", "events", "gangs", "metrics", "pods", "usage")
 MONEY = (
     "accounts", "adjustments", "balance", "entries", "forecast", "leases", "limits", "prices", "refunds", "statements",
     "topups",
@@ -181,7 +191,8 @@ def _with_parts(resources: Iterable[str]) -> tuple[str, ...]:
 class Policy:
     """The access rules of all roles, for the resources listed here and the kinds of objects there are."""
 
-    def __init__(self, kinds: Mapping[str, KindAccess]) -> None:
+    def __init__(self, kinds: Mapping[str, KindAccess], requestable: Collection[str] = ()) -> None:
+        self.requestable = tuple(requestable)
         groups = {
             group: tuple(plural for plural, access in kinds.items() if access.group is group) for group in AccessGroup
         }
@@ -194,7 +205,7 @@ class Policy:
             AccessRule(READ, (*self.catalogue, *(f"{plural}/status" for plural in self.catalogue))),
             AccessRule(("create",), REVIEWS),
         )
-        own = _rules_of_roles(work, bounds, self.resources)
+        own = _rules_of_roles(work, bounds, self.resources, self.requestable)
         granted = {who: _merged(rules, who, kinds) for who, rules in own.items()}
         self.joining = granted.pop(JOINING)
         self.grants = {
@@ -230,7 +241,7 @@ class Policy:
 
 
 def _rules_of_roles(
-    work: tuple[str, ...], bounds: tuple[str, ...], resources: frozenset[str]
+    work: tuple[str, ...], bounds: tuple[str, ...], resources: frozenset[str], requestable: tuple[str, ...]
 ) -> dict[str, tuple[AccessRule, ...]]:
     """The rules of each role, but for the grants that kinds bring and the rules of everybody."""
     read_tenant = AccessRule((*READ, "explain"), _with_parts((*work, *bounds, *REPORTS, *MONEY)))
@@ -257,7 +268,7 @@ def _rules_of_roles(
         Role.APPROVER: (
             AccessRule((*READ, "explain"), _with_parts(sorted(resources - {"tokens"}))),
             AccessRule(("get", "update", "patch"), (f"{ANY}/approval",)),
-            AccessRule(("approve",), work),
+            AccessRule(("approve",), (*requestable, "approvals")),
         ),
         Role.BILLING_ADMIN: (
             AccessRule(READ, _with_parts((*MONEY, *REPORTS, "ledger"))),
@@ -290,7 +301,13 @@ def _merged(rules: tuple[AccessRule, ...], who: str, kinds: Mapping[str, KindAcc
     return tuple(merged.values())
 
 
-_SEE_EVERYTHING = frozenset({Role.SYSTEM_ADMIN, Role.SERVICE, Role.APPROVER, Role.BILLING_ADMIN})
+def tenant_name(stored: str) -> TenantName:
+    """The name and uid of a tenant that is stored as NAME@UID; `*` stands for every tenant."""
+    name, _, uid = stored.partition("@")
+    return name, uid
+
+
+_SEE_EVERYTHING = frozenset({Role.SYSTEM_ADMIN, Role.SERVICE, Role.BILLING_ADMIN})
 _OF_A_TENANT = frozenset(OF_TENANTS)
 
 
@@ -298,8 +315,10 @@ def reach(identity: Identity) -> Reach:
     """The objects that the identity may see."""
     if identity.bootstrap:
         return Reach()
-    if identity.role in _SEE_EVERYTHING:
+    if identity.role in _SEE_EVERYTHING or (EVERY, "") in identity.tenants:
         return Reach(everything=True)
+    if identity.role is Role.APPROVER:
+        return Reach(tenants=identity.tenants)
     if identity.role is Role.NODE:
         return Reach(node=identity.node)
     return Reach(tenant=identity.tenant, subtree=identity.role is Role.TENANT_ADMIN, tenant_uid=identity.tenant_uid)

@@ -39,6 +39,7 @@ class Code(StrEnum):
     CONFLICT = "conflict"  # the object has changed, or is in a state that excludes the request
     TERMINATING = "terminating"  # the namespace or object is being deleted
     IN_USE = "in_use"  # other objects still depend on it
+    DECIDED = "already_decided"  # the request was approved, denied or expired before
     ENDED = "ended"  # the object has already ended
     GONE = "gone"  # the requested revision, page or log is no longer kept
     QUOTA_EXCEEDED = "quota_exceeded"  # a hard limit of a quota has no headroom

@@ -56,6 +56,8 @@ async def create_token(
     node: str = "",
     ttl_seconds: int | None = None,
     single_use: bool = False,
+    tenants: Collection[str] = (),
+    gates: Collection[str] = (),
     created_by: str,
     now: datetime,
 ) -> tuple[TokenRecord, str] | Refusal:
@@ -79,6 +81,8 @@ async def create_token(
         created_at=now,
         created_by=created_by,
         expires_at=None if ttl_seconds is None else now + timedelta(seconds=ttl_seconds),
+        tenants=tuple(tenants),
+        gates=tuple(gates),
     )
     async with db.transaction():
         await store.save_token(db, record)

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import UNSET
 
 from bursar.commands.command import Command, Reply
-from bursar.commands.objects.object import CreateObject, not_found
+from bursar.commands.objects.object import CreateObject, not_found, submitter
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.instant import timestamp
@@ -47,7 +47,8 @@ class ObjectCreation:
 def create_object(creation: ObjectCreation) -> CreateObject:
     """The command for a new object of a kind that needs no command of its own."""
     kind, seen = creation.kind, creation.seen_tenant
-    draft = new_draft(kind, creation.one, tenant=kind.owner(creation.one) or seen or "")
+    user = submitter(creation.origin) if kind.submitted else ""
+    draft = new_draft(kind, creation.one, tenant=kind.owner(creation.one) or seen or "", user=user)
     return CreateObject(
         key=draft.key, origin=creation.origin, idempotency_key=creation.idempotency_key, draft=draft,
         subject=kind.singular, seen_tenant=seen,
@@ -72,7 +73,8 @@ def new_draft(
     metadata.generation = 1
     metadata.deletion_timestamp = UNSET
     metadata.deletion_grace_period_seconds = UNSET
-    first = status if status is not None else kind.first_status(one, at)
+    charge = kind.charge_of(one)
+    first = status if status is not None else kind.first_status(one, at) | kind.granted(charge.accepted)
     if user:
         first["user"] = user
     if permitted:
@@ -88,7 +90,7 @@ def new_draft(
         fields=fields,
         doc=encode_object(kind, one),
         status=encode(first) if first else EMPTY,
-        charge=kind.charge_of(one),
+        charge=charge,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from bursar.commands.command import Written
+from bursar.commands.objects.gate import awaits_approval
 from bursar.commands.objects.status import status_of
 from bursar.commands.workloads.job import group_of
 from bursar.commands.workloads.job_status import is_blocked, is_owned, member, member_key, progress_in, spec_in
@@ -36,6 +37,7 @@ from bursar.ops.workloads.job import member_drafts
 from bursar.store.objects import gang as gang_store
 from bursar.store.objects import job as job_store
 from bursar.wire.kinds.job import PARALLELISM_MAX, plan_of
+from bursar.wire.shared.document import is_ending
 
 CONTROLLER = Origin("system:jobs", STEP)
 # The pause after a step that lost to concurrent changes too often.
@@ -61,6 +63,8 @@ async def step(runtime: Runtime, key: Key, at: datetime | None = None) -> Steppe
         if isinstance(job, Refusal):
             return None
         tenant = job.tenant
+        if awaits_approval(job) and not is_ending(job.doc):
+            return Stepped(tenant)  # Its approval creates its allocations.
         plan, progress = plan_of(spec_in(job.doc)), progress_in(job)
         members = await load_members(runtime, job, progress)
         coming = next_step(plan, progress, members, at or now())

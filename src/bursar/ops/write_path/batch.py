@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from itertools import compress
 from time import monotonic as now
 
-from bursar.commands.command import DEPOSED, Command, Reply, Result, decode_reply, encode_reply, written
+from bursar.commands.command import DEPOSED, Answers, Command, Reply, Result, decode_reply, encode_reply, written
 from bursar.core.batch.placement_billing import account_of
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.credit.price import class_of
@@ -37,6 +37,7 @@ from bursar.store.db.idempotency import Remembered
 from bursar.store.nodes import liveness as liveness_store
 from bursar.store.nodes import node as node_store
 from bursar.store.nodes import node_ca as authority_store
+from bursar.store.objects import approval as approval_store
 from bursar.store.objects import batch as batch_store
 from bursar.store.objects import gang as gang_store
 from bursar.store.objects import object as object_store
@@ -274,6 +275,8 @@ def decide(batch: UnitOfWork, commands: Sequence[Command], remembered: Mapping[R
 
 
 def finished(result: Result) -> Reply:
+    if isinstance(result, Answers):
+        return tuple(finished(one) for one in result.each)
     if isinstance(result, tuple):
         return tuple(written(one) for one in result)
     return written(result) if isinstance(result, Write) else result
@@ -302,6 +305,8 @@ async def save(db: Connection, batch: UnitOfWork) -> None:
         await batch_store.save(db, batch.writes, batch.tree, changes)
     else:
         assert not changes, "counters change only together with objects"
+    if approval_store.concerns(batch.writes):
+        await approval_store.save(db, batch.writes)
     await save_notes(db, [token_note(one, "DELETED", "revoke", "system", "its node was deleted") for one in revoked])
 
 

@@ -30,6 +30,8 @@ class TokenRecord:
     used_key: bytes | None = field(default=None, repr=False)  # fingerprint of the key that it was used for
     revoked_at: datetime | None = None
     tenant_uid: str = ""
+    tenants: tuple[str, ...] = ()  # of an approver, as NAME@UID, or `*`
+    gates: tuple[str, ...] = ()
     lives: bool = True  # whether the tenant of the token still exists
 
 
@@ -47,6 +49,8 @@ async def save_token(db: Connection, token: TokenRecord) -> None:
         token.created_at,
         token.created_by,
         token.expires_at,
+        list(token.tenants),
+        list(token.gates),
     )
 
 
@@ -97,4 +101,5 @@ async def load_role_exists(db: Connection, role: Role) -> bool:
 
 def token_record(row: Any) -> TokenRecord:
     columns = dict(row)
+    columns["tenants"], columns["gates"] = tuple(columns["tenants"]), tuple(columns["gates"])
     return TokenRecord(role=Role(columns.pop("role")), user=columns.pop("username"), **columns)

@@ -22,6 +22,7 @@ from bursar.core.values.quantity import is_device
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kinds.priorityclass import priority_faults
 from bursar.wire.shared.affinity import contradiction_faults, toleration_of
+from bursar.wire.shared.approval import SELECTABLE, ApprovalStatus
 from bursar.wire.shared.command import EnvVar, command_faults
 from bursar.wire.shared.kind import USER_FIELD, AllocationDemand, Column, Fields, Kind, column, read, user_field
 from bursar.wire.shared.limits import amounts, amounts_faults
@@ -154,6 +155,7 @@ class AllocationStatus(Wire):
     size: int | UnsetType = UNSET  # size of its gang in nodes
     epoch: int | UnsetType = UNSET  # number of placements so far: each has a higher epoch
     eviction: EvictionNotice | UnsetType = UNSET
+    approval: ApprovalStatus | UnsetType = UNSET
     nominated: list[Nomination] | UnsetType = UNSET
 
 
@@ -520,7 +522,15 @@ ALLOCATION = Kind(
         ),
     ),
     check=_check,
-    selectable=("status.phase", USER_FIELD, "status.nodeName", "spec.nodeName", "spec.queue", "spec.priorityClass"),
+    selectable=(
+        "status.phase",
+        USER_FIELD,
+        "status.nodeName",
+        "spec.nodeName",
+        "spec.queue",
+        "spec.priorityClass",
+        *SELECTABLE,
+    ),
     fields=_fields,
     charge=charge_of,
     first_status=_first_status,
@@ -543,6 +553,13 @@ ALLOCATION = Kind(
         "status.conditions": "type",
     },
     mutable_spec=False,
+    requestable=True,
+    refused=lambda reason, message, at: {
+        "phase": str(Phase.FAILED),
+        "reason": reason,
+        "message": message,
+        "endTime": at,
+    },
     has_status=True,
     in_all=True,
     forbidden_by_quota=True,

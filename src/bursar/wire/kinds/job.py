@@ -30,6 +30,7 @@ from bursar.wire.kinds.allocation import (
     spec_faults,
 )
 from bursar.wire.kinds.priorityclass import priority_faults
+from bursar.wire.shared.approval import SELECTABLE, ApprovalStatus
 from bursar.wire.shared.kind import USER_FIELD, AllocationDemand, Column, Fields, Kind, column, read, user_field
 from bursar.wire.shared.meta import Condition, ObjectMeta, Text, Wire, given
 from bursar.wire.shared.scheduling import GangScheduling, Scheduling
@@ -105,6 +106,7 @@ class JobStatus(Wire):
     queue_position: int | UnsetType = UNSET
     estimated_start_time: Text = UNSET
     allocations: list[JobAllocation] | UnsetType = UNSET
+    approval: ApprovalStatus | UnsetType = UNSET
 
 
 class Job(Wire, kw_only=True):
@@ -340,7 +342,7 @@ JOB = Kind(
     uid_prefix="job",
     access=KindAccess(AccessGroup.WORK),
     check=_check,
-    selectable=("status.phase", USER_FIELD, "spec.queue", "spec.priorityClass"),
+    selectable=("status.phase", USER_FIELD, "spec.queue", "spec.priorityClass", *SELECTABLE),
     fields=_fields,
     first_status=_first_status,
     columns=(
@@ -359,6 +361,13 @@ JOB = Kind(
         "status.conditions": "type",
     },
     mutable_spec=False,
+    requestable=True,
+    refused=lambda reason, message, at: {
+        "phase": str(JobPhase.FAILED),
+        "reason": reason,
+        "message": message,
+        "completionTime": at,
+    },
     in_all=True,
     forbidden_by_quota=True,
     # Without the orphan finalizer its allocations are deleted first, and the controller removes the job.

@@ -30,7 +30,7 @@ def register(kind: Kind) -> None:
 
 def policy() -> Policy:
     """The access rules, including those of the kinds."""
-    return Policy({kind.plural: kind.access for kind in KINDS})
+    return Policy({kind.plural: kind.access for kind in KINDS}, [kind.plural for kind in KINDS if kind.requestable])
 
 
 def _register_package() -> None:

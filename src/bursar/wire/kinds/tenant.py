@@ -14,7 +14,9 @@ from bursar.core.values.access import ANY, OF_TENANTS, READ, AccessGroup, KindAc
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kinds.namespace import DEFAULT_TENANT
 from bursar.wire.kinds.priorityclass import priority_faults
+from bursar.wire.kinds.requestable import requestable_kinds
 from bursar.wire.shared.affinity import toleration_of
+from bursar.wire.shared.approval import APPROVAL_POLICIES, ApprovalSpec, approval_faults, policy_in
 from bursar.wire.shared.billing import Billing, billing_faults, said_in
 from bursar.wire.shared.kind import Column, Fields, Kind, column
 from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts
@@ -25,9 +27,6 @@ ENFORCEMENTS = tuple(tenant_tree.Enforcement)
 
 ISOLATION_REQUIRED = "required"
 ISOLATIONS = ("none", ISOLATION_REQUIRED)
-# Approvals that requests of a tenant need.
-APPROVAL_POLICIES = ("none", "quota", "manual", "external")
-
 # The flat fields of a tenant that are not limits.
 SOFT_FIELDS = ("gpu_hours_budget", "node_hours_budget", "fair_share_target", "burst_allowance", "weight")
 FLAT_FIELDS = (
@@ -61,7 +60,8 @@ class TenantSpec(Wire):
     gpu_hours_budget: int | float | UnsetType = UNSET
     node_hours_budget: int | float | UnsetType = UNSET
     billing: Billing | UnsetType = UNSET
-    approval_policy: Text = UNSET
+    approval: ApprovalSpec | UnsetType = UNSET
+    approval_policy: Text = UNSET  # a short form for one gate
     sensitive: bool | UnsetType = UNSET  # whether its users may claim nodes for themselves alone
     user_priority_max: int | UnsetType = UNSET  # the highest priority that its users may ask for
     tolerations: list[Toleration] | UnsetType = UNSET  # of reserved taints, which its work may have
@@ -95,6 +95,7 @@ def to_tree(tenant: Tenant) -> tenant_tree.Tenant:
         user_priority_max=spec.user_priority_max if isinstance(spec.user_priority_max, int) else None,
         tolerations=tuple(toleration_of(one) for one in spec.tolerations or ()),
         isolated=spec.isolation == ISOLATION_REQUIRED,
+        approval=policy_in(spec.approval, spec.approval_policy),
     )
 
 
@@ -131,6 +132,9 @@ def _check(tenant: Tenant) -> list[Cause]:
         faults.append(field_fault("spec.enforcement", f"must be one of {', '.join(ENFORCEMENTS)}"))
     if spec.approval_policy is not UNSET and spec.approval_policy not in APPROVAL_POLICIES:
         faults.append(field_fault("spec.approvalPolicy", f"must be one of {', '.join(APPROVAL_POLICIES)}"))
+    faults += approval_faults("spec.approval", spec.approval, requestable_kinds())
+    if spec.approval is not UNSET and spec.approval_policy is not UNSET:
+        faults.append(field_fault("spec.approvalPolicy", "is a short form of spec.approval: set only one"))
     if spec.isolation is not UNSET and spec.isolation not in ISOLATIONS:
         faults.append(field_fault("spec.isolation", f"must be one of {', '.join(ISOLATIONS)}"))
     if spec.parent == tenant.metadata.name:

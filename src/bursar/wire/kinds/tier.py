@@ -8,6 +8,8 @@ from bursar.core.quota import tenant_tree
 from bursar.core.values.access import AccessGroup, KindAccess, Role, RoleGrant
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kinds.priorityclass import priority_faults
+from bursar.wire.kinds.requestable import requestable_kinds
+from bursar.wire.shared.approval import ApprovalSpec, approval_faults, policy_in
 from bursar.wire.shared.billing import Billing, billing_faults, said_in
 from bursar.wire.shared.kind import Column, Kind
 from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts
@@ -20,6 +22,7 @@ class TierSpec(Wire):
     description: Text = UNSET
     billing: Billing | UnsetType = UNSET
     user_priority_max: int | UnsetType = UNSET  # the highest priority that users of its tenants may ask for
+    approval: ApprovalSpec | UnsetType = UNSET
 
 
 class Tier(Wire, kw_only=True):
@@ -33,7 +36,11 @@ def to_tree(tier: Tier) -> tenant_tree.Tier:
     spec = tier.spec if isinstance(tier.spec, TierSpec) else TierSpec()
     most = spec.user_priority_max
     return tenant_tree.Tier(
-        str(tier.metadata.name), amounts(spec.limits), said_in(spec.billing), most if isinstance(most, int) else None
+        str(tier.metadata.name),
+        amounts(spec.limits),
+        said_in(spec.billing),
+        most if isinstance(most, int) else None,
+        policy_in(spec.approval),
     )
 
 
@@ -42,6 +49,7 @@ def _check(tier: Tier) -> list[Cause]:
         return []
     spec = tier.spec
     faults = [*amounts_faults("spec.limits", spec.limits), *billing_faults("spec.billing", spec.billing)]
+    faults += approval_faults("spec.approval", spec.approval, requestable_kinds())
     if isinstance(spec.weight, int | float) and not 0 <= spec.weight <= 1e15:
         faults.append(field_fault("spec.weight", f"must be a number from 0 on, got {spec.weight}"))
     if isinstance(spec.user_priority_max, int):

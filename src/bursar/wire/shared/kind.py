@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bursar.core.objects.charge import NOTHING, Charge
+from bursar.core.objects.charge import NOTHING, Amounts, Charge
 from bursar.core.objects.object import Stored
 from bursar.core.values.access import SYSTEM_ONLY, AccessGroup, KindAccess
 from bursar.core.values.refusal import Cause
@@ -61,6 +61,14 @@ def _adopt_nothing(_: Object, __: str) -> None:
 
 def _keep_nothing(_: Stored, __: Object) -> None:
     return None
+
+
+def _grant_nothing(_: Amounts) -> dict[str, Any]:
+    return {}
+
+
+def _end_nothing(_: str, __: str, ___: str) -> dict[str, Any]:
+    return {}
 
 
 def _may_go(_: Stored, __: Collection[str]) -> bool:
@@ -139,8 +147,21 @@ class Kind:
     placed: bool = False
     # Whether objects offer resources, so that their changes affect which work can ever be placed.
     offers_resources: bool = False
+    # Whether its status names the user who submitted it.
+    submitted: bool = False
     # Whether others refer to it only by name, so that an existence check may use a cache of one second.
     only_named: bool = False
+    # Whether new objects are requests that pass the approval gates of their tenant.
+    requestable: bool = False
+    # The gates of its requests where the tenant's policy names none.
+    gates: tuple[str, ...] = ()
+    # The part of the status that shows the amounts in force, which stay while growth is pending.
+    granted: Callable[[Amounts], dict[str, Any]] = _grant_nothing
+    # The part of the status after its request was denied or has expired, given the reason, a message and the time.
+    refused: Callable[[str, str, str], dict[str, Any]] = _end_nothing
+    # Whether its charge is kept until its finalizers are gone, because what it stands for exists until then; only
+    # services and administrators change these.
+    charged_until_gone: bool = False
     # Verbs whose events only the tenant of the actor sees.
     private_verbs: frozenset[str] = frozenset()
     # The path of a list of tenants that not every reader may know.

@@ -39,6 +39,19 @@ _INTER_POD: Final = frozenset({str(ReasonCode.AFFINITY), str(ReasonCode.ANTI_AFF
 _TOGETHER: Final = "together"  # the number of nodes with capacity for one part, where all parts together find none
 
 
+_WITHOUT_NUMBERS: Final = {
+    ReasonCode.HELD: (
+        "free capacity is reserved for work ahead of it in the queue; this one would delay it",
+        "Set a ttl: work that ends in time may run first.",
+    ),
+    ReasonCode.PREEMPTING: (
+        "the scheduler is evicting less urgent work for it",
+        "Wait: it starts when the evicted work has stopped.",
+    ),
+    ReasonCode.NOT_TRIED: ("the scheduler has not tried it yet", "Wait for the next scheduling cycle."),
+}
+
+
 def sentence(reason: PendingReason) -> str:
     """The reason in one sentence, with its numbers."""
     return _texts(reason)[0]
@@ -52,6 +65,8 @@ def help(reason: PendingReason) -> str:  # noqa: A001 - the word for it
 def _texts(reason: PendingReason) -> tuple[str, str]:
     """The sentence and the remedy."""
     match reason.why:
+        case ReasonCode.AWAITING_APPROVAL:
+            return reason.said or "awaiting approval", reason.hint or "Ask an approver: bursar approvals."
         case ReasonCode.GANG_INCOMPLETE:
             missing = f"waiting for gang members: {reason.members} of {reason.members_min} submitted"
             more = reason.members_min - reason.members
@@ -88,14 +103,8 @@ def _texts(reason: PendingReason) -> tuple[str, str]:
                 _no_capacity(reason) + _kept_out_by_inter_pod(reason) + _closed(reason),
                 _open_nodes(reason) + _more_capacity(reason) + _easier_inter_pod(reason),
             )
-        case ReasonCode.HELD:
-            held = "free capacity is reserved for work ahead of it in the queue; this one would delay it"
-            return held, "Set a ttl: work that ends in time may run first."
-        case ReasonCode.PREEMPTING:
-            evicting = "the scheduler is evicting less urgent work for it"
-            return evicting, "Wait: it starts when the evicted work has stopped."
-        case ReasonCode.NOT_TRIED:
-            return "the scheduler has not tried it yet", "Wait for the next scheduling cycle."
+        case ReasonCode.HELD | ReasonCode.PREEMPTING | ReasonCode.NOT_TRIED:
+            return _WITHOUT_NUMBERS[reason.why]
     assert_never(reason.why)
 
 

@@ -1,11 +1,12 @@
 -- name: insert
-INSERT INTO token (id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
+INSERT INTO token (id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at,
+                   tenants, gates)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13);
 
 -- name: find
 -- `lives` says whether the tenant of the token still exists; a later tenant of the same name does not count.
 SELECT id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
-       used_key, revoked_at,
+       used_key, revoked_at, tenants, gates,
        tenant = '' OR EXISTS (
            SELECT FROM object
             WHERE (object.kind, object.namespace, object.name) = ('Tenant', '', token.tenant)
@@ -16,13 +17,13 @@ SELECT id, hash, role, tenant, tenant_uid, username, node, single_use, created_a
 
 -- name: list_all
 SELECT id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
-       used_key, revoked_at
+       used_key, revoked_at, tenants, gates
   FROM token
  ORDER BY created_at, id;
 
 -- name: list_of_tenants
 SELECT id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
-       used_key, revoked_at
+       used_key, revoked_at, tenants, gates
   FROM token
  WHERE tenant = ANY($1::text[])
  ORDER BY created_at, id;
@@ -34,7 +35,7 @@ UPDATE token
    SET revoked_at = $2, revoked_by = $3
  WHERE id = $1 AND revoked_at IS NULL
 RETURNING id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
-          used_key, revoked_at;
+          used_key, revoked_at, tenants, gates;
 
 -- name: consume
 -- Of two concurrent uses the second waits for the first's transaction and then finds the token used.
@@ -67,7 +68,7 @@ UPDATE token
    SET revoked_at = now(), revoked_by = 'system'
  WHERE node = ANY($1::text[]) AND revoked_at IS NULL
 RETURNING id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
-          used_key, revoked_at;
+          used_key, revoked_at, tenants, gates;
 
 -- name: restore
 -- Undoes a use whose purpose failed, unless the same key has succeeded with a repeated request meanwhile.

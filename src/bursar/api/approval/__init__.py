@@ -1,0 +1,1 @@
+"""Handlers of approvals: the list of undecided requests, and decisions at gates."""

@@ -1,0 +1,120 @@
+"""Requests under approval gates: an object that its tenant's policy gates is stored and visible, and holds nothing.
+
+Its charge is due, as that of a gang member is until the gang is complete, so that no bind succeeds. It counts as one of
+the tenant's `pending_requests`. The decision at the last gate charges it (commands/approval/decide.py).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from bursar.commands.objects.status import status_of
+from bursar.core.batch.unit_of_work import UnitOfWork
+from bursar.core.nodes.node import WHOLE
+from bursar.core.objects.approval import (
+    AWAITING_APPROVAL,
+    PENDING_REQUESTS,
+    STATE_FIELD,
+    Approval,
+    ApprovalReason,
+    ApprovalState,
+    approval_fields,
+    approval_in,
+    expired,
+    requested,
+    stored_form,
+    waiting_text,
+)
+from bursar.core.objects.charge import Amounts, Charge
+from bursar.core.objects.object import Stored
+from bursar.core.quota.tenant_tree import approval_policy
+from bursar.core.values.replace import replace
+from bursar.wire.kinds.registry import BY_NAME
+from bursar.wire.shared.document import encode
+from bursar.wire.shared.kind import Kind, Object
+
+_FIELDS: Final = "status.approval."
+ONE_REQUEST: Final = {PENDING_REQUESTS: WHOLE}
+
+
+def gates_of(batch: UnitOfWork, one: Stored, tenant: str) -> tuple[str, ...]:
+    """The gates that a new object of a tenant must pass."""
+    kind = BY_NAME[one.key.kind]
+    if not kind.requestable:
+        return ()
+    return approval_policy(batch.tree, tenant).gates_of(kind.name) or kind.gates
+
+
+def awaits_approval(one: Stored) -> bool:
+    """Whether an object is a request that is not approved yet."""
+    return one.fields.get(STATE_FIELD) == ApprovalState.PENDING
+
+
+def held_back(one: Stored, tenant: str, batch: UnitOfWork, gates: tuple[str, ...]) -> Stored:
+    """A new object as a request: pending at its first gate, with its charge due."""
+    approval = requested(approval_policy(batch.tree, tenant), gates, batch.now)
+    granted = BY_NAME[one.key.kind].granted({})
+    status = {name: value for name, value in status_of(one).items() if name not in granted}
+    return with_approval(replace(one, tenant=tenant, charge=pending_charge(one.charge)), approval, status)
+
+
+def pending_charge(charge: Charge) -> Charge:
+    """The charge of a request: its amounts are due, and it counts as a pending request."""
+    return replace(charge, accepted=ONE_REQUEST, bound={}, due=charge.due or charge.accepted)
+
+
+def admitted_charge(kind: Kind, charge: Charge) -> Charge:
+    """The charge of an approved request. That of a kind that is not placed counts as bound from then on too."""
+    return replace(charge, accepted=charge.due, bound={} if kind.placed else charge.due, due={})
+
+
+def with_approval(one: Stored, approval: Approval, status: dict[str, Any] | None = None) -> Stored:
+    """The object with this approval in its status and in its fields. Its reason says that it awaits approval."""
+    status = {**(status_of(one) if status is None else status)}
+    status["approval"] = stored_form(approval)
+    if approval.state is ApprovalState.PENDING:
+        said = approval.gates[approval.gate].reason
+        status |= {"reason": AWAITING_APPROVAL, "message": _sentence(approval, said)}
+    elif status.get("reason") == AWAITING_APPROVAL:
+        del status["reason"], status["message"]
+    return replace(one, status=encode(status), fields=with_fields(one, approval))
+
+
+def with_fields(one: Stored, approval: Approval | None) -> dict[str, str]:
+    """The object's fields to select by, with those of its approval."""
+    others = {name: value for name, value in one.fields.items() if not name.startswith(_FIELDS)}
+    return {**others, **approval_fields(approval)}
+
+
+def kept_fields(one: Stored) -> dict[str, str]:
+    """The fields of an object's approval, for code that computes all other fields again."""
+    return {name: value for name, value in one.fields.items() if name.startswith(_FIELDS)}
+
+
+def approval_of(one: Stored) -> Approval | None:
+    return approval_in(status_of(one))
+
+
+def without_request(amounts: Amounts) -> Amounts:
+    """The amounts that are held, without the count of the pending request."""
+    return {name: value for name, value in amounts.items() if name != PENDING_REQUESTS}
+
+
+def decoded(kind: Kind, one: Stored, status: dict[str, Any]) -> Object:
+    """The object with a status, as its kind's hooks take it."""
+    return msgspec.convert({**msgspec.json.decode(one.doc), "status": status}, kind.type)
+
+
+def _sentence(approval: Approval, said: str) -> str:
+    waiting = waiting_text(approval.gate)
+    return f"{waiting}: {said}" if said else waiting
+
+
+def withdrawn(one: Stored, at: datetime, status: dict[str, Any] | None = None) -> Stored:
+    """A request that its requester has cancelled."""
+    approval = approval_of(one)
+    assert approval is not None, "only requests are withdrawn"
+    return with_approval(one, expired(approval, ApprovalReason.WITHDRAWN, at), status)

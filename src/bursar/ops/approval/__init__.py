@@ -1,0 +1,1 @@
+"""Verbs on requests: decide them, and do what is due for approvals."""

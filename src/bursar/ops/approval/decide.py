@@ -1,0 +1,95 @@
+"""Decide requests at approval gates, one or many in one transaction, and do what is due for approvals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bursar.commands.approval.decide import Decide, DecideJob, DecideMany
+from bursar.commands.approval.expire import ApprovalTimer
+from bursar.commands.command import Command, Reply
+from bursar.commands.objects.object import not_found
+from bursar.commands.objects.status import status_of
+from bursar.commands.workloads.job_status import spec_in
+from bursar.core.objects.approval import Decision, Verdict
+from bursar.core.objects.job import JobAttempt
+from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.values.idempotency import IdempotencyKey
+from bursar.core.values.refusal import Code, Refusal
+from bursar.ops.objects.object import TRIES_MAX, get
+from bursar.ops.runtime.runtime import Runtime
+from bursar.ops.workloads.job import member_drafts
+from bursar.wire.kinds.job import JOB, plan_of
+
+TIMER = Origin("system:approvals", "expire")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A decision on a request as it was read, with the tenants that its approver decides for."""
+
+    before: Stored
+    decision: Decision
+    origin: Origin
+    decides_for: tuple[str, ...] = ()
+
+
+def decide_command(one: Judgement, idempotency_key: IdempotencyKey | None = None) -> Decide:
+    """The command of a decision. The allocations of a job that is approved are made here, before locks are taken."""
+    before = one.before
+    if before.key.kind != JOB.name:
+        return Decide(
+            key=before.key, origin=one.origin, idempotency_key=idempotency_key, decision=one.decision, uid=before.uid,
+            tenant=before.tenant, decides_for=one.decides_for, gang=before.gang,
+        )  # fmt: skip
+    spec, status = spec_in(before.doc), status_of(before)
+    approves = one.decision.verdict is Verdict.APPROVE
+    first = [JobAttempt(index) for index in range(plan_of(spec).width if approves else 0)]
+    drafts, gang = member_drafts(
+        before.key, before.uid, spec, first, joined=None, user=status.get("user", ""),
+        permitted=status.get("permittedBy", ""),
+    )  # fmt: skip
+    return DecideJob(
+        key=before.key, origin=one.origin, idempotency_key=idempotency_key, decision=one.decision, uid=before.uid,
+        tenant=before.tenant, decides_for=one.decides_for, expected=before.revision, drafts=drafts, drafts_gang=gang,
+    )  # fmt: skip
+
+
+async def decide(
+    runtime: Runtime, one: Judgement, *, idempotency_key: IdempotencyKey | None = None, dry_run: bool = False
+) -> Reply:
+    """Decide a request; retry while it changes meanwhile."""
+    reply: Reply = not_found(one.before.key)
+    for _ in range(TRIES_MAX):
+        reply = await _submit(runtime, decide_command(one, idempotency_key), one.before.tenant, dry_run=dry_run)
+        if not (isinstance(reply, Refusal) and reply.code is Code.CONFLICT):
+            return reply
+        found = await get(runtime, one.before.key)
+        if isinstance(found, Refusal) or found.revision == one.before.revision or found.uid != one.before.uid:
+            return reply
+        one = Judgement(found, one.decision, one.origin, one.decides_for)
+    return reply
+
+
+async def decide_many(runtime: Runtime, items: Sequence[Judgement], *, dry_run: bool = False) -> Sequence[Reply]:
+    """Decide several requests in one transaction, each with its own answer."""
+    commands = tuple(decide_command(one) for one in items)
+    first = commands[0]
+    command = DecideMany(key=first.key, origin=first.origin, items=commands)
+    reply = await _submit(runtime, command, items[0].before.tenant, dry_run=dry_run)
+    assert isinstance(reply, tuple), "each item has its answer"
+    return reply
+
+
+async def run_timer(runtime: Runtime, key: Key) -> Reply:
+    """Do what is due for an object's approval."""
+    found = await get(runtime, key)
+    if isinstance(found, Refusal):
+        return found
+    command = ApprovalTimer(key=key, origin=TIMER, gang=found.gang)
+    return await _submit(runtime, command, found.tenant)
+
+
+async def _submit(runtime: Runtime, command: Command, tenant: str, *, dry_run: bool = False) -> Reply:
+    lane = runtime.trying if dry_run else runtime.bulk if command.many else runtime.changing
+    return await lane.submit(command, tenant)
