@@ -29,6 +29,7 @@ from bursar.api.objects.object import (
     is_admin,
     key_of,
     kind_of,
+    not_below,
     origin_of,
     out_of_sight,
     recalled,
@@ -39,7 +40,7 @@ from bursar.commands.lifecycle.dispatch import change_command
 from bursar.commands.objects.object import conflict
 from bursar.core.objects.object import Stored
 from bursar.core.quota.tenant_tree import Tree, sees
-from bursar.core.values.access import reach
+from bursar.core.values.access import is_delegate, reach
 from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.names import quoted
 from bursar.core.values.patch import PatchError, TestFailed, json_patch, merge, strategic
@@ -232,6 +233,11 @@ class Edit:
 
     def _out_of_sight(self, before: Stored, one: Object) -> Refusal | None:
         """Refuse to move an object into a tenant that the caller does not see."""
+        above, identity = self._kind.above, self.call.identity
+        if above is not None and is_delegate(identity):
+            given = {name for name, _ in identity.tenants}
+            if before.key.name in given or not sees(self.tree, reach(identity), above(one)):
+                return not_below(identity, self._kind)
         owner, whose = self._kind.owner(one), reach(self.call.identity)
         if owner in ("", before.tenant) or whose.everything or sees(self.tree, whose, owner):
             return None

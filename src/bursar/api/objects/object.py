@@ -23,7 +23,7 @@ from bursar.commands.command import Reply, Written
 from bursar.commands.objects.object import Recall, no_namespace, not_found
 from bursar.core.objects.finalizer import added, reserved
 from bursar.core.objects.object import Key, Origin, Stored
-from bursar.core.values.access import Identity, Role, reach
+from bursar.core.values.access import Identity, Role, is_delegate, reach
 from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.core.values.replace import replace
@@ -304,9 +304,24 @@ async def adopt(call: Call, kind: Kind, one: Object) -> Refusal | None:
     """Complete a new object by its creator's tenant; refuse to create it in a tenant that the creator does not see."""
     kind.adopt(one, call.identity.tenant)
     owner = kind.owner(one)
+    if kind.above is not None and is_delegate(call.identity):
+        above = kind.above(one)
+        if not above or not await call.context.sees(call.identity, above):
+            return not_below(call.identity, kind)
+        return None
     if not await call.context.sees(call.identity, owner):
         return out_of_sight(kind, owner)
     return None
+
+
+def not_below(identity: Identity, kind: Kind) -> Refusal:
+    """Refuse to put a tenant where its creator manages none."""
+    own = ", ".join(name for name, _ in identity.tenants)
+    return Refusal(
+        Code.FORBIDDEN,
+        f"{identity.user} may only change {kind.plural} below {own}",
+        f"Set spec.parent to {own}, or to a tenant below.",
+    )
 
 
 def out_of_sight(kind: Kind, owner: str) -> Refusal:

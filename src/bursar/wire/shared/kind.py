@@ -133,6 +133,8 @@ class Kind:
     forbidden_by_quota: bool = False
     # The tenant that owns an object without a namespace.
     owner: Callable[[Object], str] = _no_owner
+    # The tenant above an object that is a tenant itself; None for other kinds.
+    above: Callable[[Object], str] | None = None
     # Completes a new object from its creator's tenant, before `owner` is called.
     adopt: Callable[[Object, str], None] = _adopt_nothing
     # Copies fields that clients cannot change from the stored version to a new one.
