@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 
-from msgspec import UNSET
+from msgspec import UNSET, field
 
 from bursar.core.values.access import NAME_CHARS_MAX, OF_TENANTS, AccessGroup, KindAccess, Role, RoleGrant
 from bursar.core.values.names import dns_label
@@ -29,7 +29,7 @@ class MemberSpec(Wire):
 class Member(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
-    metadata: ObjectMeta
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: MemberSpec
 
 
