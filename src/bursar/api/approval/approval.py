@@ -184,11 +184,12 @@ def _judgement(call: Call, found: Stored, verdict: Verdict, gate: str, reason: s
     approval = approval_of(found)
     request = approval.open if approval is not None else None
     gate = gate or (request.gate if request is not None else "")
-    if not decides(call.identity, gate):
+    # Without a gate nothing is open, which the decision itself answers.
+    if gate and not decides(call.identity, gate):
         own = ", ".join(call.identity.gates)
         return Refusal(
             Code.FORBIDDEN,
-            f"{call.identity.user} may not decide gate {gate[:63] or 'quota'!r}, only {own}",
+            f"{call.identity.user} may not decide gate {gate[:63]!r}, only {own}",
             f"Name one of your gates: {own}.",
         )
     verb = {Verdict.APPROVE: "approve", Verdict.DENY: "deny", Verdict.NOTE: "note"}[verdict]
