@@ -45,6 +45,7 @@ class ResourcePath:
     namespaced: bool
     retries: Retries
     namespace: str = ""
+    root: str = ROOT
 
     def within(self, namespace: str) -> ResourcePath:
         if not self.namespaced and namespace:
@@ -54,7 +55,7 @@ class ResourcePath:
     @property
     def path(self) -> str:
         inside = f"/namespaces/{segment(self.namespace)}" if self.namespace else ""
-        return f"{ROOT}{inside}/{self.plural}"
+        return f"{self.root}{inside}/{self.plural}"
 
     def path_of(self, name: str, subresource: str = "") -> str:
         self.require_namespace()

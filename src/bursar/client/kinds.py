@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Generic, TypeVar
 
 from bursar.client import http
-from bursar.client.calls import ResourcePath
+from bursar.client.calls import ROOT, ResourcePath
 from bursar.client.contexts import Context, resolve
 from bursar.client.flow import Retries
 from bursar.wire.kinds.registry import BY_PLURAL
@@ -58,4 +58,5 @@ def place_of(plural: str, namespace: str, namespaced: bool | None, retries: Retr
     if kind is None and namespaced is None:
         raise ValueError(f"unknown kind {plural!r}: give namespaced=; known kinds: {', '.join(BY_PLURAL)}")
     inside = namespaced if namespaced is not None else kind is not None and kind.namespaced
-    return ResourcePath(plural, inside, retries).within(namespace)
+    root = kind.root if kind is not None else ROOT
+    return ResourcePath(plural, inside, retries, root=root).within(namespace)

@@ -15,7 +15,6 @@ import msgspec
 
 from bursar.api.http.route import JSON, UNREAD, Call
 from bursar.core.values.idempotency import IdempotencyKey, RequestKey
-from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.wire.shared import protobuf, yaml_text
 from bursar.wire.shared.bounds import (
@@ -28,7 +27,7 @@ from bursar.wire.shared.bounds import (
 )
 from bursar.wire.shared.faults import VALUES_COMPARED_MAX, all_faults, dotted, leave_out, told_by, without_faulty
 from bursar.wire.shared.kind import Kind, Object
-from bursar.wire.shared.meta import API_VERSION, meta_faults
+from bursar.wire.shared.meta import meta_faults
 
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 PROTOBUF = "application/vnd.kubernetes.protobuf"
@@ -365,8 +364,8 @@ def identify(call: Call, kind: Kind, one: Object) -> list[Cause]:
     metadata = one.metadata
     if one.kind and one.kind != kind.name:
         causes.append(field_fault("kind", f"is {one.kind[:63]!r}, but this path is for {kind.name}"))
-    if one.api_version and one.api_version != API_VERSION:
-        causes.append(field_fault("apiVersion", f"is {one.api_version[:63]!r}, must be {API_VERSION}"))
+    if one.api_version and one.api_version != kind.api_version:
+        causes.append(field_fault("apiVersion", f"is {one.api_version[:63]!r}, must be {kind.api_version}"))
     namespace = call.parameters.get("namespace", "")
     if metadata.namespace and kind.namespaced and metadata.namespace != namespace:
         causes.append(field_fault("metadata.namespace", f"is {metadata.namespace[:63]!r}, the path says {namespace!r}"))
@@ -374,10 +373,10 @@ def identify(call: Call, kind: Kind, one: Object) -> list[Cause]:
         metadata.namespace = namespace
     elif metadata.namespace:
         causes.append(field_fault("metadata.namespace", f"{kind.plural} have no namespace"))
-    return causes + _name(call, metadata, kind.derived_name(one))
+    return causes + _name(call, kind, metadata, kind.derived_name(one))
 
 
-def _name(call: Call, metadata: Any, derived: str) -> list[Cause]:
+def _name(call: Call, kind: Kind, metadata: Any, derived: str) -> list[Cause]:
     named = call.parameters.get("name", "")
     if named:
         if metadata.name and metadata.name != named:
@@ -391,12 +390,12 @@ def _name(call: Call, metadata: Any, derived: str) -> list[Cause]:
         metadata.name = metadata.generate_name + "".join(secrets.choice(_SUFFIX) for _ in range(5))
     if not metadata.name:
         return [field_fault("metadata.name", "is required; or give generateName")]
-    return name_faults(metadata)
+    return name_faults(kind, metadata)
 
 
-def name_faults(metadata: Any) -> list[Cause]:
+def name_faults(kind: Kind, metadata: Any) -> list[Cause]:
     """List the faults of a new object's name."""
-    return [field_fault("metadata.name", fault) for fault in dns_subdomain(metadata.name)]
+    return [field_fault("metadata.name", fault) for fault in kind.name_faults(metadata.name)]
 
 
 def idempotency_key_of(call: Call, in_body: Any = "") -> IdempotencyKey | Refusal | None:

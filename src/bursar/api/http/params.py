@@ -19,4 +19,4 @@ SELECTORS = (
 
 def base_path(kind: Kind) -> str:
     """The path of a kind's collection."""
-    return f"{ROOT}/namespaces/{{namespace}}/{kind.plural}" if kind.namespaced else f"{ROOT}/{kind.plural}"
+    return f"{kind.root}/namespaces/{{namespace}}/{kind.plural}" if kind.namespaced else f"{kind.root}/{kind.plural}"

@@ -94,7 +94,7 @@ def _described(call: Call, document: dict[str, Any]) -> Object | Refusal:
     if isinstance(described, Refusal):
         return described
     one = described.object
-    causes = [*identify(call, kind, one), *name_faults(one.metadata), *check(kind, one)]
+    causes = [*identify(call, kind, one), *name_faults(kind, one.metadata), *check(kind, one)]
     return faulty(kind, causes) if causes else one
 
 

@@ -141,7 +141,7 @@ async def _apply_new(call: Call, kind: Kind, document: Any) -> Outcome:
     body = convert(call, kind, document)
     if isinstance(body, Refusal):
         return body
-    causes = identify(call, kind, body.object) + name_faults(body.object.metadata) + check(kind, body.object)
+    causes = identify(call, kind, body.object) + name_faults(kind, body.object.metadata) + check(kind, body.object)
     return faulty_causes(kind, causes) if causes else await create_object(call, kind, body)
 
 

@@ -1,4 +1,4 @@
-"""Figures joined to objects when they are read: quota counters, the load of nodes, effective priorities.
+"""Figures joined to objects when they are read: quota counters, the load of nodes, priorities, identities of users.
 
 They change with writes elsewhere and are never stored in the objects that show them, so they cause no changes and are
 always exact. `JOINS` has them by kind.
@@ -19,6 +19,7 @@ from bursar.core.quota.tenant_tree import quota_scope
 from bursar.core.values.instant import timestamp
 from bursar.core.values.quantity import UNLIMITED, format_amount, percent
 from bursar.ops.runtime.clock import now
+from bursar.store.access import identity as identity_store
 from bursar.store.db.database import Connection
 from bursar.store.nodes import heartbeat as heartbeat_store
 from bursar.store.nodes import node as node_store
@@ -26,6 +27,7 @@ from bursar.store.quota import quota as quota_store
 from bursar.wire.kinds.allocation import ALLOCATION
 from bursar.wire.kinds.node import NODE
 from bursar.wire.kinds.resourcequota import RESOURCE_QUOTA
+from bursar.wire.kinds.user import USER
 from bursar.wire.shared.limits import dimension_name
 
 Documents: TypeAlias = Sequence[dict[str, Any]]
@@ -90,6 +92,12 @@ async def _join_nodes(db: Connection, nodes: Sequence[dict[str, Any]]) -> None:
             status["used"] = msgspec.json.decode(loads[name])
 
 
+async def _join_identities(db: Connection, users: Documents) -> None:
+    found = await identity_store.load_identities(db, [one["metadata"]["uid"] for one in users])
+    for one in users:
+        one["identities"] = found.get(one["metadata"]["uid"], [])
+
+
 async def _join_priorities(context: ApiContext, allocations: Documents) -> None:
     for one, priority in zip(allocations, await context.priorities.of(allocations), strict=True):
         one["status"] = {**(one.get("status") or {}), "priority": priority}
@@ -98,6 +106,7 @@ async def _join_priorities(context: ApiContext, allocations: Documents) -> None:
 JOINS: Final[Mapping[str, Callable[[Connection, Documents], Awaitable[None]]]] = {
     RESOURCE_QUOTA.name: _join_quotas,
     NODE.name: _join_nodes,
+    USER.name: _join_identities,
 }
 # Figures that only columns of a table show.
 TABLE_JOINS: Final[Mapping[str, Callable[[ApiContext, Documents], Awaitable[None]]]] = {

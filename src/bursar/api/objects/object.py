@@ -302,7 +302,8 @@ async def never_runs(call: Call, kind: Kind, one: Object, tenant: str | None) ->
 
 async def adopt(call: Call, kind: Kind, one: Object) -> Refusal | None:
     """Complete a new object by its creator's tenant; refuse to create it in a tenant that the creator does not see."""
-    kind.adopt(one, call.identity.tenant)
+    given = next((name for name, _ in call.identity.tenants), "") if is_delegate(call.identity) else ""
+    kind.adopt(one, call.identity.tenant or given)
     owner = kind.owner(one)
     if kind.above is not None and is_delegate(call.identity):
         above = kind.above(one)
@@ -330,8 +331,11 @@ def out_of_sight(kind: Kind, owner: str) -> Refusal:
 
 async def namespace_tenant(call: Call, kind: Kind) -> str | Refusal | None:
     """The tenant of the namespace in the path; None for kinds without namespaces."""
-    if not kind.namespaced:
-        return None
+    return await tenant_of_namespace(call) if kind.namespaced else None
+
+
+async def tenant_of_namespace(call: Call) -> str | Refusal:
+    """The tenant of the namespace in the path."""
     name = call.parameters["namespace"]
     namespace = (await call.context.tree()).namespaces.get(name)
     if namespace is None:

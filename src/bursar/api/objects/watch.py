@@ -33,9 +33,9 @@ from bursar.store.objects import change as change_store
 from bursar.store.objects import listing
 from bursar.store.objects.change import Change
 from bursar.store.objects.listing import ListedObject, Query
+from bursar.wire.kinds.registry import BY_NAME
 from bursar.wire.shared.document import EMPTY, encode, render
 from bursar.wire.shared.kind import Kind
-from bursar.wire.shared.meta import API_VERSION
 
 SSE = "text/event-stream"
 CATCH_UP = 1000
@@ -385,7 +385,7 @@ def _gone(change: Change) -> ListedObject:
     """The identifying fields of an object, sent to a watcher who does not see it any more."""
     key = change.key
     metadata = {"name": key.name, "uid": change.uid, **({"namespace": key.namespace} if key.namespace else {})}
-    doc = encode({"apiVersion": API_VERSION, "kind": key.kind, "metadata": metadata})
+    doc = encode({"apiVersion": BY_NAME[key.kind].api_version, "kind": key.kind, "metadata": metadata})
     return ListedObject(key.namespace, key.name, "", change.revision, doc, EMPTY)
 
 

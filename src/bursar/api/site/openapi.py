@@ -1,7 +1,7 @@
 """OpenAPI, generated from the route table and from the types that the server reads and writes.
 
-`/openapi.json` is the whole API, in OpenAPI 3.1. `/openapi/v3/api/v1` is the part that kubectl reads before `apply` and
-for `explain`: the kinds, in Kubernetes' dialect. `/openapi/v2` only lists where old clients may use dry runs.
+`/openapi.json` is the whole API, in OpenAPI 3.1. `/openapi/v3` has a part for each group of kinds, which kubectl reads
+before `apply` and for `explain`, in Kubernetes' dialect. `/openapi/v2` only lists where old clients may use dry runs.
 """
 
 from __future__ import annotations
@@ -39,13 +39,23 @@ _GVK: Final = "x-kubernetes-group-version-kind"
 def documents(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release: str) -> dict[str, bytes]:
     """Render every document by path; `release` is Bursar's own version."""
     routes, kinds = tuple(routes), tuple(kinds)
-    for_kubectl = msgspec.json.encode(kubectl_document(routes, kinds, release=release))
+    groups: dict[str, list[Kind]] = {}
+    for kind in kinds:
+        groups.setdefault(kind.root, []).append(kind)
+    for_kubectl = {
+        root: msgspec.json.encode(kubectl_document(_of_group(routes, root), group, release=release))
+        for root, group in groups.items()
+    }
     return {
         "/openapi.json": msgspec.json.encode(document(routes, kinds, release=release)),
         "/openapi/v2": openapi_v2.body(_patches(routes), release=release),
         "/openapi/v3": msgspec.json.encode(kubectl_index(for_kubectl)),
-        "/openapi/v3/api/v1": for_kubectl,
+        **{f"/openapi/v3{root}": body for root, body in for_kubectl.items()},
     }
+
+
+def _of_group(routes: Iterable[Route], root: str) -> tuple[Route, ...]:
+    return tuple(route for route in routes if route.kind is not None and route.kind.root == root)
 
 
 def document(routes: Iterable[Route], kinds: Iterable[Kind] = KINDS, *, release: str) -> Document:
@@ -457,10 +467,16 @@ def _patches(routes: Iterable[Route]) -> Iterable[tuple[str, str, dict[str, str]
             yield route.path, names[route.method, route.path], kind, parameters
 
 
-def kubectl_index(body: bytes) -> Document:
-    """The index of the document. Its address changes with the document, because clients cache by address."""
-    digest = hashlib.sha256(body).hexdigest()[:32]
-    return {"paths": {"api/v1": {"serverRelativeURL": f"/openapi/v3/api/v1?hash={digest}"}}}
+def kubectl_index(bodies: Mapping[str, bytes]) -> Document:
+    """The index of the documents by path. Their addresses change with them, because clients cache by address."""
+    return {
+        "paths": {
+            root.removeprefix("/"): {
+                "serverRelativeURL": f"/openapi/v3{root}?hash={hashlib.sha256(body).hexdigest()[:32]}"
+            }
+            for root, body in bodies.items()
+        }
+    }
 
 
 def _is_of_kind(path: str, kind: Kind) -> bool:
@@ -470,7 +486,8 @@ def _is_of_kind(path: str, kind: Kind) -> bool:
 
 
 def _group_version_kind(kind: Kind) -> dict[str, str]:
-    return {"group": "", "version": "v1", "kind": kind.name}
+    group, _, version = kind.api_version.rpartition("/")
+    return {"group": group, "version": version, "kind": kind.name}
 
 
 def _kubectl_operation(route: Route, kind: Kind, name: str) -> Document:

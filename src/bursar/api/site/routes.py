@@ -16,6 +16,7 @@ from bursar.api.objects import delete, edit, event
 from bursar.api.objects import object as objects
 from bursar.api.objects.watch import SSE
 from bursar.api.objects.webhook import webhook_routes
+from bursar.api.openshift.routes import openshift_routes
 from bursar.api.quota import tenant
 from bursar.api.site import discovery, docs, openapi, openapi_v2, system
 from bursar.api.site.credit_routes import credit_routes
@@ -73,6 +74,7 @@ def build_routes(release: str) -> list[Route]:
         *_kind_routes(),
         *workload_routes(),
         *approval_routes(),
+        *openshift_routes(),
         *node_routes(),
         *tenant.tenant_routes(),
         *_other_routes(),
@@ -115,7 +117,7 @@ def _collection_routes(kind: Kind, handlers: KindHandlers) -> Iterator[Route]:
     )  # fmt: skip
     yield listing
     if kind.namespaced:
-        path = f"{ROOT}/{plural}"
+        path = f"{kind.root}/{plural}"
         yield replace(listing, path=path, summary=f"List or watch {plural} across namespaces.")
     yield Route(
         "POST", base, handlers.create, f"Create {_a(kind)}.", "create", plural, kind=kind,

@@ -58,6 +58,8 @@ def create(
 
 def plain(connection: Connection, kind: str, name: str, tenant: str) -> Manifest:
     from bursar.wire.kinds.namespace import TENANT_LABEL
+    from bursar.wire.kinds.registry import BY_NAME
+    from bursar.wire.shared.meta import API_VERSION
 
     noun = find(kind, connection.client)
     metadata: dict[str, Any] = {"name": name}
@@ -65,4 +67,6 @@ def plain(connection: Connection, kind: str, name: str, tenant: str) -> Manifest
         if noun.kind != "Namespace":
             raise click.UsageError("--tenant is for namespaces")
         metadata["labels"] = {TENANT_LABEL: tenant}
-    return Manifest({"apiVersion": "v1", "kind": noun.kind, "metadata": metadata, "spec": {}}, "the command line")
+    known = BY_NAME.get(noun.kind)
+    version = known.api_version if known is not None else API_VERSION
+    return Manifest({"apiVersion": version, "kind": noun.kind, "metadata": metadata, "spec": {}}, "the command line")

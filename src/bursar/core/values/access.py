@@ -183,6 +183,14 @@ JOINING = "node (bootstrap token)"
 DELEGATE = "service (of tenants)"
 OF_TENANTS = (Role.TENANT_ADMIN, Role.USER, Role.VIEWER)
 USING = (Role.TENANT_ADMIN, Role.USER)  # submit work, and spend credit
+# Views of namespaces, identities and members in the words of another API, which portals speak.
+_PORTALS = RoleGrant((Role.SERVICE, DELEGATE), WRITE)
+VIEWS: Final[Mapping[str, KindAccess]] = {
+    "projectrequests": KindAccess(AccessGroup.SYSTEM, (_PORTALS,)),
+    "projects": KindAccess(AccessGroup.SYSTEM, (_PORTALS, RoleGrant((*OF_TENANTS, DELEGATE), (*READ, "explain")))),
+    "rolebindings": KindAccess(AccessGroup.BOUNDS, (RoleGrant((Role.SERVICE,), WRITE),)),
+    "useridentitymappings": KindAccess(AccessGroup.SYSTEM, (_PORTALS, RoleGrant((DELEGATE,), (*READ, "explain")))),
+}
 
 
 def lesser_role(one: Role, other: Role) -> Role:

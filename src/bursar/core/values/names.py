@@ -51,6 +51,15 @@ def dns_subdomain(value: str) -> list[str]:
     return _faults(value, _DNS_SUBDOMAIN, _SUBDOMAIN_CHARS_MAX, _DNS_SUBDOMAIN_RULE)
 
 
+def path_segment(value: str) -> list[str]:
+    """Faults of a name that people choose elsewhere, such as a user's: whatever one segment of a path can hold."""
+    if len(value) > _SUBDOMAIN_CHARS_MAX:
+        return [f"{quoted(value)}: must be no longer than {_SUBDOMAIN_CHARS_MAX} characters"]
+    if value in ("", ".", "..") or not value.isprintable() or any(character in value for character in "/%"):
+        return [f"{quoted(value)}: must be printable, not empty, not '.' or '..', and without '/' and '%'"]
+    return []
+
+
 def label_key(value: str) -> list[str]:
     """Faults of a key of labels or annotations: a name, optionally behind a DNS prefix and a slash."""
     return _prefixed("label key", value)

@@ -11,11 +11,13 @@ from bursar.core.quota import tenant_tree
 from bursar.core.values.access import AccessGroup, KindAccess, Role, RoleGrant
 from bursar.core.values.names import dns_label
 from bursar.core.values.refusal import Cause, field_fault
-from bursar.wire.shared.kind import Column, Kind, column
+from bursar.wire.shared.kind import Column, Kind, Object, column
 from bursar.wire.shared.meta import Condition, ObjectMeta, Text, Wire, given
 
 TENANT_LABEL = "bursar.io/tenant"
 DEFAULT_TENANT = "default"
+# "true" on a namespace: requests for what none of its quotas limits are refused.
+QUOTA_REQUIRED_LABEL = "bursar.io/quota-required"
 
 
 class NamespaceSpec(Wire):
@@ -35,8 +37,9 @@ class Namespace(Wire, kw_only=True):
     status: NamespaceStatus | UnsetType = UNSET
 
 
-def tenant_of(namespace: Namespace) -> str:
-    labels = namespace.metadata.labels
+def tenant_of(one: Object) -> str:
+    """The tenant that the label of an object names."""
+    labels = one.metadata.labels
     return (labels.get(TENANT_LABEL) if isinstance(labels, dict) else None) or DEFAULT_TENANT
 
 
@@ -50,18 +53,18 @@ def _check(namespace: Namespace) -> list[Cause]:
     return [field_fault("metadata.name", fault) for fault in dns_label(str(namespace.metadata.name))]
 
 
-def _adopt(namespace: Namespace, tenant: str) -> None:
-    """Assign a namespace without a tenant label to its creator's tenant."""
-    _label(namespace, tenant or DEFAULT_TENANT)
+def adopt_by_label(one: Object, tenant: str) -> None:
+    """Assign an object without a tenant label to its creator's tenant."""
+    _label(one, tenant or DEFAULT_TENANT)
 
 
-def _keep(before: Stored, namespace: Namespace) -> None:
+def keep_label(before: Stored, one: Object) -> None:
     """Keep the tenant label when a client leaves it out."""
-    _label(namespace, before.tenant)
+    _label(one, before.tenant)
 
 
-def _label(namespace: Namespace, tenant: str) -> None:
-    namespace.metadata.labels = {TENANT_LABEL: tenant, **(namespace.metadata.labels or {})}
+def _label(one: Object, tenant: str) -> None:
+    one.metadata.labels = {TENANT_LABEL: tenant, **(one.metadata.labels or {})}
 
 
 def _first_status(_: Namespace, __: str) -> dict[str, Any]:
@@ -76,8 +79,8 @@ NAMESPACE = Kind(
     description="A container of objects that belong to one tenant.",
     short_names=("ns",),
     uid_prefix="ns",
-    # A marketplace order creates the tenant's first namespace.
-    access=KindAccess(AccessGroup.BOUNDS, (RoleGrant((Role.SERVICE,), ("create",)),)),
+    # A marketplace order creates the tenant's first namespace, and a portal labels those of its projects.
+    access=KindAccess(AccessGroup.BOUNDS, (RoleGrant((Role.SERVICE,), ("create", "update", "patch")),)),
     check=_check,
     selectable=("status.phase",),
     fields=lambda one: {"status.phase": "Terminating" if given(one.metadata.deletion_timestamp) else "Active"},
@@ -90,8 +93,8 @@ NAMESPACE = Kind(
     built_in=frozenset({"default"}),
     has_status=True,
     owner=tenant_of,
-    adopt=_adopt,
-    keep=_keep,
+    adopt=adopt_by_label,
+    keep=keep_label,
     # Its objects are deleted first, and the loop that empties namespaces removes it.
     may_go=lambda _, __: False,
 )

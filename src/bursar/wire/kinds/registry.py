@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from pkgutil import iter_modules
 
-from bursar.core.values.access import Policy
+from bursar.core.values.access import VIEWS, Policy
 from bursar.wire import kinds as package
 from bursar.wire.shared.kind import Kind
 
@@ -29,8 +29,9 @@ def register(kind: Kind) -> None:
 
 
 def policy() -> Policy:
-    """The access rules, including those of the kinds."""
-    return Policy({kind.plural: kind.access for kind in KINDS}, [kind.plural for kind in KINDS if kind.requestable])
+    """The access rules, including those of the kinds and of their views."""
+    access = {**{kind.plural: kind.access for kind in KINDS}, **VIEWS}
+    return Policy(access, [kind.plural for kind in KINDS if kind.requestable])
 
 
 def _register_package() -> None:

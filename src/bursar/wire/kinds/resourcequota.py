@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from bursar.core.quota import tenant_tree
-from bursar.core.values.access import AccessGroup, KindAccess
+from bursar.core.values.access import WRITE, AccessGroup, KindAccess, Role, RoleGrant
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.shared.kind import Column, Kind
 from bursar.wire.shared.limits import amounts, amounts_faults, canonical
@@ -142,7 +142,7 @@ RESOURCE_QUOTA = Kind(
     description="Hard and soft limits on what a namespace may use.",
     short_names=("quota",),
     uid_prefix="quota",
-    access=KindAccess(AccessGroup.BOUNDS),
+    access=KindAccess(AccessGroup.BOUNDS, (RoleGrant((Role.SERVICE,), WRITE),)),
     check=_check,
     columns=(Column("Used/Hard", _requests),),
     normalise=_normalise,

@@ -13,7 +13,6 @@ import msgspec
 from msgspec import UNSET
 
 from bursar.wire.shared.kind import Kind, Object
-from bursar.wire.shared.meta import API_VERSION
 
 _encoder = msgspec.json.Encoder()
 _METADATA = b'"metadata":{'
@@ -26,7 +25,7 @@ def encode(value: Any) -> bytes:
 
 def encode_object(kind: Kind, one: Object) -> bytes:
     """Encode the stored document, without fields that are stored elsewhere or never."""
-    one.api_version = API_VERSION
+    one.api_version = kind.api_version
     one.kind = kind.name
     metadata = one.metadata
     metadata.resource_version = UNSET
@@ -55,7 +54,7 @@ def render_list(
         meta["continue"] = continue_token
         if remaining:
             meta["remainingItemCount"] = remaining
-    head = b'{"kind":"%sList","apiVersion":"v1","metadata":' % kind.name.encode()
+    head = b'{"kind":"%sList","apiVersion":"%s","metadata":' % (kind.name.encode(), kind.api_version.encode())
     return b"".join((head, _encoder.encode(meta), b',"items":[', b",".join(items), b"]}"))
 
 

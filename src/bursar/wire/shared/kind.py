@@ -12,9 +12,10 @@ from typing import Any
 from bursar.core.objects.charge import NOTHING, Amounts, Charge
 from bursar.core.objects.object import Stored
 from bursar.core.values.access import SYSTEM_ONLY, AccessGroup, KindAccess
+from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Cause
 from bursar.core.values.replace import replace
-from bursar.wire.shared.meta import Wire
+from bursar.wire.shared.meta import API_VERSION, Wire
 
 Object = Any  # a Struct with api_version, kind, metadata, spec and status
 Fields = dict[str, str]
@@ -104,6 +105,8 @@ class Kind:
     type: type[Wire]
     namespaced: bool
     description: str
+    # The group and version of its API; the default is Bursar's own, with paths below /api/v1.
+    api_version: str = API_VERSION
     short_names: tuple[str, ...] = ()
     uid_prefix: str = ""
     # The verbs that each role may use; by default, only system administrators.
@@ -141,6 +144,8 @@ class Kind:
     above: Callable[[Object], str] | None = None
     # The name that the spec determines; empty for kinds whose objects are named freely.
     derived_name: Callable[[Object], str] = _no_name
+    # Faults of the name of a new object.
+    name_faults: Callable[[str], list[str]] = dns_subdomain
     # Whether its objects are removed with the tenant that owns them.
     ends_with_tenant: bool = False
     # The selectable field that names a user whom an object makes a member of its tenant, by which the user is
@@ -189,6 +194,11 @@ class Kind:
         return self.access.group is AccessGroup.CATALOGUE
 
     @property
+    def root(self) -> str:
+        """The path of its API."""
+        return root_path(self.api_version)
+
+    @property
     def singular(self) -> str:
         return self.name.lower()
 
@@ -196,6 +206,11 @@ class Kind:
         """The charge of an object that is not bound to a node yet."""
         charge = self.charge(one)
         return charge if self.placed or not charge.accepted else replace(charge, bound=charge.accepted)
+
+
+def root_path(api_version: str) -> str:
+    """The path of an API: `/api/v1`, or that of a group and version."""
+    return f"/{'apis' if '/' in api_version else 'api'}/{api_version}"
 
 
 # The submitter.
