@@ -73,6 +73,7 @@ namespaces/status                   ASPTUV     -          A      A      -
 resourcequotas                      ASPTUV     AT         AT     AT     AT
 resourcequotas/status               ASPTUV     -          A      A      -
 settings                            ASP        A          A      A      A
+members                             ASPTUV     AST        AST    AST    AST
 tokens                              AST        AT         -      -      AT
 webhooks                            ASP        A          -      -      A
 webhooks/deliveries                 ASP        -          -      -      -
@@ -85,11 +86,24 @@ allocations/log                     ASPTUV     -          -      -      -
 allocations/explain                 ASPTUV     -          -      -      -
 allocations/simulate                -          ATU        -      -      -
 allocations/bulk-release            -          ATU        -      -      -
+allocations/approve                 -          AP         -      -      -
+allocations/deny                    -          AP         -      -      -
+allocations/approval                -          -          -      AP     -
 jobs                                ASPTUV     ATU        ATU    ATU    ATU
 jobs/status                         ASPTUV     -          -      -      -
 jobs/explain                        ASPTUV     -          -      -      -
 jobs/cancel                         -          ATU        -      -      -
 jobs/boost                          -          A          -      -      -
+jobs/approve                        -          AP         -      -      -
+jobs/deny                           -          AP         -      -      -
+jobs/approval                       -          -          -      AP     -
+resourceclaims                      ASPTUV     ATU        ASTU   ASTU   ATU
+resourceclaims/status               ASPTUV     -          AS     AS     -
+resourceclaims/approve              -          AP         -      -      -
+resourceclaims/deny                 -          AP         -      -      -
+resourceclaims/approval             -          -          -      AP     -
+approvals                           ASPBTUV    -          -      -      -
+approvals/decide                    -          AP         -      -      -
 pods                                ASPBTUV    -          -      -      -
 pods/log                            ASPTUV     -          -      -      -
 pods/eviction                       -          A          -      -      -
@@ -383,7 +397,7 @@ async def matrix(embedded_postgres: PostgresServer, database_template: str) -> A
         fingerprints = Marks()
         await prepare(site)
         # Roles that change something have a family of their own.
-        changing = ("tenant-admin", "user", "node", "system-admin", "service", "billing-admin")
+        changing = ("tenant-admin", "user", "node", "approver", "system-admin", "service", "billing-admin")
         families = await asyncio.gather(*(founded(site, fingerprints) for _ in changing))
         for path in ("authority", "/.well-known/jwks.json"):
             assert (await site.get(path)).status == 200, "keys that are made when they are first asked for are there"
