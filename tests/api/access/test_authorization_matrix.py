@@ -42,7 +42,7 @@ healthz                             *          -          -      -      -
 hello                               *          -          -      -      -
 livez                               *          -          -      -      -
 readyz                              *          -          -      -      -
-metrics                             ASPB       -          -      -      -
+metrics                             ASB        -          -      -      -
 authority                           ASPBTUVNJ  -          -      -      -
 whoami                              ASPBTUVNJ  -          -      -      -
 poddisruptionbudgets                ASPBTUVNJ  -          -      -      -
@@ -53,10 +53,10 @@ selfsubjectrulesreviews             -          ASPBTUVN   -      -      -
 nodes                               ASPBTUVN   AJ         A      A      A
 nodes/status                        ASPBTUVN   -          AN     AN     -
 nodes/certificates                  -          ANJ        -      -      -
-nodes/evictions                     ASPN       -          -      -      -
+nodes/evictions                     ASN        -          -      -      -
 nodes/claim                         -          ATU        -      -      -
 nodes/release                       -          ATU        -      -      -
-nodes/drain                         ASP        A          -      -      -
+nodes/drain                         AS         A          -      -      -
 nodes/fence                         -          A          -      -      A
 nodes/wipe                          -          A          -      -      -
 nodes/wiped                         -          A          -      -      -
@@ -75,8 +75,8 @@ resourcequotas/status               ASPTUV     -          A      A      -
 settings                            ASP        A          A      A      A
 members                             ASPTUV     AST        AST    AST    AST
 tokens                              AST        AT         -      -      AT
-webhooks                            ASP        A          -      -      A
-webhooks/deliveries                 ASP        -          -      -      -
+webhooks                            AS         A          -      -      A
+webhooks/deliveries                 AS         -          -      -      -
 webhooks/test                       -          A          -      -      -
 
 allocations                         ASPTUVN    ATU        ATU    ATU    ATU
@@ -124,9 +124,9 @@ leases                              ASPBTUV    ASTU       -      -      -
 leases/{name}                       ASPBTUVN   -          -      -      -
 leases/extend                       -          ASTUN      -      -      -
 leases/close                        -          ASTUN      -      -      -
-ledger                              ASPB       -          -      -      -
+ledger                              ASB        -          -      -      -
 ledger/keys                         -          A          -      -      -
-ledger/verify                       ASPB       -          -      -      -
+ledger/verify                       ASB        -          -      -      -
 limits                              ASPBTUV    -          ASB    -      -
 payments                            -          *          -      -      -
 prices                              ASPBTUV    AB         -      -      AB
@@ -153,7 +153,18 @@ def place(operation: Operation, table: Cells) -> tuple[str, str]:
 
 
 # Answers to requests that are allowed, where they are not success alone.
+_NO_APPROVAL = {409}  # neither allocations nor jobs need one here
+_DECIDED = {200, 409}  # of two opposite decisions, the first counts
+_CLAIM = "approveResourceClaimAtApiV1NamespacesNamespaceResourceclaimsName"
 REFUSED = {
+    "approveAllocationAtApiV1NamespacesNamespaceAllocationsNameApprove": _NO_APPROVAL,
+    "approveAllocationAtApiV1NamespacesNamespaceAllocationsNameDeny": _NO_APPROVAL,
+    "patchAllocationApproval": _NO_APPROVAL,
+    "approveJobAtApiV1NamespacesNamespaceJobsNameApprove": _NO_APPROVAL,
+    "approveJobAtApiV1NamespacesNamespaceJobsNameDeny": _NO_APPROVAL,
+    "patchJobApproval": _NO_APPROVAL,
+    f"{_CLAIM}Approve": _DECIDED,
+    f"{_CLAIM}Deny": _DECIDED,
     "createPayments": {401},  # it is not signed
     "createSettings": {409},  # there are some
     "deleteAllTenants": {409},
@@ -169,11 +180,13 @@ REFUSED = {
 HIDDEN_OTHERWISE = {
     "claimNode": 403,  # nodes are seen by everybody
     "releaseNode": 403,
+    "createMember": 403,
     "createNamespace": 403,
+    "approveApprovalsDecide": 200,  # each request has its own answer
     "createSelfSubjectAccessReview": 201,  # it answers
 }  # fmt: skip
 # A tenant that a body names and that does not exist is the body's fault, for roles that see all there are.
-ABSENT_IS_INVALID = frozenset({"createNamespace", "createTenant"})
+ABSENT_IS_INVALID = frozenset({"createMember", "createNamespace", "createTenant"})
 # Nodes read their own alone.
 OF_THE_NODE = frozenset({"listNodeEvictions"})
 # It makes a node that is absent.

@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from bursar.api.objects import watch as watch_module
 from bursar.core.values.access import Role
+from bursar.core.values.names import member_name
 from bursar.core.values.refusal import Refusal
 from bursar.ops.access.token import create_token
 from bursar.ops.runtime.clock import now
-from bursar.wire.kinds.member import member_name
 from support.access.jwts import Issuer
 from support.api.site import Reply, Site, eventually, opened_site
 from support.api.watches import newest, watching

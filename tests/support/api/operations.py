@@ -293,7 +293,7 @@ class Filler:
         match operation.id:
             case "claimNode":
                 return operation.media, {"reason": "a test", "user": f"{target.tenant}/{names['user']}"}
-            case "decideApprovals":
+            case "approveApprovalsDecide":
                 item = {"kind": "ResourceClaim", "namespace": names["namespace"], "name": names["resourceclaim"]}
                 return operation.media, {"items": [{**item, "decision": "note", "reason": "a test"}]}
             case "createPodEviction":
