@@ -129,8 +129,9 @@ class Filled:
 
 # The part of a target that a path's {name} is the name of, by the word before it.
 NOUNS = {
-    "allocations": "allocation", "jobs": "job", "leases": "lease", "namespaces": "namespace", "nodes": "node",
-    "pods": "allocation", "priorityclasses": "priorityclass", "queues": "queue", "resourcequotas": "resourcequota",
+    "allocations": "allocation", "jobs": "job", "leases": "lease", "members": "member", "namespaces": "namespace",
+    "nodes": "node", "pods": "allocation", "priorityclasses": "priorityclass", "queues": "queue",
+    "resourceclaims": "resourceclaim", "resourcequotas": "resourcequota",
     "tenants": "tenant", "tiers": "tier", "tokens": "token", "webhooks": "webhook",
 }  # fmt: skip
 # Other variables of paths.
@@ -156,7 +157,7 @@ QUERY: dict[str, Callable[[Target], str] | None] = {
     "user": lambda target: f"{target.tenant}/{target.names['user']}",
     **dict.fromkeys(
         ("after", "allowWatchBookmarks", "anchor", "at", "by", "class", "continue", "days", "dryRun", "effective_from",
-         "epoch", "fieldManager", "fieldSelector", "fieldValidation", "follow", "force", "format", "from",
+         "epoch", "fieldManager", "fieldSelector", "fieldValidation", "follow", "force", "format", "from", "gate",
          "gracePeriodSeconds", "history", "includeObject", "labelSelector", "limit", "limitBytes", "offset", "period",
          "pretty", "propagationPolicy", "resource", "resourceVersion", "resourceVersionMatch", "sendInitialEvents",
          "state", "tailLines", "timeoutSeconds", "to", "users", "watch")
@@ -174,6 +175,7 @@ SPECS: dict[str, Document] = {
     "Node": {"spec": {"capacity": {"cpu": "8"}}},
     "PriorityClass": {"value": 5},
     "ResourceQuota": {"spec": {"hard": {"cpu": "50"}}},
+    "ResourceClaim": {"spec": {"resources": {"clusters": 1}}},
     "Settings": {"metadata": {"name": "system"}},
 }
 # Properties that a schema allows and that must not be given together with others.
@@ -272,6 +274,10 @@ class Filler:
             given |= SPECS[operation.body]
         if operation.method == "PUT":
             given.setdefault("spec", {})  # a replacement without one is refused where that would remove something
+        if operation.body == "Member":
+            user = f"user-{name}" if operation.method == "POST" else name.partition(".")[2]
+            given["spec"] = {"tenant": target.tenant, "user": user, "role": "viewer"}
+            given["metadata"]["name"] = f"{target.tenant}.{user}"
         if operation.id == "createTenant":
             given["spec"] = {"parent": target.tenant}
         if operation.id == "replaceAllocationStatus":
@@ -287,6 +293,9 @@ class Filler:
         match operation.id:
             case "claimNode":
                 return operation.media, {"reason": "a test", "user": f"{target.tenant}/{names['user']}"}
+            case "approveApprovalsDecide":
+                item = {"kind": "ResourceClaim", "namespace": names["namespace"], "name": names["resourceclaim"]}
+                return operation.media, {"items": [{**item, "decision": "note", "reason": "a test"}]}
             case "createPodEviction":
                 return operation.media, {"metadata": {"name": names["allocation"], "namespace": names["namespace"]}}
             case "replaceAllocationStdin":

@@ -24,7 +24,7 @@ from bursar.commands.lifecycle.dispatch import change_command, delete_command
 from bursar.commands.objects.object import DeletePreconditions
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.access import NAME_CHARS_MAX, Role, lesser_role
-from bursar.core.values.names import quoted
+from bursar.core.values.names import member_name, quoted
 from bursar.core.values.patch import PatchError, TestFailed, json_patch, merge, strategic
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.core.values.selector import parse_fields
@@ -33,7 +33,7 @@ from bursar.ops.objects import object as ops
 from bursar.ops.objects.object import Unchanged
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
-from bursar.wire.kinds.member import MEMBER, Member, MemberSpec, member_name
+from bursar.wire.kinds.member import MEMBER, Member, MemberSpec
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.meta import ObjectMeta, Text, Wire
 
