@@ -16,8 +16,7 @@ from bursar.wire.kinds.registry import KINDS
 from bursar.wire.kinds.settings import SETTINGS
 from bursar.wire.shared import faults
 from bursar.wire.shared.bounds import require_unique_keys
-from bursar.wire.shared.kind import Kind
-from support.api.site import APPLY, JSON_PATCH, MERGE, STRATEGIC, Site, allocation
+from support.api.site import APPLY, JSON_PATCH, MERGE, STRATEGIC, Site, allocation, collection
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -56,15 +55,11 @@ def shaped(shape: str, count: int) -> bytes:
 MADE = [kind for kind in KINDS if kind not in (ALLOCATION, SETTINGS)]
 
 
-def path_of(kind: Kind, team: str) -> str:
-    return f"namespaces/{team}/{kind.plural}" if kind.namespaced else kind.plural
-
-
 def requests(team: str) -> Iterator[tuple[str, str, str]]:
     """Routes of all sorts, and the media types that each takes."""
     yield from (("POST", f"namespaces/{team}/allocations", media) for media in ("application/json", YAML, PROTOBUF))
     yield from (("PATCH", f"tenants/{team}", media) for media in (MERGE, APPLY))
-    yield from (("POST", path, "application/json") for path in ("usage", *(path_of(kind, team) for kind in MADE)))
+    yield from (("POST", path, "application/json") for path in ("usage", *(collection(kind, team) for kind in MADE)))
     yield "PUT", "settings/system", "application/json"
 
 

@@ -11,11 +11,13 @@ import jsonschema_rs
 import msgspec
 import pytest
 
+from bursar.api.http.params import base_path
 from bursar.api.http.route import Route
 from bursar.api.site.openapi import document, documents, kubectl_document, operation_ids, refusals
 from bursar.api.site.openapi_text import FIELD_WORDS
 from bursar.api.site.routes import build_routes
 from bursar.wire.kinds.registry import BY_NAME, KINDS
+from bursar.wire.shared.kind import Kind
 from support.api.sample_routes import ROUTES, nobody
 
 DOCUMENT = document(ROUTES, release="1.2.3")
@@ -154,7 +156,7 @@ WORDS = [*FIELD_WORDS, *(path for kind in KINDS for path in kind.words)]
 def test_examples_are_what_the_server_takes(kind: str) -> None:
     read = msgspec.convert(EXAMPLES[kind], BY_NAME[kind].type)
     assert BY_NAME[kind].check(read) == []
-    path = f"/api/v1/namespaces/{{namespace}}/{BY_NAME[kind].plural}"
+    path = base_path(BY_NAME[kind])
     content = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]
     assert content["application/json"]["example"] == EXAMPLES[kind]
 
@@ -181,7 +183,8 @@ def test_no_address_is_named() -> None:
 def test_every_kind_can_be_patched_with_field_validation() -> None:
     whole = kubectl_document(ROUTES, release="1.2.3")
     for kind in KINDS:
-        wanted = {"group": "", "version": "v1", "kind": kind.name}
+        group, _, version = kind.api_version.rpartition("/")
+        wanted = {"group": group, "version": version, "kind": kind.name}
         patches = [
             item["patch"]
             for item in whole["paths"].values()
@@ -221,7 +224,12 @@ def test_old_clients_are_told_that_every_kind_can_be_tried_without_effect() -> N
         kind = msgspec.json.decode(dict(protobuf_fields(extension[2]))[2])
         parameters = [value for number, value in operation if number == 8]
         told[kind["kind"], kind["group"], kind["version"]] = any(b"dryRun" in value for value in parameters)
-    assert told == {(kind.name, "", "v1"): True for kind in KINDS}
+    assert told == {(kind.name, *_group_and_version(kind)): True for kind in KINDS}
+
+
+def _group_and_version(kind: Kind) -> tuple[str, str]:
+    group, _, version = kind.api_version.rpartition("/")
+    return group, version
 
 
 def protobuf_fields(message: bytes) -> Iterator[tuple[int, bytes]]:

@@ -27,7 +27,7 @@ async def nobody(_: Call) -> Outcome:
 
 def of_kind(kind: Kind) -> list[Route]:
     inside = "namespaces/{namespace}/" if kind.namespaced else ""
-    every, one = f"/api/v1/{inside}{kind.plural}", f"/api/v1/{inside}{kind.plural}/{{name}}"
+    every, one = f"{kind.root}/{inside}{kind.plural}", f"{kind.root}/{inside}{kind.plural}/{{name}}"
     media = (JSON, "text/event-stream", TABLE)
     route = partial(Route, handler=nobody, resource=kind.plural, kind=kind, answer=kind.type)
     routes = [
@@ -41,7 +41,7 @@ def of_kind(kind: Kind) -> list[Route]:
         route("PATCH", f"{one}/status", summary="Report", verb="patch", subresource="status", body=kind.type),
     ]
     if kind.namespaced:
-        routes.append(route("GET", f"/api/v1/{kind.plural}", summary="List everywhere", verb="list", is_list=True))
+        routes.append(route("GET", f"{kind.root}/{kind.plural}", summary="List everywhere", verb="list", is_list=True))
     return routes
 
 

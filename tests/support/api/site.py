@@ -25,6 +25,7 @@ from bursar.ops.runtime.clock import now
 from bursar.store.objects import object as object_store
 from bursar.store.objects.change import load_position
 from bursar.store.quota import quota as quota_store
+from bursar.wire.shared.kind import Kind
 
 MERGE = "application/merge-patch+json"
 STRATEGIC = "application/strategic-merge-patch+json"
@@ -183,6 +184,11 @@ async def served(
             app.end_streams()
             await running
             looking.cancel()
+
+
+def collection(kind: Kind, namespace: str = "") -> str:
+    """The path of the objects of a kind."""
+    return f"{kind.root}/namespaces/{namespace}/{kind.plural}" if kind.namespaced else f"{kind.root}/{kind.plural}"
 
 
 def allocation(

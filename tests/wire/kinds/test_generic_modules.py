@@ -39,13 +39,18 @@ ABOUT = {
     "commands/lifecycle/dispatch.py": ("Allocation", "Job", "Namespace", "Node"),
     "ops/lifecycle/create.py": ("Allocation", "Job", "Node", "Queue"),
     "api/site/routes.py": ("Allocation", "Node", "Tenant"),
-    "api/objects/figures.py": ("Allocation", "Node", "ResourceQuota"),
+    "api/objects/figures.py": ("Allocation", "Node", "ResourceQuota", "User"),
     # The first objects of a new installation.
     "ops/lifecycle/bootstrap.py": ("Namespace", "PriorityClass", "Queue", "Settings", "Tenant"),
     # What is asked about tenants: their quotas, their usage, their budgets.
     "api/quota/tenant.py": ("Tenant",),
-    "api/usage/*": ("Tenant",),
+    "api/usage/*": ("Tenant", "users"),
     "commands/usage/budget_alert.py": ("Tenant",),
+    # OpenShift's names for namespaces, identities and members.
+    "api/openshift/*": ("Identity", "Member", "Namespace", "Tenant", "User"),
+    # A discovery document, a review and a seat have fields of these names.
+    "api/access/review.py": ("groups",),
+    "api/http/seats.py": ("users",),
     # Every object may ask for a priority class that a permit must know.
     "commands/objects/object.py": ("PriorityClass",),
     # Work, and what is asked about it.
@@ -58,21 +63,22 @@ ABOUT = {
     "ops/scheduling/plan_commands.py": ("Allocation",),
     "rpc/codec.py": ("Job",),
     "cli/workloads/*": ("Allocation", "Job", "allocations", "jobs", "nodes", "priorityclasses", "queues", "Namespace"),
+    "cli/workloads/status.py": ("User",),
     # Nodes, and what their agents are told.
     "api/nodes/*": ("Allocation", "Node"),
     "loops/drain.py": ("Node",),
     "rpc/hub.py": ("Allocation", "Node", "Settings", "Tenant"),
-    "cli/nodes/*": ("Node", "Queue", "nodes"),
+    "cli/nodes/*": ("Node", "Queue", "User", "nodes"),
     "cli/shell/options.py": ("nodes",),
     # Namespaces that are emptied; tenants whose budgets are watched.
     "loops/housekeeping.py": ("Namespace", "namespaces"),
     "loops/budget.py": ("Tenant",),
     # Kubernetes' own: paths inside a namespace, and what kubectl sends as protobuf.
-    "api/site/discovery.py": ("namespaces",),
+    "api/site/discovery.py": ("groups", "namespaces"),
     "wire/shared/protobuf.py": ("Namespace", "ResourceQuota"),
     # Commands that take a tenant, a node or a namespace, or print one.
-    "cli/credit/*": ("tenants",),
-    "cli/session/*": ("Namespace", "Node", "Tenant", "nodes", "tenants"),
+    "cli/credit/*": ("User", "tenants"),
+    "cli/session/*": ("Namespace", "Node", "Tenant", "User", "nodes", "tenants", "users"),
     "cli/objects/create.py": ("Namespace",),
     "cli/objects/describe.py": ("Namespace",),
     "cli/objects/edit.py": ("tenants",),

@@ -20,7 +20,7 @@ from bursar.core.objects.object import Key, Stored
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops.objects import object as ops
 from bursar.ops.objects.object import Unchanged
-from bursar.wire.kinds.identity import IDENTITY, Identity, UserReference, mapped_user
+from bursar.wire.kinds.identity import IDENTITY, ProviderIdentity, UserReference, mapped_user
 from bursar.wire.kinds.user import USER, USER_API
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.meta import ObjectMeta, Text, Wire
@@ -73,7 +73,7 @@ async def create_mapping(call: Call) -> Outcome:
 def _mapped(
     call: Call, user: UserReference, before: Stored, document: dict[str, Any]
 ) -> Unchanged | Command | Refusal:  # fmt: skip
-    one = msgspec.convert(document, Identity)
+    one = msgspec.convert(document, ProviderIdentity)
     if mapped_user(one):
         return Unchanged(before)
     one.user = user
@@ -84,7 +84,7 @@ async def get_mapping(call: Call) -> Outcome:
     identity = await _mapped_identity(call)
     if isinstance(identity, Refusal):
         return identity
-    one = msgspec.json.decode(identity.doc, type=Identity)
+    one = msgspec.json.decode(identity.doc, type=ProviderIdentity)
     assert isinstance(one.user, UserReference)
     return _answer(200, identity.key.name, identity.uid, one.user)
 
@@ -102,7 +102,7 @@ async def delete_mapping(call: Call) -> Outcome:
 
 
 def _unmapped(call: Call, before: Stored, document: dict[str, Any]) -> Unchanged | Command | Refusal:
-    one = msgspec.convert(document, Identity)
+    one = msgspec.convert(document, ProviderIdentity)
     if not mapped_user(one):
         return Unchanged(before)
     one.user = UNSET
@@ -113,7 +113,7 @@ async def _mapped_identity(call: Call) -> Stored | Refusal:
     """The identity of the path, if it is mapped to a user."""
     name = call.parameters["name"]
     found = await find(call, Key(IDENTITY.name, "", name))
-    if isinstance(found, Refusal) or not mapped_user(msgspec.json.decode(found.doc, type=Identity)):
+    if isinstance(found, Refusal) or not mapped_user(msgspec.json.decode(found.doc, type=ProviderIdentity)):
         return Refusal(Code.NOT_FOUND, f'useridentitymappings "{name}" not found')
     return found
 

@@ -36,7 +36,7 @@ from bursar.ops.objects import object as ops
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
 from bursar.wire.kinds.member import MEMBER
-from bursar.wire.kinds.namespace import NAMESPACE, QUOTA_REQUIRED_LABEL, TENANT_LABEL, Namespace
+from bursar.wire.kinds.namespace import NAMESPACE, TENANT_LABEL, Namespace, NamespaceSpec
 from bursar.wire.kinds.tenant import TENANT, Tenant, TenantSpec
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.meta import ObjectMeta, Text, Wire
@@ -167,12 +167,16 @@ async def _create(call: Call, document: Any, kind: str) -> Outcome:
     taken = (await call.context.tree(fresh=True)).namespaces.get(call.subject)
     if taken is not None and idempotency_key_of(call, body.request_id) is None:
         return _exists(taken)
-    labels = {QUOTA_REQUIRED_LABEL: "true", **(one.metadata.labels or {})}
+    labels = dict(one.metadata.labels or {})
     if TENANT_LABEL not in labels:
         if taken is None and (refused := await _ensure_tenant(call, one)):
             return refused
         labels[TENANT_LABEL] = call.subject
     one.metadata.labels = labels
+    one.spec = one.spec if isinstance(one.spec, NamespaceSpec) else NamespaceSpec()
+    if one.spec.quota_required is UNSET:
+        # A portal replaces a quota by deleting it first: meanwhile nothing is admitted.
+        one.spec.quota_required = True
     return _as_projects(await objects.create_object(call, NAMESPACE, body))
 
 

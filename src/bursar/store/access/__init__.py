@@ -1,1 +1,4 @@
-"""Bearer tokens, stored as hashes."""
+"""Bearer tokens, stored as hashes, members of tenants, and registered identities.
+
+Read `token.py` first.
+"""

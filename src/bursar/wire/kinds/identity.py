@@ -22,7 +22,7 @@ class UserReference(Wire):
     api_version: Text = UNSET
 
 
-class Identity(Wire, kw_only=True):
+class ProviderIdentity(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
     metadata: ObjectMeta = field(default_factory=ObjectMeta)
@@ -32,16 +32,16 @@ class Identity(Wire, kw_only=True):
     extra: dict[str, str] | UnsetType = UNSET
 
 
-def mapped_user(identity: Identity) -> str:
+def mapped_user(identity: ProviderIdentity) -> str:
     """The name of the user that the identity is mapped to; empty if there is none."""
     return identity.user.name if isinstance(identity.user, UserReference) else ""
 
 
-def _name(identity: Identity) -> str:
+def _name(identity: ProviderIdentity) -> str:
     return f"{identity.provider_name}:{identity.provider_user_name}"
 
 
-def _check(identity: Identity) -> list[Cause]:
+def _check(identity: ProviderIdentity) -> list[Cause]:
     faults = []
     if not identity.provider_name or ":" in identity.provider_name:
         faults.append(field_fault("providerName", "is required, and must not contain a colon"))
@@ -53,7 +53,7 @@ def _check(identity: Identity) -> list[Cause]:
     return faults
 
 
-def _fields(identity: Identity) -> Fields:
+def _fields(identity: ProviderIdentity) -> Fields:
     return {
         "providerName": identity.provider_name,
         "providerUserName": identity.provider_user_name,
@@ -64,7 +64,7 @@ def _fields(identity: Identity) -> Fields:
 IDENTITY = Kind(
     name="Identity",
     plural="identities",
-    type=Identity,
+    type=ProviderIdentity,
     namespaced=False,
     description="The account of a person at an identity provider, mapped to a user.",
     api_version=USER_API,
@@ -85,9 +85,9 @@ IDENTITY = Kind(
     name_faults=path_segment,
     ends_with_tenant=True,
     words={
-        "Identity.providerName": "The identity provider.",
-        "Identity.providerUserName": "The name of the account there.",
-        "Identity.user": "The user that it is mapped to.",
+        "ProviderIdentity.providerName": "The identity provider.",
+        "ProviderIdentity.providerUserName": "The name of the account there.",
+        "ProviderIdentity.user": "The user that it is mapped to.",
     },
     example={
         "metadata": {"name": "campus:ann@example.org"},

@@ -16,12 +16,11 @@ from bursar.wire.shared.meta import Condition, ObjectMeta, Text, Wire, given
 
 TENANT_LABEL = "bursar.io/tenant"
 DEFAULT_TENANT = "default"
-# "true" on a namespace: requests for what none of its quotas limits are refused.
-QUOTA_REQUIRED_LABEL = "bursar.io/quota-required"
 
 
 class NamespaceSpec(Wire):
     finalizers: list[str] | UnsetType = UNSET
+    quota_required: bool | UnsetType = UNSET  # whether amounts that none of its ResourceQuotas limits are refused
 
 
 class NamespaceStatus(Wire):
@@ -97,4 +96,7 @@ NAMESPACE = Kind(
     keep=keep_label,
     # Its objects are deleted first, and the loop that empties namespaces removes it.
     may_go=lambda _, __: False,
+    words={
+        "NamespaceSpec.quotaRequired": "Refuse work that uses a resource without a limit in a ResourceQuota.",
+    },
 )

@@ -1,4 +1,4 @@
-"""User: a person whom a portal has registered, under the name that the identity provider gives.
+"""User: a person, registered by a portal under the name that the identity provider gives.
 
 It gives no rights: a Member does. The tenant of the portal that registered the user owns it, so that portals do not see
 each other's users.
@@ -23,7 +23,7 @@ REGISTER_ACCESS = KindAccess(
 )
 
 
-class User(Wire, kw_only=True):
+class RegisteredUser(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
     metadata: ObjectMeta
@@ -32,22 +32,22 @@ class User(Wire, kw_only=True):
     groups: list[str] | UnsetType = UNSET
 
 
-def _check(user: User) -> list[Cause]:
+def _check(user: RegisteredUser) -> list[Cause]:
     if ":" in str(user.metadata.name):
         return [field_fault("metadata.name", "must not contain a colon, which ends the provider in identities")]
     return []
 
 
-def _without_joined(user: User) -> None:
+def _without_joined(user: RegisteredUser) -> None:
     user.identities = UNSET
 
 
 USER = Kind(
     name="User",
     plural="users",
-    type=User,
+    type=RegisteredUser,
     namespaced=False,
-    description="A person whom a portal has registered; it gives no rights.",
+    description="A person, registered by a portal; it gives no rights.",
     api_version=USER_API,
     uid_prefix="user",
     access=REGISTER_ACCESS,
@@ -60,9 +60,9 @@ USER = Kind(
     name_faults=path_segment,
     ends_with_tenant=True,
     words={
-        "User.fullName": "The person's name.",
-        "User.identities": "The identities that are mapped to the user.",
-        "User.groups": "Stored as given.",
+        "RegisteredUser.fullName": "The person's name.",
+        "RegisteredUser.identities": "The identities that are mapped to the user.",
+        "RegisteredUser.groups": "Stored as given.",
     },
     example={"metadata": {"name": "ann@example.org"}, "fullName": "Ann Example"},
 )
