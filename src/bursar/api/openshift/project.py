@@ -13,12 +13,12 @@ import msgspec
 from msgspec import UNSET
 
 from bursar.api.http.body import (
+    check,
     convert,
     dry_run,
     faulty_causes,
     idempotency_key_of,
     identify,
-    name_faults,
     read_document,
 )
 from bursar.api.http.route import JSON, Answer, Call, Outcome, Stream
@@ -161,7 +161,7 @@ async def _create(call: Call, document: Any, kind: str) -> Outcome:
     if isinstance(body, Refusal):
         return body
     one: Namespace = body.object
-    if causes := identify(call, NAMESPACE, one) + name_faults(NAMESPACE, one.metadata) + NAMESPACE.check(one):
+    if causes := identify(call, NAMESPACE, one) + check(NAMESPACE, one):
         return faulty_causes(NAMESPACE, causes)
     asked.subject = call.subject = one.metadata.name or ""
     taken = (await call.context.tree(fresh=True)).namespaces.get(call.subject)

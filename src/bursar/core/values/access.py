@@ -186,7 +186,7 @@ USING = (Role.TENANT_ADMIN, Role.USER)  # submit work, and spend credit
 # Views of namespaces, identities and members in the words of another API, which portals speak.
 _PORTALS = RoleGrant((Role.SERVICE, DELEGATE), WRITE)
 VIEWS: Final[Mapping[str, KindAccess]] = {
-    "projectrequests": KindAccess(AccessGroup.SYSTEM, (_PORTALS,)),
+    "projectrequests": KindAccess(AccessGroup.SYSTEM, (_PORTALS, RoleGrant((DELEGATE,), (*READ, "explain")))),
     "projects": KindAccess(AccessGroup.SYSTEM, (_PORTALS, RoleGrant((*OF_TENANTS, DELEGATE), (*READ, "explain")))),
     "rolebindings": KindAccess(AccessGroup.BOUNDS, (RoleGrant((Role.SERVICE,), WRITE),)),
     "useridentitymappings": KindAccess(AccessGroup.SYSTEM, (_PORTALS, RoleGrant((DELEGATE,), (*READ, "explain")))),
