@@ -68,12 +68,20 @@ tenants                             ASPBTUV    AS         AS     AS     A
 tenants/status                      ASPBTUV    -          A      A      -
 tenants/quotas                      ASPBTUV    -          -      -      -
 tenants/usage                       ASPBTUV    -          -      -      -
-namespaces                          ASPTUV     AST        AT     AT     AT
+namespaces                          ASPTUV     AST        AST    AST    AT
 namespaces/status                   ASPTUV     -          A      A      -
-resourcequotas                      ASPTUV     AT         AT     AT     AT
+resourcequotas                      ASPTUV     AST        AST    AST    AST
 resourcequotas/status               ASPTUV     -          A      A      -
 settings                            ASP        A          A      A      A
 members                             ASPTUV     AST        AST    AST    AST
+limitranges                         ASPTUV     AST        AST    AST    AST
+projects                            ASPTUV     AS         AS     AS     AS
+projectrequests                     ASP        AS         -      -      -
+rolebindings                        ASPTUV     AST        AST    AST    AST
+users                               ASP        AS         AS     AS     AS
+identities                          ASP        AS         AS     AS     AS
+groups                              ASP        AS         AS     AS     AS
+useridentitymappings                ASP        AS         -      -      AS
 tokens                              AST        AT         -      -      AT
 webhooks                            AS         A          -      -      A
 webhooks/deliveries                 AS         -          -      -      -
@@ -166,10 +174,14 @@ REFUSED = {
     f"{_CLAIM}Approve": _DECIDED,
     f"{_CLAIM}Deny": _DECIDED,
     "createPayments": {401},  # it is not signed
+    "createRoleBinding": {201, 409},  # of several, the first fills it
+    "createUserIdentityMapping": {409},  # it is mapped
     "createSettings": {409},  # there are some
     "deleteAllTenants": {409},
+    "deleteProject": {200, 403},  # services delete only what was created as a project
     "deleteSettings": {403},
     "deleteTenant": {409},  # it has children, or accounts with credit
+    "deleteUserIdentityMapping": {200, 404},  # its identity may be deleted already
     "getAllocationLog": {503},  # no agent is called from here
     "getNodeDrain": {200, 404},  # not all are drained
     "getPodLog": {503},
@@ -186,7 +198,12 @@ HIDDEN_OTHERWISE = {
     "createSelfSubjectAccessReview": 201,  # it answers
 }  # fmt: skip
 # A tenant that a body names and that does not exist is the body's fault, for roles that see all there are.
-ABSENT_IS_INVALID = frozenset({"createMember", "createNamespace", "createTenant"})
+ABSENT_IS_INVALID = frozenset(
+    {
+        "createGroup", "createIdentity", "createMember", "createNamespace", "createProject", "createProjectRequest",
+        "createTenant", "createUser",
+    }
+)  # fmt: skip
 # Nodes read their own alone.
 OF_THE_NODE = frozenset({"listNodeEvictions"})
 # It makes a node that is absent.

@@ -113,13 +113,16 @@ def absent(fingerprints: Marks) -> Target:
     names = {part: fingerprints.new(tenant, public=part in PUBLIC) for part in parts}
     ids = {"token": "0123456789ab", "lease": "lease-4711000"}
     ids |= {"account": f"account={tenant}/{names['user']}", "member": f"{tenant}.{fingerprints.new(tenant)}"}
+    ids["identity"] = f"campus:{fingerprints.new(tenant)}"
     fingerprints.known |= {one: Mark(tenant) for one in ids.values()}
+    ids["binding"] = BINDING
     return Target(tenant, {"tenant": tenant, **names, **ids})
 
 
 # Parts that have a name of their own and no content.
 _NAMES = ("namespace", "resourcequota", "resourceclaim", "node", "claimed", "queue", "priorityclass", "tier", "webhook",
-          "leased", "colleague")  # fmt: skip
+          "leased", "colleague", "limitrange", "registered", "group")  # fmt: skip
+BINDING = "edit"  # every namespace has this role binding
 # Parts that everybody sees.
 PUBLIC = frozenset({"node", "claimed", "queue", "priorityclass", "tier"})
 
@@ -168,9 +171,32 @@ async def _settled(site: Site, fingerprints: Marks, family: str, parent: str) ->
     fingerprints.known[names["member"]] = Mark(tenant)
     member = {"metadata": meta(names["member"]), "spec": {"tenant": tenant, "user": user, "role": "viewer"}}
     _done(await site.post("members", member))
+    await _register(site, fingerprints, names, meta)
     url = f"https://hooks.example/{fingerprints.new()}"
     _done(await site.post("webhooks", {"name": names["webhook"], "url": url, "tenant": tenant}))
     return Target(tenant, names, tokens)
+
+
+async def _register(site: Site, fingerprints: Marks, names: dict[str, str], meta: Any) -> None:
+    """All that a portal keeps in its tenant, and the limits of a namespace."""
+    tenant, user = names["tenant"], fingerprints.new(names["tenant"])
+    names |= {"identity": f"campus:{user}", "binding": BINDING}
+    fingerprints.known[names["identity"]] = Mark(tenant)
+
+    def owned(name: str) -> Document:
+        one: Document = meta(name)
+        one["labels"]["bursar.io/tenant"] = tenant
+        return one
+
+    limits = {"metadata": meta(names["limitrange"]), "spec": {"limits": []}}
+    _done(await site.post(f"namespaces/{names['namespace']}/limitranges", limits))
+    api = "/apis/user.openshift.io/v1"
+    _done(await site.post(f"{api}/users", {"metadata": owned(names["registered"]), "fullName": names["registered"]}))
+    _done(await site.post(f"{api}/groups", {"metadata": owned(names["group"]), "users": [names["registered"]]}))
+    identity = {"metadata": owned(names["identity"]), "providerName": "campus", "providerUserName": user}
+    _done(await site.post(f"{api}/identities", identity))
+    mapping = {"identity": {"name": names["identity"]}, "user": {"name": names["registered"]}}
+    _done(await site.post(f"{api}/useridentitymappings", mapping))
 
 
 async def _token(site: Site, names: dict[str, str], role: str, **whose: str) -> str:

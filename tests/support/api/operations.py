@@ -124,16 +124,21 @@ class Filled:
 
     def names(self, target: Target) -> list[str]:
         """The names of the target's parts that it says."""
-        return [name for part, name in target.names.items() if part != "family" and name.encode() in self.asked]
+        return [name for part, name in target.names.items() if part not in UNOWNED and name.encode() in self.asked]
 
 
 # The part of a target that a path's {name} is the name of, by the word before it.
 NOUNS = {
-    "allocations": "allocation", "jobs": "job", "leases": "lease", "members": "member", "namespaces": "namespace",
+    "allocations": "allocation", "groups": "group", "identities": "identity", "jobs": "job",
+    "limitranges": "limitrange", "projects": "namespace", "rolebindings": "binding", "useridentitymappings": "identity",
+    "users": "registered", "leases": "lease", "members": "member", "namespaces": "namespace",
     "nodes": "node", "pods": "allocation", "priorityclasses": "priorityclass", "queues": "queue",
     "resourceclaims": "resourceclaim", "resourcequotas": "resourcequota",
     "tenants": "tenant", "tiers": "tier", "tokens": "token", "webhooks": "webhook",
 }  # fmt: skip
+# Bodies whose label says which tenant they belong to.
+OWNED = ("Group", "Namespace", "Project", "ProjectRequest", "ProviderIdentity", "RegisteredUser")
+UNOWNED = ("family", "binding")  # parts whose names are not of one tenant alone
 # Other variables of paths.
 VARIABLES = {"namespace": "namespace", "tenant": "tenant", "user": "colleague"}
 # Operations on another part than their noun's.
@@ -141,7 +146,7 @@ OTHERS = {
     "claimNode": "claimed", "releaseNode": "claimed", "wipeNodeAtApiV1NodesNameWipe": "claimed",
     "wipeNodeAtApiV1NodesNameWiped": "claimed", "explainAllocation": "pending",
 }  # fmt: skip
-_NO_KINDS = ("leases", "pods", "tokens", "webhooks")
+_NO_KINDS = ("leases", "pods", "rolebindings", "tokens", "useridentitymappings", "webhooks")
 # Field selectors that ask a list for one part.
 LISTED = {
     "events": [("involvedObject.name", "allocation"), ("involvedObject.name", "claimed")],
@@ -172,6 +177,7 @@ WORK = {"resources": {"requests": {"cpu": "1"}}}
 SPECS: dict[str, Document] = {
     "Allocation": {"spec": WORK},
     "Job": {"spec": {"completions": 1, "template": {"spec": WORK}}},
+    "LimitRange": {"spec": {"limits": []}},
     "Node": {"spec": {"capacity": {"cpu": "8"}}},
     "PriorityClass": {"value": 5},
     "ResourceQuota": {"spec": {"hard": {"cpu": "50"}}},
@@ -258,7 +264,7 @@ class Filler:
     def _given(self, operation: Operation, target: Target, name: str) -> Document:
         names = target.names
         labels = {FAMILY: names["family"], "touched": "yes"}
-        if operation.body == "Namespace":
+        if operation.body in OWNED:
             labels["bursar.io/tenant"] = target.tenant
         given = {
             "metadata": {"name": name, "labels": labels} if name else {},
@@ -278,6 +284,14 @@ class Filler:
             user = f"user-{name}" if operation.method == "POST" else name.partition(".")[2]
             given["spec"] = {"tenant": target.tenant, "user": user, "role": "viewer"}
             given["metadata"]["name"] = f"{target.tenant}.{user}"
+        if operation.body == "ProviderIdentity":
+            user = name if operation.method == "POST" else name.partition(":")[2]
+            given |= {"providerName": "campus", "providerUserName": user, "user": {"name": names["registered"]}}
+            given["metadata"]["name"] = f"campus:{user}"
+        if operation.body == "RoleBinding":
+            given["metadata"]["name"] = names["binding"]
+            given["roleRef"] = {"kind": "ClusterRole", "name": names["binding"]}
+            given["subjects"] = [{"kind": "User", "name": f"user-{name}"}]
         if operation.id == "createTenant":
             given["spec"] = {"parent": target.tenant}
         if operation.id == "replaceAllocationStatus":
@@ -296,6 +310,9 @@ class Filler:
             case "approveApprovalsDecide":
                 item = {"kind": "ResourceClaim", "namespace": names["namespace"], "name": names["resourceclaim"]}
                 return operation.media, {"items": [{**item, "decision": "note", "reason": "a test"}]}
+            case "createUserIdentityMapping":
+                mapping = {"identity": {"name": names["identity"]}, "user": {"name": names["registered"]}}
+                return operation.media, mapping
             case "createPodEviction":
                 return operation.media, {"metadata": {"name": names["allocation"], "namespace": names["namespace"]}}
             case "replaceAllocationStdin":
