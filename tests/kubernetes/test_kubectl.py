@@ -404,3 +404,21 @@ def test_a_watch_that_is_interrupted_ends_kubectl_cleanly(kubectl: Kubectl, team
         watching.terminate()
     finally:
         watching.communicate(timeout=20)
+
+
+def test_projects_and_role_bindings_by_command(kubectl: Kubectl) -> None:
+    project = unique("project")
+    assert {"projects", "users", "rolebindings"} <= set(
+        one.partition(".")[0] for one in kubectl("api-resources", "-o", "name").split()
+    )
+    body = {"apiVersion": "project.openshift.io/v1", "kind": "Project", "metadata": {"name": project}}
+    kubectl("create", "-f", "-", text=json.dumps(body))
+    assert kubectl.json("get", "project", project)["status"]["phase"] == "Active"
+    assert project in kubectl("get", "projects")
+    subjects = json.dumps({"subjects": [{"kind": "User", "name": "ann"}]})
+    kubectl("patch", "rolebinding", "edit", "-n", project, "--type=merge", "-p", subjects)
+    assert [one["name"] for one in kubectl.json("get", "rolebinding", "edit", "-n", project)["subjects"]] == ["ann"]
+    user = {"apiVersion": "user.openshift.io/v1", "kind": "User", "metadata": {"name": unique("ann")}}
+    kubectl("apply", "-f", "-", text=json.dumps(user))
+    assert "unchanged" in kubectl("apply", "-f", "-", text=json.dumps(user))
+    assert "deleted" in kubectl("delete", "project", project, "--wait=false")

@@ -198,3 +198,26 @@ def test_custom_objects_reach_other_groups_as_not_found(api: Any) -> None:
     with pytest.raises(ApiException) as missing:
         client.CustomObjectsApi(api).list_cluster_custom_object("example.com", "v1", "widgets")
     assert missing.value.status == 404
+
+
+def test_projects_users_and_role_bindings_are_found_by_discovery(ours: Any) -> None:
+    project, user = unique("project"), f"{unique('ann')}@example.org"
+    projects = ours.resources.get(api_version="project.openshift.io/v1", kind="Project")
+    bindings = ours.resources.get(api_version="rbac.authorization.k8s.io/v1", kind="RoleBinding")
+    users = ours.resources.get(api_version="user.openshift.io/v1", kind="User")
+    identities = ours.resources.get(api_version="user.openshift.io/v1", kind="Identity")
+    mappings = ours.resources.get(api_version="user.openshift.io/v1", kind="UserIdentityMapping")
+    assert projects.create(body={"metadata": {"name": project}}).kind == "Project"
+    assert project in [one.metadata.name for one in projects.get().items]
+    users.create(body={"metadata": {"name": user}})
+    identities.create(body={"providerName": "campus", "providerUserName": user})
+    mappings.create(body={"user": {"name": user}, "identity": {"name": f"campus:{user}"}})
+    assert users.get(name=user).identities == [f"campus:{user}"]
+    binding = bindings.get(name="edit", namespace=project).to_dict()
+    binding["subjects"].append({"kind": "User", "name": user})
+    bindings.patch(body=binding, namespace=project)
+    assert [one.name for one in bindings.get(name="edit", namespace=project).subjects] == [user]
+    assert projects.delete(name=project).status.phase == "Terminating"
+    with pytest.raises(ApiException) as caught:
+        users.get(name="nobody")
+    assert caught.value.status == 404
