@@ -408,9 +408,9 @@ def test_a_watch_that_is_interrupted_ends_kubectl_cleanly(kubectl: Kubectl, team
 
 def test_projects_and_role_bindings_by_command(kubectl: Kubectl) -> None:
     project = unique("project")
-    assert {"projects", "users", "rolebindings"} <= set(
+    assert {"projects", "users", "rolebindings"} <= {
         one.partition(".")[0] for one in kubectl("api-resources", "-o", "name").split()
-    )
+    }
     body = {"apiVersion": "project.openshift.io/v1", "kind": "Project", "metadata": {"name": project}}
     kubectl("create", "-f", "-", text=json.dumps(body))
     assert kubectl.json("get", "project", project)["status"]["phase"] == "Active"
