@@ -97,7 +97,9 @@ async def test_self_reviews_answer_as_authentication_does(site: Site, cast: TwoT
 async def test_a_tenant_admin_revokes_only_what_they_could_give(site: Site) -> None:
     team = await site.namespace()
     boss = await site.token("tenant-admin", tenant=team, user="boss")
-    above = await site.post("tokens", {"role": "approver", "tenants": [team], "gates": ["*"], "user": "app"})
+    above = await site.post(
+        "tokens", {"role": "approver", "tenant": team, "tenants": [team], "gates": ["*"], "user": "app"}
+    )
     assert above.status == 201
     below = await site.post("tokens", {"role": "user", "tenant": team, "user": "ann"}, token=boss)
     assert (await site.delete(f"tokens/{above.body['metadata']['name']}", token=boss)).status == 403
