@@ -26,6 +26,7 @@ SPECS: dict[str, Document] = {
     "LimitRange": {"limits": []},
     "Node": {"capacity": {"cpu": "8"}},
     "Queue": {},
+    "ResourceClaim": {"resources": {"clusters": 1}},
     "ResourceQuota": {"hard": {"cpu": "10"}},
     "Tenant": {},
     "Tier": {},
