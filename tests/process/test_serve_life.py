@@ -19,7 +19,7 @@ from bursar.api.serve import opened_context
 from bursar.child import ChildProcess
 from bursar.rpc.serve import opened_grpc
 from bursar.serve import _all_ready
-from support.process.server import BURSAR, free_port
+from support.process.server import AS_WE_ARE, BURSAR, free_port
 
 
 @contextmanager
@@ -77,7 +77,8 @@ def test_serve_says_that_the_grpc_address_is_taken(tmp_path: Path) -> None:
 async def test_api_says_that_the_grpc_address_is_taken(database_url: str) -> None:
     http = f"127.0.0.1:{free_port()}"
     with taken_address() as address:
-        done = await asyncio.to_thread(run, "api", "--http", http, "--grpc", address, "--database-url", database_url)
+        database = ["--database-url", database_url, *AS_WE_ARE]
+        done = await asyncio.to_thread(run, "api", "--http", http, "--grpc", address, *database)
     assert done.returncode == 1
     assert f"cannot listen on {address} for gRPC" in done.stderr
     assert "ready" not in done.stdout
