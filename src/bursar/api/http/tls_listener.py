@@ -1,7 +1,7 @@
 """Accepting TLS connections: they are counted from the moment they are accepted, not from the end of the handshake.
 
-asyncio's own server tells of a TLS connection once its handshake is complete, so clients that never begin one would be
-counted nowhere, and could take all descriptors of the process.
+asyncio's own server makes the protocol of a TLS connection when its handshake is complete, so clients that never begin
+one would be counted nowhere, and could take all descriptors of the process.
 """
 
 from __future__ import annotations
