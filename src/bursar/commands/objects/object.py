@@ -214,7 +214,7 @@ def gang_differs(gang: Gang, row: GangRow) -> Refusal:
     return Refusal(Code.INVALID, message, causes=(Cause("FieldValueInvalid", message, field="minMembers"),))
 
 
-# Which command: kinds with commands of their own have functions like these (lifecycle/dispatch.py).
+# The choice of the command: kinds with commands of their own have functions like these (lifecycle/dispatch.py).
 
 
 @dataclass(frozen=True, slots=True)
