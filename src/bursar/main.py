@@ -50,6 +50,12 @@ GRPC_ADMIN = click.option(
     "--grpc-admin", default="", help="HOST:PORT to serve AdminService on: gRPC for administrators, by token."
 )
 METRICS = click.option("--metrics", default="", help="HOST:PORT to serve /metrics without a token, and nothing else.")
+USER = click.option(
+    "--user",
+    envvar="BURSAR_USER",
+    default="",
+    help="If root starts it, run it as this user; default: bursar.",
+)
 CERT = click.option(
     "--tls-cert", type=click.Path(path_type=Path, exists=True), help="Serve HTTPS with this certificate."
 )
@@ -88,12 +94,7 @@ TOKEN_FILE = click.option(
     "--restored", is_flag=True, help="The database was restored from a backup; give it once, at the first start."
 )
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Number of API processes.")
-@click.option(
-    "--user",
-    envvar="BURSAR_USER",
-    default="",
-    help="If root starts the server, run it as this user; default: bursar.",
-)
+@USER
 @click.option("--tls", type=click.Choice(["auto"]), help="auto: serve HTTPS with a certificate of Bursar's own CA.")
 @CERT
 @KEY
@@ -122,6 +123,7 @@ def serve(**options: Any) -> None:
 @CONNECTIONS
 @PER_ADDRESS
 @TOKEN_FILE
+@USER
 @click.option("--fd", type=int, default=None, hidden=True, help="A listening socket, inherited.")
 @click.option("--metrics-fd", type=int, default=None, hidden=True, help="A listening socket for /metrics, inherited.")
 @click.option("--grpc-shared", is_flag=True, hidden=True, help="Others serve gRPC at the same address.")
@@ -134,6 +136,7 @@ def api(fd: int | None, metrics_fd: int | None, **options: Any) -> None:
 
 @click.command()
 @DATABASE
+@USER
 def controller(**options: Any) -> None:
     """Run the controller on a shared database: scheduling, jobs, node liveness, housekeeping."""
     import bursar.serve
@@ -143,6 +146,7 @@ def controller(**options: Any) -> None:
 
 @click.command()
 @DATABASE
+@USER
 def waldur(**options: Any) -> None:
     """Read the remaining budgets of tenants from Waldur into a shared database.
 

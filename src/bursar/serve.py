@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.util import find_spec
@@ -47,6 +47,8 @@ RESERVED_FILES = 256  # descriptors of an API process that are not for HTTP conn
 READY_SECONDS_MAX = 60.0
 _PR_SET_PDEATHSIG = 1
 
+Listeners = Sequence[socket.socket | None]  # of HTTP, and of /metrics if it has one of its own
+
 
 class ServerStartError(Exception):
     """The server cannot start; the message says what to do."""
@@ -69,29 +71,33 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 
 
 def run_api(settings: ServerSettings, fd: int | None, metrics_fd: int | None = None) -> int:
-    return _run(_api(settings, fd, metrics_fd))
+    return _run(_own_api(settings) if fd is None else _api(settings, fd, metrics_fd))
 
 
-async def _api(settings: ServerSettings, fd: int | None, metrics_fd: int | None) -> int:
+async def _own_api(settings: ServerSettings) -> int:
+    """`bursar api` by itself: prepare the database and open the sockets, as root if root starts it, then serve."""
+    _check_api(settings)
+    user = await asyncio.to_thread(_server_user, settings)
+    await prepare(settings.database_url)
+    token = await _admin_token(settings)
+    if token is not None and settings.admin_token_file is None:
+        print(f"admin token (shown once): {token}", flush=True)
+    listeners = listener, scraped = listen(settings.http, "--http"), _listen_metrics(settings)
+    if user is not None:
+        await _become(user, settings, _api_arguments(settings, listeners), listeners)
+    return await _api(settings, listener.detach(), scraped.detach() if scraped is not None else None)
+
+
+async def _api(settings: ServerSettings, fd: int, metrics_fd: int | None) -> int:
     from bursar.api.http.connection import Bounds
     from bursar.api.serve import app_of, opened_context, serve_http
     from bursar.api.site.metrics_app import MetricsApp
 
     die_with_parent()
     allow_open_files()
-    _check_grpc(settings)
-    if not settings.database_url:
-        raise ServerStartError(
-            "`bursar api` needs --database-url or BURSAR_DATABASE_URL; `bursar serve` starts its own database"
-        )
-    if fd is None:
-        _warn_of_root("bursar api")
-        await prepare(settings.database_url)
-        token = await _admin_token(settings)
-        if token is not None and settings.admin_token_file is None:
-            print(f"admin token (shown once): {token}", flush=True)
-    listener = socket.socket(fileno=fd) if fd is not None else listen(settings.http, "--http")
-    scraped = socket.socket(fileno=metrics_fd) if metrics_fd is not None else _listen_metrics(settings)
+    _check_api(settings)
+    listener = socket.socket(fileno=fd)
+    scraped = socket.socket(fileno=metrics_fd) if metrics_fd is not None else None
     async with AsyncExitStack() as opened:
         context = await opened.enter_async_context(
             opened_context(
@@ -145,12 +151,12 @@ async def _api(settings: ServerSettings, fd: int | None, metrics_fd: int | None)
     return 0
 
 
-def _warn_of_root(command: str) -> None:
-    if os.geteuid() == 0:
-        log.warning(
-            "running_as_root", message="this process runs as root", command=command,
-            next="start it as an ordinary user; `bursar serve` changes to one by itself",
-        )  # fmt: skip
+def _check_api(settings: ServerSettings) -> None:
+    _check_grpc(settings)
+    if not settings.database_url:
+        raise ServerStartError(
+            "`bursar api` needs --database-url or BURSAR_DATABASE_URL; `bursar serve` starts its own database"
+        )
 
 
 def _check_grpc(settings: ServerSettings, *, tls_auto: bool = False) -> None:
@@ -194,7 +200,7 @@ async def _controller(settings: ServerSettings) -> int:
         raise ServerStartError("`bursar controller` needs --database-url or BURSAR_DATABASE_URL")
     stopping = _on_signals()
     if "BURSAR_PARENT" not in os.environ:
-        _warn_of_root("bursar controller")
+        await _drop_root(settings, ["controller"])
         await prepare(settings.database_url)
     database = await Database.open(settings.database_url)
     runtime = await open_runtime(database)
@@ -233,6 +239,7 @@ async def _waldur(settings: ServerSettings) -> int:
     _check_waldur(settings)
     stopping = _on_signals()
     if "BURSAR_PARENT" not in os.environ:
+        await _drop_root(settings, ["waldur"])
         await prepare(settings.database_url)
     database = await Database.open(settings.database_url)
     # Ready before the import of Waldur's client, which takes seconds.
@@ -371,6 +378,22 @@ def _server_user(settings: ServerSettings) -> OsUser | None:
     return user
 
 
+async def _drop_root(settings: ServerSettings, arguments: list[str]) -> None:
+    """Start this command again as the server's user, if root started it."""
+    if (user := await asyncio.to_thread(_server_user, settings)) is not None:
+        await _become(user, settings, arguments)
+
+
+async def _become(user: OsUser, settings: ServerSettings, arguments: list[str], sockets: Listeners = ()) -> None:
+    """Replace this process by a command of this user, which inherits the sockets. It does not return."""
+    over = await asyncio.to_thread(hand_over, user, _files(settings))
+    for one in sockets:
+        if one is not None:
+            one.set_inheritable(True)
+    command = over.command([sys.executable, "-P", "-m", "bursar.main", *arguments])
+    os.execve(command[0], command, {**_environment(settings), "HOME": user.home})  # noqa: S606
+
+
 def _unprivileged_port() -> int:
     try:
         return int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
@@ -458,35 +481,40 @@ async def _warn_of_agents(settings: ServerSettings) -> None:
         )  # fmt: skip
 
 
-def _children(
-    settings: ServerSettings, listeners: tuple[socket.socket, socket.socket | None], over: HandOver | None
-) -> list[ChildProcess]:
-    environment = {
-        **os.environ,
-        "BURSAR_PARENT": str(os.getpid()),
-        "BURSAR_DATABASE_URL": settings.database_url,
-        "BURSAR_REDIS_URL": settings.redis_url,
-    }
-    fds = tuple(one.fileno() for one in listeners if one is not None)
-    shared = ["api", "--http", str(settings.http), "--fd", str(fds[0])]
+def _environment(settings: ServerSettings) -> dict[str, str]:
+    urls = {"BURSAR_DATABASE_URL": settings.database_url, "BURSAR_REDIS_URL": settings.redis_url}
+    return {**os.environ, **urls}
+
+
+def _api_arguments(settings: ServerSettings, listeners: Listeners) -> list[str]:
+    """The command line of an API process that inherits its sockets, those of HTTP and, if given, of /metrics."""
+    fds = [one.fileno() for one in listeners if one is not None]
+    arguments = ["api", "--http", str(settings.http), "--fd", str(fds[0])]
     if len(fds) > 1:
-        shared += ["--metrics-fd", str(fds[1])]
+        arguments += ["--metrics-fd", str(fds[1])]
     if settings.tls_cert and settings.tls_key:
-        shared += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
+        arguments += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
     if settings.grpc_address:
-        shared += ["--grpc-advertise", settings.grpc_address]
+        arguments += ["--grpc-advertise", settings.grpc_address]
     for host in settings.grpc_hosts:
-        shared += ["--grpc-host", host]
+        arguments += ["--grpc-host", host]
     if settings.grpc_insecure:
-        shared.append("--grpc-insecure")
+        arguments.append("--grpc-insecure")
     if settings.grpc is not None:
-        shared += ["--grpc", str(settings.grpc)]
+        arguments += ["--grpc", str(settings.grpc)]
     if settings.grpc_admin is not None:
-        shared += ["--grpc-admin", str(settings.grpc_admin)]
-    if settings.workers > 1:
-        shared.append("--grpc-shared")
-    shared += ["--connections", str(settings.connections)]
-    shared += ["--connections-per-address", str(settings.connections_per_address)]
+        arguments += ["--grpc-admin", str(settings.grpc_admin)]
+    if settings.workers > 1 or settings.grpc_shared:
+        arguments.append("--grpc-shared")
+    arguments += ["--connections", str(settings.connections)]
+    arguments += ["--connections-per-address", str(settings.connections_per_address)]
+    return arguments
+
+
+def _children(settings: ServerSettings, listeners: Listeners, over: HandOver | None) -> list[ChildProcess]:
+    environment = {**_environment(settings), "BURSAR_PARENT": str(os.getpid())}
+    fds = tuple(one.fileno() for one in listeners if one is not None)
+    shared = _api_arguments(settings, listeners)
     children = [ChildProcess(f"api-{index}", shared, environment, fds, over) for index in range(settings.workers)]
     children.append(ChildProcess("controller", ["controller"], environment, over=over))
     if settings.waldur is not None:

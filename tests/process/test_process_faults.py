@@ -23,7 +23,7 @@ import pytest
 from bursar.ops.open_runtime import open_runtime
 from bursar.store.db.database import Database
 from support.api.site import allocation
-from support.process.server import BURSAR, OwnServer, data_directory, free_port, migrated_directory, started
+from support.process.server import AS_WE_ARE, BURSAR, OwnServer, data_directory, free_port, migrated_directory, started
 from support.runtime.runtime import assert_counters_equal_charges
 
 pytestmark = pytest.mark.timeout(120)
@@ -272,7 +272,7 @@ def test_a_paused_api_process_does_not_stop_another_on_the_same_database(server:
 @contextmanager
 def other_api(server: OwnServer) -> Iterator[OwnServer]:
     port = free_port()
-    command = [str(BURSAR), "api", "--http", f"127.0.0.1:{port}", "--database-url", database_url(server)]
+    command = [str(BURSAR), "api", "--http", f"127.0.0.1:{port}", "--database-url", database_url(server), *AS_WE_ARE]
     log = server.data.with_name("other.log")
     with (
         log.open("w") as errors,

@@ -159,7 +159,6 @@ async def served(
     gate: ConnectionGate | None = None,
     *,
     tls: tuple[Path, Path] | None = None,
-    handshake_seconds: float = 60,
 ) -> AsyncIterator[str]:
     """The application behind a socket on loopback; with a certificate and its key, behind TLS."""
     app = App(context, build_routes(bursar.__version__))
@@ -169,7 +168,7 @@ async def served(
         server_header=False, timeout_graceful_shutdown=1, ssl_certfile=tls[0] if tls else None,
         ssl_keyfile=tls[1] if tls else None,
     )  # fmt: skip
-    server = HttpServer(config, handshake_seconds)
+    server = HttpServer(config, gate)
     # With its protocol named, asyncio sends each write at once: else every answer waits for a delayed acknowledgement.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listener:
         listener.bind(("127.0.0.1", 0))

@@ -15,7 +15,7 @@ import msgspec
 
 from bursar.api.http import metrics
 from bursar.api.http.action import faulty, grace_faults
-from bursar.api.http.body import dry_run, read_document, without_nulls
+from bursar.api.http.body import dry_run, read_document
 from bursar.api.http.problem import body_of
 from bursar.api.http.route import JSON, Answer, Call, Outcome, Stream
 from bursar.api.nodes.node import others_node
@@ -43,6 +43,7 @@ from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.meta import ObjectMeta
+from bursar.wire.shared.reading import without_nulls
 
 GRACE_SECONDS = 30
 

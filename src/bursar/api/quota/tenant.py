@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from bursar.api.http.body import CAUSES_IN_MESSAGE_MAX, CAUSES_MAX, read_document
+from bursar.api.http.body import read_document
 from bursar.api.http.params import ROOT
 from bursar.api.http.route import Answer, Call, Outcome, Route
 from bursar.api.objects.edit import edit_object, replace_object
@@ -20,6 +20,7 @@ from bursar.core.values.refusal import Refusal, invalid
 from bursar.store.quota import quota as quota_store
 from bursar.wire.kinds.tenant import BILLING_MODE, FLAT_FIELDS, SOFT_FIELDS, TENANT, merge_from_flat
 from bursar.wire.shared.document import encode
+from bursar.wire.shared.reading import CAUSES_IN_MESSAGE_MAX, CAUSES_MAX
 
 _FLAT_HINT = f"max_<dimension> sets a limit; the others are {', '.join((*SOFT_FIELDS, *FLAT_FIELDS, BILLING_MODE))}."
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bursar.api.http.body import Body, read_document, read_object
+from bursar.api.http.body import read_document, read_object
 from bursar.api.http.route import JSON, UNREAD, Answer, Call, Outcome
 from bursar.api.objects.object import find, is_admin, key_of, kind_of, namespace_tenant, never_runs, origin_of
 from bursar.api.workloads.explanation import (
@@ -55,6 +55,7 @@ from bursar.wire.kinds.allocation import ALLOCATION
 from bursar.wire.kinds.job import JOB, JOB_LABEL, plan_of
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.kind import Kind
+from bursar.wire.shared.reading import Body
 from bursar.wire.to_scheduler.ask import PriorityClassView
 
 ITEMS_MAX = 64

@@ -21,17 +21,19 @@ from bursar.commands.objects.gate import (
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.allocation import Gang, GangKey, GangRow
 from bursar.core.objects.charge import NOTHING, Charge, deferred, fallen_due
+from bursar.core.objects.finalizer import added, reserved
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.quota.permit import NOTHING_ASKED, Asking, beyond, missing_classes, too_small
 from bursar.core.quota.quota import Move
 from bursar.core.quota.quota_messages import quota_refusal
 from bursar.core.quota.visibility import Sees, reader_of, sight
+from bursar.core.values.access import Identity, reach
 from bursar.core.values.idempotency import IdempotencyKey
-from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.core.values.refusal import Cause, Code, Refusal, field_fault
 from bursar.core.values.replace import replace
 from bursar.wire.kinds.priorityclass import PRIORITY_CLASS
 from bursar.wire.kinds.registry import BY_NAME
-from bursar.wire.shared.document import EMPTY, encode, encode_object, finalizers_of
+from bursar.wire.shared.document import EMPTY, encode, encode_object, finalizers_of, is_ending
 from bursar.wire.shared.kind import Kind, Object
 
 
@@ -261,7 +263,7 @@ def gang_differs(gang: Gang, row: GangRow) -> Refusal:
     return Refusal(Code.INVALID, message, causes=(Cause("FieldValueInvalid", message, field="minMembers"),))
 
 
-# Which command: kinds with commands of their own have functions like these (lifecycle/dispatch.py).
+# The choice of the command: kinds with commands of their own have functions like these (lifecycle/dispatch.py).
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +348,32 @@ def conflict(key: Key, why: str = "it was changed meanwhile") -> Refusal:
 def no_namespace(name: str, hint: str = "") -> Refusal:
     hint = hint or f"Create it first: bursar create namespace {name}"
     return Refusal(Code.NOT_FOUND, f'namespaces "{name}" not found', hint)
+
+
+def out_of_sight(kind: Kind, owner: str) -> Refusal:
+    return Refusal(Code.FORBIDDEN, f"you may not put a {kind.singular} into tenant {owner!r}")
+
+
+def finalizers_refused(identity: Identity, kind: Kind, one: Object, before: Stored | None = None) -> Refusal | None:
+    """Refuse changed finalizers on a new object or version unless the caller may set them. A user of a tenant must not
+    block the deletion of shared objects, nor release the finalizers of controllers."""
+    were, are = finalizers_of(before.doc) if before is not None else (), tuple(one.metadata.finalizers or ())
+    if were == are:
+        return None
+    if not kind.namespaced and not reach(identity).everything:
+        return Refusal(
+            Code.FORBIDDEN,
+            f"role {identity.role} may not change the finalizers of {kind.plural}",
+            "Ask an administrator of the system, or leave metadata.finalizers as it is.",
+        )
+    new = added(were, are)
+    wrong = reserved(new)
+    if new and before is not None and is_ending(before.doc):
+        wrong = f"cannot be added to an object that is being deleted: {', '.join(new)}"
+    if not wrong:
+        return None
+    cause = field_fault("metadata.finalizers", wrong)
+    return Refusal(Code.UNPROCESSABLE, f"metadata.finalizers: {wrong}", causes=(cause,))
 
 
 def namespace_refusal(batch: UnitOfWork, key: Key, seen_tenant: str | None = None) -> Refusal | None:

@@ -55,6 +55,7 @@ class PriorityClass:
     admin_only: bool = False
     allowed_tenants: frozenset[str] = frozenset()  # with their subtrees; empty: all, up to their own maximum
     cross_tenant: bool = False  # whether its work may preempt other tenants' work by priority alone
+    global_default: bool = False  # whether it is the class of work that names none
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class Kind:
     # Fields of fieldSelector, besides metadata.name and metadata.namespace.
     selectable: tuple[str, ...] = ()
     fields: Callable[[Object], Fields] = _no_fields
-    # The amounts charged from acceptance on, in bytes or thousandths: `quantity.amount`. Those of a kind that is not
+    # The amounts charged from acceptance on, in bytes or thousandths: `quantity.amount`. Amounts of a kind that is not
     # `placed` count as bound from then on too: a tenant that enforces by queueing limits bound work only.
     charge: Callable[[Object], Charge] = _no_charge
     # The initial status of an object, given the time.
