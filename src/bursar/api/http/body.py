@@ -374,10 +374,10 @@ def identify(call: Call, kind: Kind, one: Object) -> list[Cause]:
         metadata.namespace = namespace
     elif metadata.namespace:
         causes.append(field_fault("metadata.namespace", f"{kind.plural} have no namespace"))
-    return causes + _name(call, metadata)
+    return causes + _name(call, metadata, kind.derived_name(one))
 
 
-def _name(call: Call, metadata: Any) -> list[Cause]:
+def _name(call: Call, metadata: Any, derived: str) -> list[Cause]:
     named = call.parameters.get("name", "")
     if named:
         if metadata.name and metadata.name != named:
@@ -385,6 +385,8 @@ def _name(call: Call, metadata: Any) -> list[Cause]:
         # The name of an existing object is valid under any rules; rules of new names are in `name_faults`.
         metadata.name = named
         return []
+    if not metadata.name and not metadata.generate_name and derived:
+        metadata.name = derived
     if not metadata.name and metadata.generate_name:
         metadata.name = metadata.generate_name + "".join(secrets.choice(_SUFFIX) for _ in range(5))
     if not metadata.name:

@@ -86,6 +86,8 @@ class CreateObject(Command):
             return refusal
         if self.key in batch.objects:
             return already_exists(self.key)
+        if refusal := owner_refusal(batch, self.draft):
+            return refusal
         if refusal := absent_refusal(batch, self.wants, self.asking):
             return refusal
         return too_small(batch.tree, self.asking) if self.asking is not NOTHING_ASKED else None
@@ -240,6 +242,18 @@ class DeleteObject(Command):
             batch.counters.move([Move(self.key.namespace, before.charge)])
             before = replace(before, charge=NOTHING)
         return removal.remove(batch, before, self.origin)
+
+
+def owner_refusal(batch: UnitOfWork, draft: Stored) -> Refusal | None:
+    """The refusal of an object without a namespace whose tenant does not exist. Changes of the tree are checked with
+    the tree."""
+    if draft.key.namespace or draft.tenant in batch.tree.tenants or not draft.tenant:
+        return None
+    if BY_NAME[draft.key.kind].in_tree:
+        return None
+    message = f"Tenant {draft.tenant!r} does not exist"
+    cause = Cause("FieldValueNotFound", message, field="spec.tenant")
+    return Refusal(Code.INVALID, message, "Create it first.", (cause,))
 
 
 def absent_refusal(batch: UnitOfWork, wants: Iterable[tuple[str, Key]], asking: Asking) -> Refusal | None:

@@ -185,6 +185,11 @@ OF_TENANTS = (Role.TENANT_ADMIN, Role.USER, Role.VIEWER)
 USING = (Role.TENANT_ADMIN, Role.USER)  # submit work, and spend credit
 
 
+def lesser_role(one: Role, other: Role) -> Role:
+    """The role that may do less, of two roles of a tenant."""
+    return max(one, other, key=OF_TENANTS.index)
+
+
 def _with_parts(resources: Iterable[str]) -> tuple[str, ...]:
     """The resources with all their subresources: status, quotas, usage, logs."""
     return tuple(name for resource in resources for name in (resource, f"{resource}/{ANY}"))
