@@ -14,7 +14,7 @@ SQUAWK_EXCLUDED := require-timeout-settings,prefer-bigint-over-int,prefer-robust
 FAST := $(wildcard $(addprefix tests/,commands core wire agent/machine test_style.py test_documentation.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo serve test test-fast check lint types contracts soak bench proto schema lock clean
+.PHONY: help venv demo serve test test-fast check lint types contracts soak coldfront bench proto schema lock clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,12 @@ contracts: venv
 
 soak: venv  ## The long races and fault tests
 	@BURSAR_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal --timeout 1800 -o faulthandler_timeout=3600 tests/ops/quota/test_quota_machine.py tests/ops/quota/test_quota_races.py tests/ops/credit/test_ledger_machine.py tests/ops/credit/test_ledger_faults.py tests/api/http/test_schema.py tests/api/http/test_mutation_fuzz.py tests/loops/test_informer.py tests/loops/test_scheduler_races.py tests/process/test_scheduling.py tests/process/test_agent_outages.py tests/process/test_credit_faults.py tests/process/test_waldur_serve.py tests/store/usage/test_usage_machine.py tests/ops/nodes/test_claims_machine.py
+
+coldfront: venv  ## The tests of ColdFront's plugin, on a real ColdFront in a virtual environment of its own
+	@$(PYTHON) -m venv .coldfront/venv
+	@VIRTUAL_ENV=$(CURDIR)/.coldfront/venv $(BIN)/uv pip sync --quiet --require-hashes requirements/coldfront.txt
+	@VIRTUAL_ENV=$(CURDIR)/.coldfront/venv $(BIN)/uv pip install --quiet --no-deps --editable . --editable coldfront
+	@BURSAR_BIN=$(BIN)/bursar .coldfront/venv/bin/pytest -q -c /dev/null --rootdir coldfront -p no:cacheprovider coldfront/tests
 
 bench: venv  ## All benchmarks, briefly
 	@$(BIN)/bursar bench api --seconds 5 --json

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from bursar.api.http.oidc_settings import OidcSettings
-from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT
+from bursar.api.http.oidc_settings import USER_CLAIMS, OidcSettings
+from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, SERVICE_LIMIT_PER_MINUTE_DEFAULT
 from bursar.core.values.address import is_loopback_host
 
 CONNECTIONS_MAX = 20_000
@@ -68,6 +68,7 @@ class ServerSettings:
     user: str = ""  # the user of the child processes if root starts the server; empty: `bursar`
     restored: bool = False  # the database was restored from a backup
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT
+    service_requests_per_minute: int = SERVICE_LIMIT_PER_MINUTE_DEFAULT
     tls_cert: Path | None = None
     tls_key: Path | None = None
     oidc: OidcSettings | None = None
@@ -100,20 +101,36 @@ def oidc_from_environment() -> OidcSettings | None:
     audience = os.environ.get("BURSAR_OIDC_AUDIENCE", "")
     if not audience:
         raise ConfigError("BURSAR_OIDC_ISSUER needs BURSAR_OIDC_AUDIENCE: tokens for other services must not work here")
+    claims = {
+        f"{claim}_claim": name
+        for claim in ("role", "tenant", "tenants", "gates")
+        if (name := os.environ.get(f"BURSAR_OIDC_{claim.upper()}_CLAIM", ""))
+    }
+    user_claim = os.environ.get("BURSAR_OIDC_USER_CLAIM", "")
     return OidcSettings(
         issuer=issuer,
         audience=audience,
         jwks=os.environ.get("BURSAR_OIDC_JWKS", ""),
         ca_file=os.environ.get("BURSAR_OIDC_CA_FILE", ""),
+        user_claims=(user_claim,) if user_claim else USER_CLAIMS,
+        **claims,
     )
 
 
 def requests_per_minute_from_environment() -> int:
-    text = os.environ.get("BURSAR_REQUESTS_PER_MINUTE", "")
+    return _per_minute("BURSAR_REQUESTS_PER_MINUTE", LIMIT_PER_MINUTE_DEFAULT)
+
+
+def service_requests_per_minute_from_environment() -> int:
+    return _per_minute("BURSAR_SERVICE_REQUESTS_PER_MINUTE", SERVICE_LIMIT_PER_MINUTE_DEFAULT)
+
+
+def _per_minute(name: str, default: int) -> int:
+    text = os.environ.get(name, "")
     if not text:
-        return LIMIT_PER_MINUTE_DEFAULT
+        return default
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ConfigError(f"BURSAR_REQUESTS_PER_MINUTE must be a number of at least 1, got {text!r}")
+        raise ConfigError(f"{name} must be a number of at least 1, got {text!r}")
     return int(text)
 
 

@@ -276,6 +276,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
         oidc_from_environment,
         parse_address,
         requests_per_minute_from_environment,
+        service_requests_per_minute_from_environment,
         waldur_from_environment,
     )
 
@@ -291,6 +292,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
             restored=options.get("restored", False),
             user=options.get("user", ""),
             requests_per_minute=requests_per_minute_from_environment(),
+            service_requests_per_minute=service_requests_per_minute_from_environment(),
             tls_cert=options.get("tls_cert"),
             tls_key=options.get("tls_key"),
             oidc=oidc_from_environment(),

@@ -104,6 +104,7 @@ async def _api(settings: ServerSettings, fd: int, metrics_fd: int | None) -> int
                 settings.database_url,
                 redis_url=settings.redis_url,
                 requests_per_minute=settings.requests_per_minute,
+                service_requests_per_minute=settings.service_requests_per_minute,
                 oidc=settings.oidc,
                 # An insecure address is not announced: agents with certificates cannot use it.
                 grpc_address="" if settings.grpc_insecure else settings.grpc_address,

@@ -20,7 +20,12 @@ from bursar.api.http.connection import Bounds, ConnectionGate, HttpConnection
 from bursar.api.http.context import LISTS_MAX, STATES_MAX, ApiContext
 from bursar.api.http.identity import Authenticator
 from bursar.api.http.oidc_settings import OidcSettings
-from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, MemoryRateLimit, RateLimit
+from bursar.api.http.ratelimit import (
+    LIMIT_PER_MINUTE_DEFAULT,
+    SERVICE_LIMIT_PER_MINUTE_DEFAULT,
+    MemoryRateLimit,
+    RateLimit,
+)
 from bursar.api.http.tls_listener import TlsListener
 from bursar.api.site.metrics_app import MetricsApp
 from bursar.api.site.routes import build_routes
@@ -44,6 +49,7 @@ async def opened_context(
     *,
     redis_url: str = "",
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT,
+    service_requests_per_minute: int = SERVICE_LIMIT_PER_MINUTE_DEFAULT,
     oidc: OidcSettings | None = None,
     grpc_address: str = "",
 ) -> AsyncIterator[ApiContext]:
@@ -54,8 +60,9 @@ async def opened_context(
     limits = _open_rate_limits(redis_url)
     authenticator = Authenticator(database, oidc=_open_oidc(oidc), trees=runtime.trees)
     context = ApiContext(
-        database, runtime, feed, authenticator, limits, requests_per_minute, bursar.__version__, grpc_address
-    )
+        database, runtime, feed, authenticator, limits, requests_per_minute, service_requests_per_minute,
+        bursar.__version__, grpc_address,
+    )  # fmt: skip
     try:
         yield context
     finally:

@@ -63,11 +63,27 @@ async def test_who_has_a_tenants_name_does_not_use_its_rate(site: Site, monkeypa
     team = await site.namespace()
     service, viewer = await site.token("service", user=team), await site.token("viewer", tenant=team, user="vic")
     monkeypatch.setattr(site.context, "requests_per_minute", 5)
+    monkeypatch.setattr(site.context, "service_requests_per_minute", 5)
     monkeypatch.setattr(site.context, "limits", MemoryRateLimit(clock_ns=lambda: 0))
     for _ in range(5):
         assert (await site.get("whoami", token=service)).status == 200
     assert (await site.get("whoami", token=service)).status == 429
     assert (await site.get("whoami", token=viewer)).status == 200
+
+
+async def test_a_flood_of_one_approver_or_service_starves_no_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a limit of its own, which is not that of a tenant."""
+    everything = {"tenants": ["*"], "gates": ["*"]}
+    flooding, calm = (await site.token("approver", user=user, **everything) for user in ("flood", "calm"))
+    operator = await site.token("service", user="flood")
+    monkeypatch.setattr(site.context, "requests_per_minute", 1)
+    monkeypatch.setattr(site.context, "service_requests_per_minute", 7)
+    monkeypatch.setattr(site.context, "limits", MemoryRateLimit(clock_ns=lambda: 0))
+    flood = [await site.get("whoami", token=flooding) for _ in range(8)]
+    assert [one.status for one in flood] == [200] * 7 + [429]
+    assert flood[-1].message == "Rate limit exceeded. Approver 'flood' limited to 7 req/min."
+    for other in (calm, operator):
+        assert [(await site.get("whoami", token=other)).status for _ in range(8)] == [200] * 7 + [429]
 
 
 async def test_a_tenants_administrator_is_not_locked_out_by_its_flood(

@@ -13,13 +13,8 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import OKPKey
 
-from bursar.api.http.identity import (
-    ANSWER_SECONDS_MAX,
-    FRESH_SECONDS,
-    FRESH_WHILE_AWAY_SECONDS,
-    RETRY_SECONDS,
-    Authenticator,
-)
+from bursar.api.http.fresh_rows import ANSWER_SECONDS_MAX, FRESH_SECONDS, FRESH_WHILE_AWAY_SECONDS, RETRY_SECONDS
+from bursar.api.http.identity import Authenticator
 from bursar.api.http.oidc import Oidc
 from bursar.api.http.oidc_settings import OidcSettings
 from bursar.core.values.access import Identity, Role
@@ -252,7 +247,7 @@ async def test_a_flood_of_invented_tokens_is_few_questions_and_forgets_no_good_o
     answers = await asyncio.gather(*map(authenticator.authenticate, headers))
     assert all(isinstance(answer, Refusal) for answer in answers)
     assert wire.questions - before < 200
-    assert len(authenticator._unknown) <= 10_000
+    assert authenticator.tokens.unknown <= 10_000
     await wire.cut()
     assert isinstance(await authenticator.authenticate(good), Identity)
 
@@ -344,11 +339,11 @@ async def test_jwts_are_authenticated_in_the_same_place(
         "aud": "bursar",
         "sub": "bob",
         "exp": NOW.timestamp() - 29,
-        "bursar_role": "approver",
+        "bursar_role": "billing-admin",
     }
     header = f"Bearer {jwt.encode({'alg': 'Ed25519', 'kid': 'ed-1'}, claims, key, algorithms=['Ed25519'])}"
     for _ in range(2):
-        assert await authenticator.authenticate(header) == Identity("bob", Role.APPROVER)
+        assert await authenticator.authenticate(header) == Identity("bob", Role.BILLING_ADMIN)
     clock.seconds = 1.5  # still remembered, but past its time and the leeway
     assert "expired at 2031-05-01T11:59:31Z" in await _refused(authenticator, header)
     await _refused(authenticator, header[:-4] + "AAAA")

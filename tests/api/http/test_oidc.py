@@ -195,7 +195,7 @@ async def test_the_keys_are_read_from_a_given_url(provider: Provider, clock: Clo
         ({"bursar_role": "node", "bursar_tenant": None}, "must be one of"),
         ({"bursar_role": ["user", "system-admin"]}, "bursar_role is missing"),
         ({"bursar_role": {"user": 1}}, "bursar_role is missing"),
-        ({"bursar_tenant": None}, "role user belongs to a tenant"),
+        ({"bursar_tenant": "", "bursar_role": "viewer"}, "role viewer belongs to a tenant"),
         ({"bursar_tenant": 7}, "role user belongs to a tenant"),
         ({"sub": "ali\nce"}, "printable"),
     ],

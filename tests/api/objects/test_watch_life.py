@@ -116,7 +116,7 @@ async def test_while_the_database_is_away_nobody_is_turned_out(site: Site, monke
     monkeypatch.setattr(watch_module, "KEEPALIVE_SECONDS", 0.05)
     asked = asyncio.Semaphore(0)
 
-    async def away(_: Any) -> Identity:
+    async def away(*_: Any) -> Identity:
         asked.release()
         raise Unavailable("gone fishing")
 

@@ -207,7 +207,7 @@ async def test_a_revoked_token_ends_what_it_follows(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watch, "KEEPALIVE_SECONDS", 0.0)
-    monkeypatch.setattr("bursar.api.workloads.log.KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr("bursar.api.workloads.log.CHECK_SECONDS", 0.05)
     async with placed(site, tmp_path) as one:
         one.write(b"one\n")
         made = await site.post("tokens", {"role": "viewer", "tenant": one.namespace})

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from bursar.core.values.access import (
     ANY,
+    EVERY,
     VERBS,
     Identity,
     Reach,
@@ -26,7 +27,7 @@ WHO = {
     "viewer": Identity("victor", Role.VIEWER, tenant="ml"),
     "node": Identity("gpu-1", Role.NODE, node="gpu-1"),
     "bootstrap": Identity("gpu-2", Role.NODE, node="gpu-2", bootstrap=True),
-    "approver": Identity("quota-service", Role.APPROVER),
+    "approver": Identity("quota-service", Role.APPROVER, tenants=((EVERY, ""),), gates=("quota",)),
     "billing-admin": Identity("bill", Role.BILLING_ADMIN),
     "service": Identity("waldur", Role.SERVICE),
 }

@@ -20,8 +20,10 @@ NAMES = {name for kind in KINDS for name in (kind.name, kind.plural)}
 
 # Modules that are about a kind, by pattern: the names that they may say, and what they are.
 ABOUT = {
-    # Words that are no kinds: dimensions of quotas, fields of reports, a quota's enforcement and scope.
+    # Words that are no kinds: dimensions of quotas, fields of reports, a quota's enforcement and scope, parts of gangs.
     "core/*": ("nodes", "allocations", "tenants"),
+    "core/objects/pending_reason.py": ("members",),
+    "core/quota/satisfiable.py": ("members",),
     "core/quota/tenant_tree.py": ("Queue", "PriorityClass"),
     "cli/quota/*": ("tenants", "tiers", "Queue"),
     "cli/shell/limit_notes.py": ("tenants", "Queue"),

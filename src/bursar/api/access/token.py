@@ -187,9 +187,13 @@ def _read(document: Any) -> NewToken | Refusal:
 
 
 def _approver_fault(wanted: NewToken) -> Refusal | None:
-    """Tokens of approvers name their tenants and gates; other tokens have neither."""
+    """Tokens of approvers name their tenants and gates, those of services may name tenants; others have neither."""
+    if wanted.role != Role.APPROVER and wanted.gates:
+        return invalid("gates are for tokens of role approver")
+    if wanted.role not in (Role.APPROVER, Role.SERVICE) and wanted.tenants:
+        return invalid("tenants are for tokens of the roles approver and service; others belong to one: tenant")
     if wanted.role != Role.APPROVER:
-        return invalid("tenants and gates are for tokens of role approver") if wanted.tenants or wanted.gates else None
+        return None
     if not wanted.tenants or not wanted.gates:
         return invalid(
             "a token of role approver names the tenants and the gates that it decides",

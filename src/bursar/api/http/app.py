@@ -19,6 +19,7 @@ from bursar.api.http import metrics
 from bursar.api.http.body import INLINE_SLOW_BYTES_MAX, weigh
 from bursar.api.http.connection import HttpConnection
 from bursar.api.http.context import BODY_BYTES_MAX, ApiContext
+from bursar.api.http.identity import TENANT_HEADER
 from bursar.api.http.problem import answer_of
 from bursar.api.http.ratelimit import MemoryRateLimit, RateVerdict, message
 from bursar.api.http.route import Answer, BrokenOff, Call, Outcome, Route, Stream
@@ -39,10 +40,11 @@ ANONYMOUS = Identity(user="", role=Role.VIEWER)
 BODY_SECONDS_MAX = 30.0
 QUERY_CHARS_MAX = 16_384
 
+_SERVING = (Role.APPROVER, Role.SERVICE)  # act for many tenants, each with a limit of its own
 RESERVE_PART = 10  # the fraction of a tenant's rate reserved for its administrators: 1 in 10
 
 _PARAMETER = "\0"  # a value that no path segment can have
-_ONCE = (b"authorization", b"content-type", b"idempotency-key", b"host")
+_ONCE = (b"authorization", b"content-type", b"idempotency-key", b"host", TENANT_HEADER.encode())
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 _HSTS = (b"strict-transport-security", b"max-age=31536000")
 _GONE: tuple[type[Exception], ...] = (*AWAY, Closed)
@@ -172,7 +174,7 @@ class App:
         rate: RateVerdict | None = None
         try:
             if not call.route.public:
-                identity = await self._context.authenticator.authenticate(call.headers.get("authorization"))
+                identity = await self._context.authenticate(call.headers)
                 if isinstance(identity, Refusal):
                     return identity, None
                 call.identity = identity
@@ -222,7 +224,10 @@ class App:
     async def _take(self, identity: Identity, route: Route) -> RateVerdict | None:
         if identity.role is Role.SYSTEM_ADMIN or route.free:
             return None
-        limits, limit = self._context.limits, self._context.requests_per_minute
+        limits = self._context.limits
+        limit = self._context.requests_per_minute
+        if identity.role in _SERVING:
+            limit = self._context.service_requests_per_minute
         if isinstance(limits, MemoryRateLimit):
             rate = limits.take_now(party(identity), limit)
         else:
@@ -327,8 +332,7 @@ def _forbidden(policy: Policy, identity: Identity, route: Route) -> Refusal | No
 
 
 def _limited(identity: Identity, rate: RateVerdict) -> Refusal:
-    who = identity.tenant or identity.node or identity.user
-    return Refusal(Code.RATE_LIMITED, message(who, rate.limit), "Slow down, or ask for a higher limit.",
+    return Refusal(Code.RATE_LIMITED, message(identity, rate.limit), "Slow down, or ask for a higher limit.",
                    retry_after_seconds=rate.retry_after_seconds)  # fmt: skip
 
 

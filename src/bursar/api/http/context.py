@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
-from bursar.api.http.identity import Authenticator
-from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, RateLimit
+from bursar.api.http.identity import TENANT_HEADER, Authenticator
+from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, SERVICE_LIMIT_PER_MINUTE_DEFAULT, RateLimit
+from bursar.api.http.recall import OpenStreams
 from bursar.api.http.seats import Seats
 from bursar.api.http.spool import Spools
 from bursar.core.quota.tenant_tree import Tree, current_tenants, is_current, sees, subtree
 from bursar.core.values.access import Identity, Policy, Reach, reach
+from bursar.core.values.refusal import Refusal
+from bursar.ops.access.audit import TOKEN
 from bursar.ops.nodes.cluster import ClusterCache
-from bursar.ops.runtime.feed import Feed
+from bursar.ops.runtime.feed import FedChange, Feed
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.leader_query import LeaderQueries
 from bursar.ops.scheduling.queue_depth import QueueDepths
 from bursar.ops.workloads.log_source import LogKeeper
 from bursar.ops.workloads.priority import Priorities
 from bursar.store.db.database import AWAY, Database
-from bursar.wire.kinds.registry import policy
+from bursar.wire.kinds.registry import KINDS, policy
 
 TREE_AGE_SECONDS_MAX = 1.0
 READY_SECONDS_MAX = 2.0
@@ -41,6 +46,7 @@ class ApiContext:
     authenticator: Authenticator
     limits: RateLimit
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT
+    service_requests_per_minute: int = SERVICE_LIMIT_PER_MINUTE_DEFAULT
     version: str = ""
     grpc_address: str = ""  # the agents' gRPC server, host:port; empty if unknown
     log_source: LogKeeper | None = None  # reads logs from agents; None: not available
@@ -48,6 +54,7 @@ class ApiContext:
     _tree_read_at: float = field(default=-1e9)
     _tree_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     watches: Counter[str] = field(default_factory=Counter)  # open watches by party
+    streams: OpenStreams = field(default_factory=OpenStreams)
     states: Seats = field(default_factory=lambda: Seats(STATES_MAX, STATES_EACH_MAX))
     lists: Seats = field(default_factory=lambda: Seats(LISTS_MAX, LISTS_EACH_MAX))
     spools: Spools = field(default_factory=Spools)  # long responses that clients are reading
@@ -65,6 +72,29 @@ class ApiContext:
         self.depths = QueueDepths(self.leader_queries, self.database)
         self.cluster = ClusterCache(self.database)
         self.priorities = Priorities(self.database)
+        self.feed.listen(TOKEN, self._hear_token)
+        for kind in KINDS:
+            if kind.member_field:
+                self.feed.listen(kind.name, partial(self._hear_member, kind.member_field))
+
+    async def authenticate(self, headers: Mapping[str, str]) -> Identity | Refusal:
+        """Authenticate a request by its headers. Raises Unavailable if the database is needed and away."""
+        return await self.authenticator.authenticate(headers.get("authorization"), headers.get(TENANT_HEADER, ""))
+
+    def _hear_token(self, fed: FedChange) -> None:
+        """Authenticate the open streams of a token again, because it was revoked."""
+        token_id = fed.change.key.name
+        self.authenticator.forget(token_id)
+        for recall in self.streams.of_token(token_id):
+            recall()
+
+    def _hear_member(self, member_field: str, fed: FedChange) -> None:
+        """Authenticate the open streams of a user again, whose membership has changed."""
+        user = fed.fields.get(member_field, "")
+        self.authenticator.memberships.forget(user)
+        for recall, identity in self.streams.of_user(fed.change.tenant, user):
+            self.authenticator.forget(identity.token_id)
+            recall()
 
     async def tree(self, *, fresh: bool = False) -> Tree:
         """The tree for reading and for visibility; at most a second old unless `fresh`."""

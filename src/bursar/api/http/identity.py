@@ -1,8 +1,7 @@
 """Authentication: turns the Authorization header into an Identity, or a Refusal with a remedy.
 
-Token rows are cached for two seconds, unknown ids too. Lookups that arrive while a query is running are batched into
-the next one, so however many requests arrive, with good tokens or bad ones, the database gets one query at a time. Only
-the row is cached; the secret and the expiry are checked for every request.
+Token rows and memberships are cached for two seconds (`fresh_rows`). Only the row is cached; the secret and the expiry
+are checked for every request. A JWT that names no tenant gets the tenant and the role of its user's membership.
 """
 
 from __future__ import annotations
@@ -10,64 +9,31 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from bursar.core.values.access import Identity, Role, tenant_name, unauthenticated
+from bursar.api.http.fresh_rows import FRESH_SECONDS, FreshRows, Recent
+from bursar.core.quota.tenant_tree import Tenant
+from bursar.core.values.access import EVERY, Identity, Role, TenantName, lesser_role, tenant_name, unauthenticated
 from bursar.core.values.instant import timestamp
-from bursar.core.values.refusal import Refusal
+from bursar.core.values.names import quoted
+from bursar.core.values.refusal import Cause, Code, Refusal
 from bursar.ops.access.token import TokenText, find_tokens, is_token_of, parse_token, token_death
 from bursar.ops.quota.tenant_tree import TreeCache
+from bursar.store.access.member import Membership, load_memberships
 from bursar.store.access.token import TokenRecord
-from bursar.store.db.database import Database, Unavailable
+from bursar.store.db.database import Database
 
 if TYPE_CHECKING:
     from bursar.api.http.oidc import Oidc, Verified
 
-FRESH_SECONDS = 2.0
-# While the database is away, recently verified tokens stay valid: watches continue, other requests get a 503.
-FRESH_WHILE_AWAY_SECONDS = 30.0
-ANSWER_SECONDS_MAX = 2.0
-RETRY_SECONDS = 1.0
+TENANT_HEADER: Final = "x-bursar-tenant"
 
 _CHARS_MAX = 16 * 1024
-_KNOWN_MAX = 50_000
-_UNKNOWN_MAX = 10_000
 _JWTS_MAX = 10_000
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-# The row, None if there is none, or the reason why it could not be read.
-Answer: TypeAlias = TokenRecord | Unavailable | None
-Found: TypeAlias = dict[str, TokenRecord] | Unavailable
-
-
-class _Recent(Generic[K, V]):
-    """A bounded cache of values with the times at which they were read."""
-
-    def __init__(self, size_max: int) -> None:
-        self._size_max = size_max
-        self._entries: OrderedDict[K, tuple[float, V]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: K, not_before: float) -> V | None:
-        entry = self._entries.get(key)
-        return entry[1] if entry is not None and entry[0] >= not_before else None
-
-    def put(self, key: K, at: float, value: V) -> None:
-        self._entries[key] = (at, value)
-        self._entries.move_to_end(key)
-        if len(self._entries) > self._size_max:
-            self._entries.popitem(last=False)
-
-    def drop(self, key: K) -> None:
-        self._entries.pop(key, None)
+_LISTED_MAX = 20
 
 
 class Authenticator:
@@ -85,18 +51,13 @@ class Authenticator:
         self._trees = trees or TreeCache()
         self._clock = clock
         self._monotonic = monotonic
-        self._known: _Recent[str, TokenRecord] = _Recent(_KNOWN_MAX)
-        # A separate cache, so that a flood of invented ids cannot evict valid ones.
-        self._unknown: _Recent[str, bool] = _Recent(_UNKNOWN_MAX)
-        self._verified: _Recent[bytes, Verified] = _Recent(_JWTS_MAX)
-        self._questions: dict[str, asyncio.Future[Answer]] = {}
-        self._asking: asyncio.Task[None] | None = None
-        self._reads: set[asyncio.Task[Found]] = set()
-        self._forgotten_meanwhile: set[str] = set()
-        self._away_until = float("-inf")
+        self.tokens: FreshRows[TokenRecord] = FreshRows(database, find_tokens, monotonic)
+        self.memberships: FreshRows[tuple[Membership, ...]] = FreshRows(database, load_memberships, monotonic)
+        self._verified: Recent[bytes, Verified] = Recent(_JWTS_MAX)
 
-    async def authenticate(self, authorization: str | None) -> Identity | Refusal:
-        """Authenticate a request. Raises Unavailable if the database is needed and away."""
+    async def authenticate(self, authorization: str | None, tenant: str = "") -> Identity | Refusal:
+        """Authenticate a request; `tenant` is the one that it names, for users who are members of several. Raises
+        Unavailable if the database is needed and away."""
         if not authorization:
             return unauthenticated("the request carries no credentials")
         scheme, _, text = authorization.partition(" ")
@@ -106,25 +67,20 @@ class Authenticator:
         if presented := parse_token(text):
             return await self._authenticate_token(presented)
         if text.count(".") == 2:
-            return await self._authenticate_jwt(text)
+            return await self._authenticate_jwt(text, tenant)
         return unauthenticated("the token is neither a Bursar token nor a JWT")
 
     def forget(self, token_id: str) -> None:
-        """Forget the cached row of a token after a change in this process."""
-        self._known.drop(token_id)
-        self._unknown.drop(token_id)
-        self._forgotten_meanwhile.add(token_id)
+        """Forget the cached row of a token, because it has changed."""
+        self.tokens.forget(token_id)
 
     async def close(self) -> None:
-        tasks = [*self._reads, *([self._asking] if self._asking else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self.tokens.close(), self.memberships.close())
 
     # Our own tokens.
 
     async def _authenticate_token(self, presented: TokenText) -> Identity | Refusal:
-        record = await self._record(presented.id)
+        record = await self.tokens.get(presented.id)
         # An unknown id and a wrong secret give the same answer.
         if record is None or not is_token_of(record, presented):
             return unauthenticated("the token is unknown")
@@ -132,78 +88,9 @@ class Authenticator:
             return unauthenticated(death)
         return _identity(record)
 
-    async def _record(self, token_id: str) -> TokenRecord | None:
-        now = self._monotonic()
-        if record := self._known.get(token_id, now - FRESH_SECONDS):
-            return record
-        if self._unknown.get(token_id, now - FRESH_SECONDS):
-            return None
-        answer = Unavailable("the database is away") if now < self._away_until else await self._ask(token_id)
-        if not isinstance(answer, Unavailable):
-            return answer
-        if record := self._known.get(token_id, self._monotonic() - FRESH_WHILE_AWAY_SECONDS):
-            return record
-        raise Unavailable(str(answer))
-
-    async def _ask(self, token_id: str) -> Answer:
-        question = self._questions.get(token_id)
-        if question is None:
-            question = self._questions[token_id] = asyncio.get_running_loop().create_future()
-            if self._asking is None or self._asking.done():
-                self._asking = asyncio.create_task(self._ask_database())
-        # Shielded: a client that disconnects must not cancel the query of the others.
-        return await asyncio.shield(question)
-
-    async def _ask_database(self) -> None:
-        while self._questions:
-            questions, self._questions = self._questions, {}
-            self._forgotten_meanwhile.clear()
-            asked_at = self._monotonic()
-            try:
-                found = await self._read_in_time(list(questions))
-                if isinstance(found, Unavailable):
-                    self._away_until = self._monotonic() + RETRY_SECONDS
-                    _answer_all(questions, found)
-                else:
-                    self._remember(asked_at, questions, found)
-            finally:
-                # After a bug, or at the end of this process: no request is left waiting.
-                _answer_all(questions, Unavailable("tokens could not be read"))
-
-    async def _read_in_time(self, token_ids: list[str]) -> Found:
-        # Not by asyncio.timeout: a hanging connection takes seconds more to be released, and no request waits for it.
-        read = asyncio.create_task(self._read(token_ids))
-        self._reads.add(read)
-        read.add_done_callback(self._reads.discard)
-        done, _ = await asyncio.wait({read}, timeout=ANSWER_SECONDS_MAX)
-        if done:
-            return read.result()
-        read.cancel()
-        return Unavailable("the database does not answer")
-
-    async def _read(self, token_ids: list[str]) -> Found:
-        try:
-            async with self._database.reader() as db:
-                return await find_tokens(db, token_ids)
-        except Unavailable as error:
-            return error
-
-    def _remember(
-        self, asked_at: float, questions: dict[str, asyncio.Future[Answer]], found: dict[str, TokenRecord]
-    ) -> None:
-        for token_id, question in questions.items():
-            record = found.get(token_id)
-            if token_id not in self._forgotten_meanwhile:
-                self._known.drop(token_id)
-                if record is None:
-                    self._unknown.put(token_id, asked_at, True)
-                else:
-                    self._known.put(token_id, asked_at, record)
-            _answer(question, record)
-
     # JWTs.
 
-    async def _authenticate_jwt(self, text: str) -> Identity | Refusal:
+    async def _authenticate_jwt(self, text: str, tenant: str) -> Identity | Refusal:
         if self._oidc is None:
             return unauthenticated("JWTs are not accepted here: no OIDC issuer is configured")
         key = hashlib.sha256(text.encode()).digest()
@@ -218,34 +105,98 @@ class Authenticator:
                 return identity
             verified = replace(answer, identity=identity)
             self._verified.put(key, now, verified)
+        if verified.by_membership:
+            return _as_member(verified.identity, await self.memberships.get(verified.identity.user) or (), tenant)
         return verified.identity
 
     async def _settled(self, verified: Verified) -> Identity | Refusal:
-        """Resolve the tenant of a JWT, which names it. A JWT issued before the tenant was created is refused: it was
-        meant for an earlier tenant of that name.
+        """Resolve the tenants that a JWT names. A JWT issued before a tenant was created was meant for an earlier
+        tenant of that name: it is refused or, if it is an approver's, does not cover that tenant.
 
         The cached tree is fresh enough: a caller admitted for a deleted tenant sees nothing.
         """
         identity, issued_at = verified.identity, verified.issued_at
+        if identity.role is Role.APPROVER:
+            return await self._settled_approver(identity, issued_at)
         if not identity.tenant:
             return identity
-        tenant = self._trees.latest.tenants.get(identity.tenant)
-        if tenant is None:
-            async with self._database.reader() as db:
-                tenant = (await self._trees.refresh(db)).tenants.get(identity.tenant)
+        tenant = (await self._tenants([identity.tenant]))[0]
         if tenant is None:
             return unauthenticated("the JWT's tenant does not exist", "ask the administrator of Bursar to create it")
         if issued_at is None:
-            return unauthenticated("the JWT does not say when it was issued: the claim iat is missing")
-        if timestamp(datetime.fromtimestamp(issued_at, UTC)) < tenant.created_at:
+            return _NO_TIME
+        if not _is_older(tenant, issued_at):
             return unauthenticated("the JWT was issued before its tenant was created")
         return replace(identity, tenant_uid=tenant.uid)
+
+    async def _settled_approver(self, identity: Identity, issued_at: float | None) -> Identity | Refusal:
+        names = [name for name, _ in identity.tenants]
+        if EVERY in names:
+            return replace(identity, tenants=((EVERY, ""),))
+        if issued_at is None:
+            return _NO_TIME
+        found = [one for one in await self._tenants(names) if one is not None and _is_older(one, issued_at)]
+        if not found:
+            return unauthenticated(
+                "none of the JWT's tenants exists, or all were created after it was issued",
+                "ask the administrator of your identity provider which tenants you decide for",
+            )
+        tenants: tuple[TenantName, ...] = tuple((one.name, one.uid) for one in found)
+        return replace(identity, tenants=tenants)
+
+    async def _tenants(self, names: Sequence[str]) -> list[Tenant | None]:
+        """The tenants of these names; the tree is read again if the cached one lacks some."""
+        tree = self._trees.latest
+        if not all(name in tree.tenants for name in names):
+            async with self._database.reader() as db:
+                tree = await self._trees.refresh(db)
+        return [tree.tenants.get(name) for name in names]
+
+
+_NO_TIME = unauthenticated("the JWT does not say when it was issued: the claim iat is missing")
+
+
+def _is_older(tenant: Tenant, issued_at: float) -> bool:
+    """Whether a tenant existed when a JWT was issued."""
+    return timestamp(datetime.fromtimestamp(issued_at, UTC)) >= tenant.created_at
+
+
+def _as_member(identity: Identity, memberships: Sequence[Membership], tenant: str) -> Identity | Refusal:
+    """The identity of a user in the tenant that the request names, or in the only one that the user is a member of.
+    The role is that of the membership, unless the JWT gives a lesser one."""
+    if not memberships:
+        return unauthenticated(
+            f"the JWT names no tenant, and user {quoted(identity.user)} is a member of none",
+            "ask the administrator of your tenant: `bursar member add TENANT USER`",
+        )
+    names = ", ".join(one.tenant for one in memberships[:_LISTED_MAX])
+    if len(memberships) > _LISTED_MAX:
+        names += f" and {len(memberships) - _LISTED_MAX} more"
+    if not tenant and len(memberships) > 1:
+        return Refusal(
+            Code.INVALID,
+            f"you are a member of several tenants: {names}",
+            f"Name one of them with the header {_HEADER_SHOWN}; for the command line with BURSAR_TENANT.",
+            (Cause("FieldValueRequired", f"must be one of {names}", field=_HEADER_SHOWN),),
+        )
+    one = next((one for one in memberships if one.tenant == tenant or not tenant), None)
+    if one is None:
+        return Refusal(
+            Code.FORBIDDEN,
+            f"you are not a member of tenant {quoted(tenant)}, only of {names}",
+            f"Name one of your own tenants with the header {_HEADER_SHOWN}, or ask that tenant's administrator.",
+        )
+    role = lesser_role(identity.role, one.role)
+    return replace(identity, role=role, tenant=one.tenant, tenant_uid=one.tenant_uid)
+
+
+_HEADER_SHOWN: Final = "X-Bursar-Tenant"
 
 
 def _identity(record: TokenRecord) -> Identity:
     return Identity(
         user=record.user,
-        role=record.role,
+        role=record.role if record.member_role is None else lesser_role(record.role, record.member_role),
         tenant=record.tenant,
         node=record.node,
         token_id=record.id,
@@ -254,13 +205,3 @@ def _identity(record: TokenRecord) -> Identity:
         tenants=tuple(tenant_name(one) for one in record.tenants),
         gates=record.gates,
     )
-
-
-def _answer_all(questions: dict[str, asyncio.Future[Answer]], answer: Unavailable) -> None:
-    for question in questions.values():
-        _answer(question, answer)
-
-
-def _answer(question: asyncio.Future[Answer], answer: Answer) -> None:
-    if not question.done():
-        question.set_result(answer)

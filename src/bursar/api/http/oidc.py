@@ -27,8 +27,9 @@ from joserfc.errors import ExpiredTokenError, InvalidClaimError, JoseError, Miss
 from joserfc.jwk import ECKey, JWKRegistry, OKPKey, RSAKey
 
 from bursar.api.http.oidc_settings import OidcSettings
-from bursar.core.values.access import Identity, Role, identity_fault, unauthenticated
+from bursar.core.values.access import EVERY, OF_TENANTS, Identity, Role, identity_fault, unauthenticated
 from bursar.core.values.refusal import Code, Refusal
+from bursar.wire.shared.approval import gate_faults
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "Ed25519", "EdDSA")
 LEEWAY_SECONDS = 30
@@ -53,6 +54,8 @@ class Verified:
     identity: Identity
     good_until: float  # epoch seconds
     issued_at: float | None = None
+    # Whether the user's membership gives the tenant, and the role up to that of the identity.
+    by_membership: bool = False
 
 
 class KeysError(Exception):
@@ -121,16 +124,38 @@ class Oidc:
             return unauthenticated(
                 f"the JWT is not for this server, or not yet or no longer valid: {error.description}"
             )
-        identity = self._identity(claims)
+        member = self._is_member(claims)
+        identity = self._member(claims) if member else self._identity(claims)
         if isinstance(identity, Refusal):
             return identity
-        return Verified(identity, claims["exp"] + LEEWAY_SECONDS, claims.get("iat"))
+        return Verified(identity, claims["exp"] + LEEWAY_SECONDS, claims.get("iat"), by_membership=member)
+
+    def _is_member(self, claims: Mapping[str, Any]) -> bool:
+        """Whether the claims leave the tenant open, and give no role beyond those of a tenant."""
+        settings = self._settings
+        role = _text(claims.get(settings.role_claim))
+        return settings.tenant_claim not in claims and (settings.role_claim not in claims or role in OF_TENANTS)
+
+    def _member(self, claims: Mapping[str, Any]) -> Identity | Refusal:
+        """The user, with the role beyond which no membership goes."""
+        user = self._user(claims)
+        if isinstance(user, Refusal):
+            return user
+        if fault := identity_fault(Role.TENANT_ADMIN, user=user, tenant=EVERY, node=""):
+            return unauthenticated(f"the JWT's claims do not fit: {fault}", _ASK)
+        role = _text(claims.get(self._settings.role_claim))
+        return Identity(user=user, role=Role(role) if role else Role.TENANT_ADMIN)
+
+    def _user(self, claims: Mapping[str, Any]) -> str | Refusal:
+        names = self._settings.user_claims
+        user = next((value for name in names if (value := _text(claims.get(name)))), "")
+        return user or unauthenticated(f"the JWT names no user: it has no claim {' or '.join(names)}", _ASK)
 
     def _identity(self, claims: Mapping[str, Any]) -> Identity | Refusal:
         settings = self._settings
-        user = next((value for name in settings.user_claims if (value := _text(claims.get(name)))), "")
-        if not user:
-            return unauthenticated(f"the JWT names no user: it has no claim {' or '.join(settings.user_claims)}", _ASK)
+        user = self._user(claims)
+        if isinstance(user, Refusal):
+            return user
         role_name = _text(claims.get(settings.role_claim))
         if not role_name:
             return unauthenticated(f"the JWT gives no role: the claim {settings.role_claim} is missing", _ASK)
@@ -141,7 +166,22 @@ class Oidc:
         role, tenant = Role(role_name), _text(claims.get(settings.tenant_claim))
         if fault := identity_fault(role, user=user, tenant=tenant, node=""):
             return unauthenticated(f"the JWT's claims do not fit: {fault}", _ASK)
+        if role is Role.APPROVER:
+            return self._approver(claims, user)
         return Identity(user=user, role=role, tenant=tenant)
+
+    def _approver(self, claims: Mapping[str, Any], user: str) -> Identity | Refusal:
+        """An approver with its tenants and gates; the tenants' uids are resolved later."""
+        settings = self._settings
+        tenants, gates = (_texts(claims.get(one)) for one in (settings.tenants_claim, settings.gates_claim))
+        for claim, values in ((settings.tenants_claim, tenants), (settings.gates_claim, gates)):
+            if not values:
+                return unauthenticated(
+                    f"the JWT's role is approver, but its claim {claim} is missing, empty or no list of names", _ASK
+                )
+        if fault := next(gate_faults(settings.gates_claim, gates, EVERY), None):
+            return unauthenticated(f"the JWT's claims do not fit: {fault.field} {fault.message}", _ASK)
+        return Identity(user=user, role=Role.APPROVER, tenants=tuple((one, "") for one in tenants), gates=gates)
 
     # Keys.
 
@@ -262,6 +302,14 @@ def _text(value: object) -> str:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     return value if isinstance(value, str) else ""
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """A claim with several texts; one text alone is a list of one. Empty if it is anything else."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list) or not all(isinstance(one, str) and one for one in values):
+        return ()
+    return tuple(dict.fromkeys(values))
 
 
 def _time(value: float) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+USER_CLAIMS = ("sub", "preferred_username")
+
 
 @dataclass(frozen=True, slots=True)
 class OidcSettings:
@@ -14,7 +16,10 @@ class OidcSettings:
     issuer: str
     audience: str
     jwks: str = ""
-    user_claims: Sequence[str] = ("sub", "preferred_username")
+    user_claims: Sequence[str] = USER_CLAIMS
     tenant_claim: str = "bursar_tenant"
     role_claim: str = "bursar_role"
+    # Of approvers: the tenants and the gates that they decide for, as lists of names; `*` is every one.
+    tenants_claim: str = "bursar_tenants"
+    gates_claim: str = "bursar_gates"
     ca_file: str = ""

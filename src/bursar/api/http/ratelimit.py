@@ -1,4 +1,7 @@
-"""Rate limit of requests per minute for each tenant and node: a token bucket that holds a minute's worth.
+"""Rate limit of requests per minute: a token bucket that holds a minute's worth.
+
+Each tenant and each node has a bucket, and so has each approver and each service, so that a flood by one of them delays
+none of the others.
 
 Buckets are in memory for one process, or in Redis (`redis_ratelimit`) if several share the limit. A bucket stores its
 debt: requests taken minus those refilled, in integer parts of a request, so that rounding never admits one too many.
@@ -12,7 +15,11 @@ from typing import Protocol
 
 import msgspec
 
+from bursar.core.values.access import Identity
+
 LIMIT_PER_MINUTE_DEFAULT = 1000
+# Of an approver or a service, which acts for all tenants.
+SERVICE_LIMIT_PER_MINUTE_DEFAULT = 20 * LIMIT_PER_MINUTE_DEFAULT
 
 NS_PER_SECOND = 1_000_000_000
 # A bucket of limit n refills n requests per minute, which is n parts per nanosecond if a request has this many parts.
@@ -36,8 +43,12 @@ class RateLimit(Protocol):
     async def close(self) -> None: ...
 
 
-def message(tenant: str, limit: int) -> str:
-    return f"Rate limit exceeded. Tenant '{tenant}' limited to {limit} req/min."
+def message(identity: Identity, limit: int) -> str:
+    """The message of a request beyond the limit, which names whose limit it is."""
+    kind, name = "Tenant", identity.tenant
+    if not name:
+        kind, name = str(identity.role).capitalize(), identity.node or identity.user
+    return f"Rate limit exceeded. {kind} '{name}' limited to {limit} req/min."
 
 
 class _Bucket:

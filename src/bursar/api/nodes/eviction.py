@@ -21,7 +21,6 @@ from bursar.api.http.route import JSON, Answer, Call, Outcome, Stream
 from bursar.api.nodes.node import others_node
 from bursar.api.objects.object import find, key_of, kind_of
 from bursar.api.objects.watch import (
-    KEEPALIVE_SECONDS,
     SSE,
     TIMEOUT_SECONDS,
     Watch,
@@ -186,8 +185,8 @@ async def _notices(listener: _Listener) -> AsyncGenerator[bytes, None]:
         for notice in notices:
             listener.is_new(notice)
             yield listener.wrapped(encode(notice), one.seen)
-        while (now := time.monotonic()) < one.until:
-            changes = await one.follower.wait(min(one.until - now, KEEPALIVE_SECONDS))
+        while time.monotonic() < one.until:
+            changes = await one.follower.wait(one.pause_seconds())
             await check_identity(one)
             for change in changes:
                 revision = change.change.revision

@@ -20,9 +20,9 @@ from bursar.api.objects.render import rows, show, show_written
 from bursar.api.objects.table import table, wants_table
 from bursar.api.objects.watch import watch
 from bursar.commands.command import Reply, Written
-from bursar.commands.objects.object import Recall, finalizers_refused, no_namespace, not_found, out_of_sight
+from bursar.commands.objects.object import Recall, finalizers_refused, no_namespace, not_below, not_found, out_of_sight
 from bursar.core.objects.object import Key, Origin, Stored
-from bursar.core.values.access import Identity, Role, reach
+from bursar.core.values.access import Identity, Role, is_delegate, reach
 from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Refusal, invalid
 from bursar.core.values.replace import replace
@@ -282,6 +282,11 @@ async def adopt(call: Call, kind: Kind, one: Object) -> Refusal | None:
     """Complete a new object by its creator's tenant; refuse to create it in a tenant that the creator does not see."""
     kind.adopt(one, call.identity.tenant)
     owner = kind.owner(one)
+    if kind.above is not None and is_delegate(call.identity):
+        above = kind.above(one)
+        if not above or not await call.context.sees(call.identity, above):
+            return not_below(call.identity, kind)
+        return None
     if not await call.context.sees(call.identity, owner):
         return out_of_sight(kind, owner)
     return None

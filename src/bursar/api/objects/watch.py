@@ -41,6 +41,9 @@ SSE = "text/event-stream"
 CATCH_UP = 1000
 BOOKMARK_SECONDS = 30.0
 KEEPALIVE_SECONDS = 15.0
+# A watch begins with an identity of up to two seconds ago, and authenticates again when that has passed. From then on
+# a change of its credentials recalls it.
+FIRST_CHECK_SECONDS = 3.0
 TIMEOUT_SECONDS = 3600
 WATCHES_PER_TENANT_MAX = 1000
 WATCHES_MAX = 20_000
@@ -59,11 +62,23 @@ class Watch:
     seen: int = 0  # the last revision that was sent or skipped
     columns_sent: bool = False
     follower: Follower | None = None
-    known_at: float = field(default_factory=time.monotonic)  # time of the caller's last authentication
+    check_seconds: float = field(default_factory=lambda: KEEPALIVE_SECONDS)  # between authentications
+    check_at: float = field(default_factory=lambda: time.monotonic() + min(FIRST_CHECK_SECONDS, KEEPALIVE_SECONDS))
 
     @property
     def as_table(self) -> bool:
         return self.format == "table"
+
+    def recall(self) -> None:
+        """Authenticate the caller again now."""
+        self.check_at = 0.0
+        if self.follower is not None:
+            self.follower.wake()
+
+    def pause_seconds(self) -> float:
+        """How long to wait for changes before the caller is authenticated again, or the watch ends."""
+        now = time.monotonic()
+        return max(0.0, min(self.until - now, self.check_at - now, KEEPALIVE_SECONDS))
 
 
 class WatchOver(Exception):
@@ -82,7 +97,9 @@ class WatchEvents:
         self._pieces = pieces
         self._seat = party(one.call.identity)
         self._taken = True
+        self._recall = one.recall
         one.call.context.watches[self._seat] += 1
+        one.call.context.streams.add(one.call.identity, self._recall)
         metrics.WATCHERS.inc()
 
     def __aiter__(self) -> WatchEvents:
@@ -106,6 +123,7 @@ class WatchEvents:
             return
         self._taken = False
         context = self._one.call.context
+        context.streams.remove(self._one.call.identity, self._recall)
         context.watches[self._seat] -= 1
         if not context.watches[self._seat]:
             del context.watches[self._seat]
@@ -201,13 +219,17 @@ async def _events(one: Watch, *, from_state: bool, mark_end: bool) -> AsyncGener
 
 async def check_identity(one: Watch) -> None:
     """End the watch of a caller who is no longer authorized. While the database is away, no watch is ended."""
-    if time.monotonic() - one.known_at < KEEPALIVE_SECONDS:
+    now = time.monotonic()
+    if now < one.check_at:
         return
-    one.known_at = time.monotonic()
+    # While the database is away, it is asked again soon.
+    one.check_at = now + min(FIRST_CHECK_SECONDS, one.check_seconds)
     try:
-        identity = await one.call.context.authenticator.authenticate(one.call.headers.get("authorization"))
+        identity = await one.call.context.authenticate(one.call.headers)
     except AWAY:
         return
+    if one.check_at > now:
+        one.check_at = now + one.check_seconds
     if isinstance(identity, Refusal):
         raise WatchOver(identity)
     if identity != one.call.identity:
@@ -264,9 +286,8 @@ async def _catch_up(one: Watch, until: int) -> AsyncGenerator[bytes, None]:
 
 async def _follow(one: Watch, follower: Follower) -> AsyncGenerator[bytes, None]:
     marked = time.monotonic()
-    while (now := time.monotonic()) < one.until:
-        pause = min(one.until - now, KEEPALIVE_SECONDS)
-        fed = await follower.wait(pause)
+    while time.monotonic() < one.until:
+        fed = await follower.wait(one.pause_seconds())
         await check_identity(one)
         pieces = []
         for change in fed:

@@ -46,7 +46,7 @@ async def show_metrics(call: Call) -> Outcome:
 
     A client address is no authentication: behind a proxy on this machine, all requests come from it.
     """
-    identity = await call.context.authenticator.authenticate(call.headers.get("authorization"))
+    identity = await call.context.authenticate(call.headers)
     if isinstance(identity, Refusal):
         return identity
     if not reach(identity).everything:

@@ -16,7 +16,7 @@ import msgspec
 
 from bursar.api.http.route import BrokenOff, Call, Outcome, Param, Stream
 from bursar.api.objects.object import find, key_of
-from bursar.api.objects.watch import KEEPALIVE_SECONDS, Watch, WatchEvents, WatchOver, check_identity, no_seat
+from bursar.api.objects.watch import Watch, WatchEvents, WatchOver, check_identity, no_seat
 from bursar.api.workloads.pod import find_pod
 from bursar.core.objects.allocation import ENDED, Phase
 from bursar.core.objects.object import Stored
@@ -29,6 +29,8 @@ from bursar.wire.kinds.allocation import ALLOCATION
 CONTAINER = "allocation"  # the name of the only container of a pod
 TEXT = "text/plain; charset=utf-8"
 NUMBER_DIGITS_MAX = 18
+# More often than watches, which the change feed recalls when credentials change.
+CHECK_SECONDS = 2.0
 
 FOLLOW = Param("follow", "true: stream further output until the allocation ends.", "boolean")
 TAIL = Param("tailLines", "Number of lines from the end.", "integer")
@@ -126,7 +128,9 @@ async def _read(call: Call, found: Stored) -> Outcome:
         return output
     if output is None:
         return _nothing_kept(found.key.name, node, status, asked)
-    watch = Watch(call, ALLOCATION, Query("Allocation"), "lines", bookmarks=False, until=math.inf)
+    watch = Watch(
+        call, ALLOCATION, Query("Allocation"), "lines", bookmarks=False, until=math.inf, check_seconds=CHECK_SECONDS
+    )
     pieces = _Pieces(watch, output, asked)
     headers = {
         "X-Log-Node": node,
@@ -276,7 +280,7 @@ class _Pieces:
             await check_identity(self._watch)
             # It is not cancelled when it takes long: that would end the call.
             self._next = self._next or asyncio.create_task(self._output.next())
-            done, _ = await asyncio.wait({self._next}, timeout=KEEPALIVE_SECONDS)
+            done, _ = await asyncio.wait({self._next}, timeout=CHECK_SECONDS)
             if done:
                 taken, self._next = self._next, None
                 return taken.result()

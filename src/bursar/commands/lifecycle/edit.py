@@ -10,10 +10,10 @@ import msgspec
 
 from bursar.commands.command import Command, Unchanged
 from bursar.commands.lifecycle.dispatch import change_command
-from bursar.commands.objects.object import conflict, finalizers_refused, out_of_sight
+from bursar.commands.objects.object import conflict, finalizers_refused, not_below, out_of_sight
 from bursar.core.objects.object import Origin, Stored
 from bursar.core.quota.tenant_tree import Tree, sees
-from bursar.core.values.access import Identity, Role, reach
+from bursar.core.values.access import Identity, Role, is_delegate, reach
 from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.patch import PatchError, TestFailed
 from bursar.core.values.refusal import Code, Refusal, invalid
@@ -106,7 +106,12 @@ class Edit:
         return lacks and not self.status
 
     def _out_of_sight(self, before: Stored, one: Object) -> Refusal | None:
-        """Refuse to move an object into a tenant that the caller does not see."""
+        """Refuse to move an object into a tenant that the caller does not see, or manages only from above."""
+        above = self.kind.above
+        if above is not None and is_delegate(self.identity):
+            given = {name for name, _ in self.identity.tenants}
+            if before.key.name in given or not sees(self.tree, reach(self.identity), above(one)):
+                return not_below(self.identity, self.kind)
         owner, whose = self.kind.owner(one), reach(self.identity)
         if owner in ("", before.tenant) or whose.everything or sees(self.tree, whose, owner):
             return None

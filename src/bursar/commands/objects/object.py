@@ -88,6 +88,8 @@ class CreateObject(Command):
             return refusal
         if self.key in batch.objects:
             return already_exists(self.key)
+        if refusal := owner_refusal(batch, self.draft):
+            return refusal
         if refusal := absent_refusal(batch, self.wants, self.asking):
             return refusal
         return too_small(batch.tree, self.asking) if self.asking is not NOTHING_ASKED else None
@@ -244,6 +246,18 @@ class DeleteObject(Command):
         return removal.remove(batch, before, self.origin)
 
 
+def owner_refusal(batch: UnitOfWork, draft: Stored) -> Refusal | None:
+    """The refusal of an object without a namespace whose tenant does not exist. Changes of the tree are checked with
+    the tree."""
+    if draft.key.namespace or draft.tenant in batch.tree.tenants or not draft.tenant:
+        return None
+    if BY_NAME[draft.key.kind].in_tree:
+        return None
+    message = f"Tenant {draft.tenant!r} does not exist"
+    cause = Cause("FieldValueNotFound", message, field="spec.tenant")
+    return Refusal(Code.INVALID, message, "Create it first.", (cause,))
+
+
 def absent_refusal(batch: UnitOfWork, wants: Iterable[tuple[str, Key]], asking: Asking) -> Refusal | None:
     """The refusal of a reference to an object that does not exist."""
     absent = [(field, Key(PRIORITY_CLASS.name, "", name)) for field, name in missing_classes(batch.tree, asking)]
@@ -352,6 +366,16 @@ def no_namespace(name: str, hint: str = "") -> Refusal:
 
 def out_of_sight(kind: Kind, owner: str) -> Refusal:
     return Refusal(Code.FORBIDDEN, f"you may not put a {kind.singular} into tenant {owner!r}")
+
+
+def not_below(identity: Identity, kind: Kind) -> Refusal:
+    """Refuse to put a tenant where its creator manages none."""
+    own = ", ".join(name for name, _ in identity.tenants)
+    return Refusal(
+        Code.FORBIDDEN,
+        f"{identity.user} may only change {kind.plural} below {own}",
+        f"Set spec.parent to {own}, or to a tenant below.",
+    )
 
 
 def finalizers_refused(identity: Identity, kind: Kind, one: Object, before: Stored | None = None) -> Refusal | None:

@@ -179,8 +179,15 @@ RESERVED_WORK = (
 
 # A joining node uses its bootstrap token once; afterwards it authenticates with its certificate or its own token.
 JOINING = "node (bootstrap token)"
+# A service whose token names tenants, such as a portal: it manages the tenants below these.
+DELEGATE = "service (of tenants)"
 OF_TENANTS = (Role.TENANT_ADMIN, Role.USER, Role.VIEWER)
 USING = (Role.TENANT_ADMIN, Role.USER)  # submit work, and spend credit
+
+
+def lesser_role(one: Role, other: Role) -> Role:
+    """The role that may do less, of two roles of a tenant."""
+    return max(one, other, key=OF_TENANTS.index)
 
 
 def _with_parts(resources: Iterable[str]) -> tuple[str, ...]:
@@ -208,6 +215,7 @@ class Policy:
         own = _rules_of_roles(work, bounds, self.resources, self.requestable)
         granted = {who: _merged(rules, who, kinds) for who, rules in own.items()}
         self.joining = granted.pop(JOINING)
+        self.delegated = (*self.everybody, *granted.pop(DELEGATE))
         self.grants = {
             Role(who): rules if who == Role.SYSTEM_ADMIN else (*self.everybody, *rules)
             for who, rules in granted.items()
@@ -220,24 +228,35 @@ class Policy:
         known = (verb in VERBS or verb == ANY) and (resource in self.resources or resource == ANY)
         if not known or len(subresource) > SUBRESOURCE_CHARS_MAX:
             return False
-        return self.judged(identity.role, identity.bootstrap, verb, resource, subresource)
+        return self.judged(identity.role, identity.bootstrap, is_delegate(identity), verb, resource, subresource)
 
     def rules(self, identity: Identity) -> tuple[AccessRule, ...]:
         """All rules of the identity, as SelfSubjectRulesReview lists them."""
-        return self._granted(identity.role, bootstrap=identity.bootstrap)
+        return self._granted(identity.role, bootstrap=identity.bootstrap, delegate=is_delegate(identity))
 
     def table(self) -> list[tuple[str, str, str]]:
         """Rows (role, verbs, resources) of the access table in the documentation."""
         everybody = [("everybody", rule) for rule in self.everybody]
         own = [(str(role), rule) for role, rules in self.grants.items() for rule in rules if rule not in self.everybody]
+        own += [(DELEGATE, rule) for rule in self.delegated if rule not in self.everybody]
         joining = [(JOINING, rule) for rule in self.joining]
         return [(who, ", ".join(rule.verbs), ", ".join(rule.resources)) for who, rule in (*everybody, *own, *joining)]
 
-    def _allows(self, role: Role, bootstrap: bool, verb: str, resource: str, subresource: str) -> bool:
-        return any(rule.covers(verb, resource, subresource) for rule in self._granted(role, bootstrap=bootstrap))
+    def _allows(
+        self, role: Role, bootstrap: bool, delegate: bool, verb: str, resource: str, subresource: str
+    ) -> bool:  # fmt: skip
+        granted = self._granted(role, bootstrap=bootstrap, delegate=delegate)
+        return any(rule.covers(verb, resource, subresource) for rule in granted)
 
-    def _granted(self, role: Role, *, bootstrap: bool) -> tuple[AccessRule, ...]:
+    def _granted(self, role: Role, *, bootstrap: bool, delegate: bool) -> tuple[AccessRule, ...]:
+        if delegate:
+            return self.delegated
         return self.joining if bootstrap else self.grants[role]
+
+
+def is_delegate(identity: Identity) -> bool:
+    """Whether it is a service whose token names tenants: it manages the tenants below these, and nothing else."""
+    return identity.role is Role.SERVICE and bool(identity.tenants) and (EVERY, "") not in identity.tenants
 
 
 def _rules_of_roles(
@@ -286,6 +305,10 @@ def _rules_of_roles(
             AccessRule(("create",), ("usage",)),
         ),
         JOINING: (AccessRule(("create",), ("certificates",)),),
+        DELEGATE: (
+            AccessRule((*READ, "explain"), _with_parts((*work, *bounds, *REPORTS))),
+            AccessRule(WRITE, bounds),
+        ),
     }
 
 
@@ -315,9 +338,9 @@ def reach(identity: Identity) -> Reach:
     """The objects that the identity may see."""
     if identity.bootstrap:
         return Reach()
-    if identity.role in _SEE_EVERYTHING or (EVERY, "") in identity.tenants:
+    if (EVERY, "") in identity.tenants or (identity.role in _SEE_EVERYTHING and not identity.tenants):
         return Reach(everything=True)
-    if identity.role is Role.APPROVER:
+    if identity.role is Role.APPROVER or identity.tenants:
         return Reach(tenants=identity.tenants)
     if identity.role is Role.NODE:
         return Reach(node=identity.node)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
@@ -153,6 +153,10 @@ class Follower:
         self._queue_bytes = 0
         self._wake.set()
 
+    def wake(self) -> None:
+        """End the present wait, without a change."""
+        self._wake.set()
+
     async def wait(self, seconds: float) -> list[FedChange]:
         """The changes since the last call; empty if none came within `seconds`."""
         if not self._queue and not self.lagging:
@@ -173,6 +177,7 @@ class Feed:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._followers: dict[str, set[Follower]] = {}  # by kind; "" follows everything
+        self._listeners: dict[str, list[Callable[[FedChange], None]]] = {}  # by kind
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
@@ -194,6 +199,11 @@ class Feed:
         follower = Follower(kind, namespace, self.revision if after is None else max(after, self.revision))
         self._followers.setdefault(kind, set()).add(follower)
         return follower
+
+    def listen(self, kind: str, hear: Callable[[FedChange], None]) -> None:
+        """Call a function with each change of a kind that is read from now on. It does not keep the reader running, and
+        must not wait."""
+        self._listeners.setdefault(kind, []).append(hear)
 
     def leave(self, follower: Follower) -> None:
         self._followers.get(follower.kind, set()).discard(follower)
@@ -281,6 +291,8 @@ class Feed:
                 return
 
     def _hand_out(self, fed: FedChange) -> None:
+        for hear in self._listeners.get(fed.change.key.kind, ()):
+            hear(fed)
         for kind in (fed.change.key.kind, ""):
             for follower in self._followers.get(kind, ()):
                 if not follower.namespace or follower.namespace == fed.change.key.namespace:

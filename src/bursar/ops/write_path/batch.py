@@ -48,9 +48,13 @@ from bursar.store.quota import quota as quota_store
 from bursar.store.quota import tenant_tree as tree_store
 from bursar.store.scheduling import leader as leader_store
 from bursar.store.usage import usage_levels as usage_store
-from bursar.wire.kinds.registry import BY_NAME
+from bursar.wire.kinds.registry import BY_NAME, KINDS
+from bursar.wire.shared.document import is_ending
 
 KNOWN_MAX = 200_000
+
+# Kinds whose objects make users members of a tenant, and the field that names the user.
+MEMBER_FIELDS = {kind.name: kind.member_field for kind in KINDS if kind.member_field}
 
 SEEN_SECONDS_MAX = 1.0
 SEEN_MAX = 10_000
@@ -307,7 +311,20 @@ async def save(db: Connection, batch: UnitOfWork) -> None:
         assert not changes, "counters change only together with objects"
     if approval_store.concerns(batch.writes):
         await approval_store.save(db, batch.writes)
-    await save_notes(db, [token_note(one, "DELETED", "revoke", "system", "its node was deleted") for one in revoked])
+    notes = [token_note(one, "DELETED", "revoke", "system", "its node was deleted") for one in revoked]
+    if gone := departed(batch.writes):
+        ended = await token_store.revoke_of_users(db, gone, "system")
+        notes += [token_note(one, "DELETED", "revoke", "system", "its user left the tenant") for one in ended]
+    await save_notes(db, notes)
+
+
+def departed(writes: Sequence[Write]) -> set[tuple[str, str]]:
+    """The tenants and users of removed members, and of members that are marked for removal now."""
+    return {
+        (write.shown.tenant, write.shown.fields[field])
+        for write in writes
+        if (field := MEMBER_FIELDS.get(write.key.kind)) and (write.after is None or is_ending(write.after.doc))
+    }
 
 
 async def _save_nodes(db: Connection, batch: UnitOfWork) -> list[TokenRecord]:

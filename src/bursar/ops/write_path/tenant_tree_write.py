@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bursar.commands.command import Command, Reply, Result, encode_reply
+from bursar.commands.objects.object import plural_of
 from bursar.commands.quota.tenant_tree import (
     UNUSED,
     TreePlan,
@@ -30,12 +31,13 @@ from bursar.core.nodes.queue import bares_its_work, still_sensitive
 from bursar.core.objects.object import Key, Stored, Write
 from bursar.core.quota.quota import Counter, Counters, count_quota, needs_recount
 from bursar.core.quota.tenant_tree import Row, Tree, TreeChange, quota_scope
-from bursar.core.values.refusal import Refusal
+from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.access.audit import token_note
 from bursar.ops.quota.tenant_tree import TreeCache
 from bursar.ops.runtime.clock import new_uid, now
 from bursar.ops.runtime.idempotency import claim, remember
 from bursar.ops.write_path.batch import decide, finished, save
+from bursar.store.access import member as member_store
 from bursar.store.access.token import TokenRecord
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.db.database import Connection
@@ -47,7 +49,7 @@ from bursar.store.quota import quota as quota_store
 from bursar.store.quota import tenant_tree as tree_store
 from bursar.store.scheduling import queue as queue_store
 from bursar.wire.kinds.registry import KINDS
-from bursar.wire.shared.document import is_ending
+from bursar.wire.shared.document import finalizers_of, is_ending
 from bursar.wire.to_scheduler.ask import queue_profile_of
 
 DELETED = "its tenant was deleted"
@@ -101,8 +103,26 @@ class TreeWriteBatch:
             await quota_store.remove(db, plan.removed)
         await tree_store.bump(db)
         if write.key.kind == "Tenant" and write.after is None:
+            if refusal := await _end_owned(db, batch, write):
+                return refusal
             return await file_away(db, write.key.name, batch.tree.tenants[write.key.name].uid)
         return ()
+
+
+async def _end_owned(db: Connection, batch: UnitOfWork, write: Write) -> Refusal | None:
+    """Remove the objects that end with their tenant, before it. Their finalizers keep the tenant."""
+    owned = await member_store.lock_owned(db, write.key.name, [kind.name for kind in KINDS if kind.ends_with_tenant])
+    if held := [one.key.name for one in owned if finalizers_of(one.doc)]:
+        return Refusal(
+            Code.IN_USE,
+            f'tenants "{write.key.name}" still has {plural_of(owned[0].key)} with finalizers: {", ".join(held[:5])}',
+            "Delete them first.",
+        )
+    batch.objects |= {one.key: one for one in owned}
+    for one in owned:
+        batch.remove(one.key, write.origin)
+    batch.writes.append(batch.writes.pop(0))
+    return None
 
 
 async def _change_queue(db: Connection, write: Write) -> Refusal | None:

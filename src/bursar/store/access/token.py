@@ -33,6 +33,7 @@ class TokenRecord:
     tenants: tuple[str, ...] = ()  # of an approver, as NAME@UID, or `*`
     gates: tuple[str, ...] = ()
     lives: bool = True  # whether the tenant of the token still exists
+    member_role: Role | None = None  # of the user as a member of the tenant; the token gives no more than that
 
 
 async def save_token(db: Connection, token: TokenRecord) -> None:
@@ -86,6 +87,12 @@ async def revoke_of_nodes(db: Connection, nodes: Collection[str]) -> list[TokenR
     return [token_record(row) for row in await db.fetch(SQL.revoke_of_nodes, sorted(nodes))]
 
 
+async def revoke_of_users(db: Connection, users: Collection[tuple[str, str]], by: str) -> list[TokenRecord]:
+    """Revoke the tokens of users of a tenant, as (tenant, user); return those that were valid until now."""
+    tenants, names = zip(*sorted(users), strict=True)
+    return [token_record(row) for row in await db.fetch(SQL.revoke_of_users, list(tenants), list(names), by)]
+
+
 async def save_unused(db: Connection, token_id: str) -> None:
     await db.execute(SQL.restore, token_id)
 
@@ -102,4 +109,6 @@ async def load_role_exists(db: Connection, role: Role) -> bool:
 def token_record(row: Any) -> TokenRecord:
     columns = dict(row)
     columns["tenants"], columns["gates"] = tuple(columns["tenants"]), tuple(columns["gates"])
+    if columns.get("member_role") is not None:
+        columns["member_role"] = Role(columns["member_role"])
     return TokenRecord(role=Role(columns.pop("role")), user=columns.pop("username"), **columns)

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from bursar.core.quota import tenant_tree
 from bursar.core.quota.quota_messages import dimension_of
 from bursar.core.usage.budget import BudgetState
-from bursar.core.values.access import ANY, OF_TENANTS, READ, AccessGroup, KindAccess, Role, RoleGrant
+from bursar.core.values.access import ANY, DELEGATE, OF_TENANTS, READ, AccessGroup, KindAccess, Role, RoleGrant
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kinds.namespace import DEFAULT_TENANT
 from bursar.wire.kinds.priorityclass import priority_faults
@@ -181,6 +181,10 @@ def _fields(tenant: Tenant) -> Fields:
     }
 
 
+def _parent(tenant: Tenant) -> str:
+    return (tenant.spec.parent or "") if isinstance(tenant.spec, TenantSpec) else ""
+
+
 def _budget(document: Mapping[str, Any]) -> str:
     """The budget's state; empty for a tenant without a budget."""
     spec = document.get("spec") or {}
@@ -202,7 +206,8 @@ TENANT = Kind(
         (
             RoleGrant(OF_TENANTS, (*READ, "explain"), ("", ANY)),
             RoleGrant((Role.BILLING_ADMIN,), READ, ("", ANY)),
-            RoleGrant((Role.SERVICE,), ("create", "update", "patch")),
+            RoleGrant((Role.SERVICE, DELEGATE), ("create", "update", "patch")),
+            RoleGrant((DELEGATE,), (*READ, "explain"), ("", ANY)),
         ),
     ),
     check=_check,
@@ -222,6 +227,7 @@ TENANT = Kind(
     built_in=frozenset({DEFAULT_TENANT}),
     has_status=True,
     owner=lambda one: str(one.metadata.name),
+    above=_parent,
     words={
         "TenantSpec.parent": "The parent tenant, whose limits apply to it too.",
         "TenantSpec.tier": "The tier with its default limits.",

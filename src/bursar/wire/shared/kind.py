@@ -55,6 +55,10 @@ def _no_owner(_: Object) -> str:
     return ""
 
 
+def _no_name(_: Object) -> str:
+    return ""
+
+
 def _adopt_nothing(_: Object, __: str) -> None:
     return None
 
@@ -133,6 +137,15 @@ class Kind:
     forbidden_by_quota: bool = False
     # The tenant that owns an object without a namespace.
     owner: Callable[[Object], str] = _no_owner
+    # The tenant above an object that is a tenant itself; None for other kinds.
+    above: Callable[[Object], str] | None = None
+    # The name that the spec determines; empty for kinds whose objects are named freely.
+    derived_name: Callable[[Object], str] = _no_name
+    # Whether its objects are removed with the tenant that owns them.
+    ends_with_tenant: bool = False
+    # The selectable field that names a user whom an object makes a member of its tenant, by which the user is
+    # authenticated; empty for other kinds.
+    member_field: str = ""
     # Completes a new object from its creator's tenant, before `owner` is called.
     adopt: Callable[[Object, str], None] = _adopt_nothing
     # Copies fields that clients cannot change from the stored version to a new one.

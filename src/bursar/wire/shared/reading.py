@@ -204,16 +204,18 @@ def _identify(kind: Kind, one: Object, at: ObjectPath) -> list[Cause]:
         metadata.namespace = namespace
     elif metadata.namespace:
         causes.append(field_fault("metadata.namespace", f"{kind.plural} have no namespace"))
-    return causes + _name(metadata, at)
+    return causes + _name(metadata, at, kind.derived_name(one))
 
 
-def _name(metadata: Any, at: ObjectPath) -> list[Cause]:
+def _name(metadata: Any, at: ObjectPath, derived: str) -> list[Cause]:
     if at.name:
         if metadata.name and metadata.name != at.name:
             return [field_fault("metadata.name", f"is {metadata.name[:63]!r}, the path says {at.name!r}")]
         metadata.name = at.name
         if not at.is_new:
             return []  # The name of an existing object is valid under any rules.
+    if not metadata.name and not metadata.generate_name and derived:
+        metadata.name = derived
     if not metadata.name and metadata.generate_name:
         metadata.name = metadata.generate_name + at.suffix()
     if not metadata.name:

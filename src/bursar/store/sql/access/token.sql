@@ -5,8 +5,15 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13);
 
 -- name: find
 -- `lives` says whether the tenant of the token still exists; a later tenant of the same name does not count.
+-- `member_role` is the role of the token's user as a member of the tenant, beyond which the token gives nothing.
 SELECT id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
        used_key, revoked_at, tenants, gates,
+       CASE WHEN tenant <> '' THEN (
+           SELECT member.fields ->> 'spec.role'
+             FROM object AS member
+            WHERE member.kind = 'Member' AND member.tenant = token.tenant
+              AND member.fields ->> 'spec.user' = token.username
+       ) END AS member_role,
        tenant = '' OR EXISTS (
            SELECT FROM object
             WHERE (object.kind, object.namespace, object.name) = ('Tenant', '', token.tenant)
@@ -69,6 +76,21 @@ UPDATE token
  WHERE node = ANY($1::text[]) AND revoked_at IS NULL
 RETURNING id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
           used_key, revoked_at, tenants, gates;
+
+-- name: revoke_of_users
+-- A member was removed. Members are locked, so no token of theirs is created meanwhile.
+UPDATE token
+   SET revoked_at = now(), revoked_by = $3
+  FROM (
+      SELECT id
+        FROM token JOIN unnest($1::text[], $2::text[]) AS gone (tenant, username) USING (tenant, username)
+       WHERE revoked_at IS NULL AND role IN ('tenant-admin', 'user', 'viewer')
+       ORDER BY id
+         FOR NO KEY UPDATE OF token
+  ) AS live
+ WHERE token.id = live.id
+RETURNING token.id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at,
+          used_at, used_key, revoked_at, tenants, gates;
 
 -- name: restore
 -- Undoes a use whose purpose failed, unless the same key has succeeded with a repeated request meanwhile.

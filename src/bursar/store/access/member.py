@@ -1,0 +1,42 @@
+"""Members of tenants: who belongs to a tenant, with which role, for identities that name no tenant themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from bursar.core.objects.object import Stored
+from bursar.core.values.access import Role
+from bursar.store.db.database import Connection
+from bursar.store.db.sql_loader import statements
+from bursar.store.objects.object import stored
+
+SQL = statements("access/member")
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A user's role in a tenant, and the uid that the tenant had when the membership was read."""
+
+    tenant: str
+    tenant_uid: str
+    role: Role
+
+
+async def load_memberships(db: Connection, users: Collection[str]) -> dict[str, tuple[Membership, ...]]:
+    """Load the memberships of users, by user and in order of tenants; users without any are left out."""
+    found: dict[str, tuple[Membership, ...]] = {}
+    for row in await db.fetch(SQL.find, list(users)):
+        one = Membership(row["tenant"], row["tenant_uid"], Role(row["role"]))
+        found[row["username"]] = (*found.get(row["username"], ()), one)
+    return found
+
+
+async def lock_member(db: Connection, tenant: str, user: str) -> None:
+    """Keep a member, if there is one, until the transaction ends."""
+    await db.fetch(SQL.lock, tenant, user)
+
+
+async def lock_owned(db: Connection, tenant: str, kinds: Collection[str]) -> list[Stored]:
+    """Lock and load the objects of these kinds that a tenant owns."""
+    return [stored(row) for row in await db.fetch(SQL.owned, tenant, list(kinds))]

@@ -1,0 +1,27 @@
+-- Members of tenants.
+
+-- name: find
+-- Members and tenants in one statement, so that no membership counts in a later tenant of the same name. A member that
+-- is marked for deletion is none any more.
+SELECT member.fields ->> 'spec.user' AS username, member.tenant, tenant.uid AS tenant_uid,
+       member.fields ->> 'spec.role' AS role
+  FROM object AS member
+  JOIN object AS tenant ON (tenant.kind, tenant.namespace, tenant.name) = ('Tenant', '', member.tenant)
+ WHERE member.kind = 'Member'
+   AND member.fields ->> 'spec.user' = ANY($1::text[])
+   AND member.doc -> 'metadata' ->> 'deletionTimestamp' IS NULL
+ ORDER BY member.tenant;
+
+-- name: lock
+-- A member is not removed before the caller's transaction ends: its removal revokes the tokens that it finds.
+SELECT FROM object AS member
+ WHERE member.kind = 'Member' AND member.tenant = $1 AND member.fields ->> 'spec.user' = $2
+   FOR SHARE;
+
+-- name: owned
+-- Objects without a namespace that end with their tenant, whose tree lock the caller holds.
+SELECT kind, namespace, name, uid, tenant, revision, labels, fields, gang, charge, doc, status
+  FROM object
+ WHERE tenant = $1 AND kind = ANY($2::text[])
+ ORDER BY kind, namespace, name
+   FOR NO KEY UPDATE;
