@@ -32,7 +32,7 @@ class FindingView(Struct):
     message: str
 
 
-class Verdict(Struct):
+class LedgerVerdict(Struct):
     """The result of a verification. `sound` refers to the blocks up to `through`; if there is `more`, continue with it
     as `after`. `head` is the newest block and its hash: with it, a reader can prove later that no earlier entry was
     changed."""
@@ -86,7 +86,7 @@ async def verify(call: Call) -> Outcome:
         return anchor
     found = await ledger_verify.verify(call.context.runtime, after=after, anchor=anchor)
     head = f"{found.head.block}:{found.head.hash.hex()}" if found.head is not None else ""
-    verdict = Verdict(
+    verdict = LedgerVerdict(
         found.sound,
         [_view(one) for one in found.findings],
         found.through,

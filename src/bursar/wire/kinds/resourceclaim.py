@@ -31,7 +31,7 @@ class ResourceClaimSpec(Wire):
     parameters: dict[str, str] | UnsetType = UNSET
 
 
-class Granted(Wire):
+class GrantedAmounts(Wire):
     resources: dict[str, Quantity] | UnsetType = UNSET
 
 
@@ -40,7 +40,7 @@ class ResourceClaimStatus(Wire):
     reason: Text = UNSET
     message: Text = UNSET
     approval: ApprovalStatus | UnsetType = UNSET
-    granted: Granted | UnsetType = UNSET  # the amounts in force; absent until the claim is approved
+    granted: GrantedAmounts | UnsetType = UNSET  # the amounts in force; absent until the claim is approved
     external_id: Text = UNSET
     state: Text = UNSET
     conditions: list[Condition] | UnsetType = UNSET
