@@ -38,6 +38,7 @@ ABOUT = {
     # Registries: which kinds have commands, creations, routes and figures of their own.
     "commands/lifecycle/dispatch.py": ("Allocation", "Job", "Namespace", "Node"),
     "ops/lifecycle/create.py": ("Allocation", "Job", "Node", "Queue"),
+    "ops/approval/decide.py": ("Job",),
     "api/site/routes.py": ("Allocation", "Node", "Tenant"),
     "api/objects/figures.py": ("Allocation", "Node", "ResourceQuota"),
     # The first objects of a new installation.

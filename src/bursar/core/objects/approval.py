@@ -64,7 +64,7 @@ class Verdict(StrEnum):
 
 
 class OnEnd(StrEnum):
-    """What becomes of approved work when its approval ends."""
+    """The effect of the end of an approval on what it holds."""
 
     RELEASE = "release"  # it is stopped with its grace period, and its charge given back
     FREEZE = "freeze"  # it goes on, and cannot grow
@@ -105,6 +105,7 @@ class Approval(Struct, frozen=True, rename="camel", omit_defaults=True):
     gates: dict[str, GateStatus] = {}
     reason: str = ""
     by: str = ""  # the approver at the last decided gate
+    user: str = ""  # the user who asked for growth or asked again, if that is not the request's own
     at: str = ""  # the time of the state
     until: str = ""  # the time at which the approval ends
     pending_until: str = ""  # the time at which an undecided request expires
@@ -119,6 +120,11 @@ class Approval(Struct, frozen=True, rename="camel", omit_defaults=True):
         if self.state is not ApprovalState.PENDING:
             return ""
         return next((name for name, gate in self.gates.items() if gate.state is ApprovalState.PENDING), "")
+
+    @property
+    def passed(self) -> bool:
+        """Whether any gate is passed."""
+        return any(one.state is ApprovalState.APPROVED for one in self.gates.values())
 
     @property
     def open(self) -> Approval | None:

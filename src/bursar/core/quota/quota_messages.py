@@ -60,6 +60,8 @@ def quota_refusal(subject: str, exceeded: Sequence[Exceeded], sees: Sees = every
 
 def headroom_text(refusal: Refusal) -> str:
     """The exceeded limits of a refusal as one line: by how much, and the numbers."""
+    if refusal.code is not Code.QUOTA_EXCEEDED:
+        return refusal.message
     return "; ".join(_lacking(one) for one in refusal.causes) or refusal.message
 
 

@@ -13,6 +13,7 @@ from bursar.store.db.database import Connection
 from bursar.store.db.sql_loader import statements
 
 SQL = statements("objects/approval")
+EMPTY = b"{}"
 
 
 class OpenRequest(NamedTuple):
@@ -94,7 +95,7 @@ async def list_open(
     return [
         OpenRequest(
             Key(row["kind"], row["namespace"], row["name"]), row["tenant"], row["gate"], row["since"], row["revision"],
-            row["doc"].encode(), row["status"].encode(),
+            row["doc"], row["status"] or EMPTY,
         )
         for row in rows
     ]  # fmt: skip

@@ -34,6 +34,7 @@ FLAT_FIELDS = (
     "parent",
     "enforcement",
     "display_name",
+    "approval",
     "approval_policy",
     "sensitive",
     "user_priority_max",
