@@ -16,6 +16,7 @@ from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.approval import (
     AWAITING_APPROVAL,
+    DUE_FIELD,
     PENDING_REQUESTS,
     STATE_FIELD,
     Approval,
@@ -29,7 +30,8 @@ from bursar.core.objects.approval import (
     waiting_text,
 )
 from bursar.core.objects.charge import Amounts, Charge
-from bursar.core.objects.object import Stored
+from bursar.core.objects.event_text import RequestEvent, request_why
+from bursar.core.objects.object import Origin, Stored
 from bursar.core.quota.tenant_tree import approval_policy
 from bursar.core.values.replace import replace
 from bursar.wire.kinds.registry import BY_NAME
@@ -46,6 +48,15 @@ def gates_of(batch: UnitOfWork, one: Stored, tenant: str) -> tuple[str, ...]:
     if not kind.requestable:
         return ()
     return approval_policy(batch.tree, tenant).gates_of(kind.name) or kind.gates
+
+
+def requesting(origin: Origin, one: Stored) -> Origin:
+    """The origin of a write that makes a request: its event says that the request awaits approval."""
+    approval = approval_of(one)
+    request = approval.open if approval is not None else None
+    if request is None:
+        return origin
+    return Origin(origin.actor, origin.verb, request_why(RequestEvent.AWAITING, waiting_text(request.gate)))
 
 
 def awaits_approval(one: Stored) -> bool:
@@ -89,9 +100,11 @@ def with_fields(one: Stored, approval: Approval | None) -> dict[str, str]:
     return {**others, **approval_fields(approval)}
 
 
-def kept_fields(one: Stored) -> dict[str, str]:
-    """The fields of an object's approval, for code that computes all other fields again."""
-    return {name: value for name, value in one.fields.items() if name.startswith(_FIELDS)}
+def kept_fields(one: Stored, *, has_ended: bool = False) -> dict[str, str]:
+    """The fields of an object's approval, for code that computes all other fields again. For work that has ended
+    nothing is due."""
+    dropped = (DUE_FIELD,) if has_ended else ()
+    return {name: value for name, value in one.fields.items() if name.startswith(_FIELDS) and name not in dropped}
 
 
 def approval_of(one: Stored) -> Approval | None:

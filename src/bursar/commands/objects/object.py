@@ -16,6 +16,7 @@ from bursar.commands.objects.gate import (
     held_back,
     kept_fields,
     pending_charge,
+    requesting,
     withdrawn,
 )
 from bursar.core.batch.unit_of_work import UnitOfWork
@@ -111,7 +112,7 @@ class CreateObject(Command):
             return quota_refusal(self.subject, exceeded, sight_of(batch, self))
         if self.gang is not None and row is not None:
             batch.set_gang((self.key.namespace, self.gang.group_id), replace(row, members=row.members + 1))
-        return self._save(batch, draft)
+        return batch.put(draft, requesting(self.origin, draft))
 
     def _gang_row(self, batch: UnitOfWork, gang: Gang) -> GangRow:
         row = batch.gangs.get((self.key.namespace, gang.group_id))
