@@ -1,7 +1,7 @@
 """The times of approvals: undecided requests expire, requesters are notified before an approval ends, and it ends.
 
-Any number of processes may run this, and any may be killed meanwhile: what is due is read from the database each time, by
-an index, and each object is one transaction that is decided again under its lock.
+Any number of processes may run this, and any may be killed meanwhile: what is due is read from the database each time,
+by an index, and each object is one transaction that is decided again under its lock.
 """
 
 from __future__ import annotations

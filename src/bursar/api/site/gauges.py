@@ -1,4 +1,4 @@
-"""Gauges that are read from the database when /metrics is scraped: approvals, budgets, reconciliation and the ledger."""
+"""Gauges that are read from the database when /metrics is scraped: approvals, budgets, reconciliation, the ledger."""
 
 from __future__ import annotations
 

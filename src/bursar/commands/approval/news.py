@@ -12,7 +12,7 @@ from typing import Any, Final
 from bursar.commands.objects.gate import approval_of
 from bursar.commands.objects.status import status_of
 from bursar.core.batch.unit_of_work import UnitOfWork
-from bursar.core.objects.approval import Approval, Decision, OnEnd, RequestNews
+from bursar.core.objects.approval import Approval, ApprovalReason, Decision, OnEnd, RequestNews
 from bursar.core.objects.event_text import RequestEvent, request_why
 from bursar.core.objects.notification import Notification
 from bursar.core.objects.object import Key, Origin, Stored, Write
@@ -102,9 +102,8 @@ def undecided_news(request: Approval, *, growth: bool) -> News:
     """The news that nobody decided in time; `request` is the request before that."""
     words = f"nobody decided at gate {request.gate} until {request.pending_until}"
     noted = request.gates[request.gate].reason
-    return News(
-        RequestEvent.EXPIRED, _sentence(words, noted, growth=growth), request.gate, "", str(request.reason), growth
-    )
+    message, why = _sentence(words, noted, growth=growth), str(ApprovalReason.UNDECIDED)
+    return News(RequestEvent.EXPIRED, message, request.gate, reason=why, growth=growth)
 
 
 def ending_news(approval: Approval) -> News:

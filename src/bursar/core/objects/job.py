@@ -275,9 +275,8 @@ def _without_more(plan: JobPlan, progress: JobProgress, live: int, now: datetime
     progress = replace(progress, active=live, retry_at=None)
     if live:
         return progress
-    words = (
-        f"its approval has ended, so it gets no more allocations: {progress.succeeded} of {plan.completions} succeeded"
-    )
+    done = f"{progress.succeeded} of {plan.completions} succeeded"
+    words = f"its approval has ended, so it gets no more allocations: {done}"
     return _ended(progress, JobPhase.FAILED, now, "ApprovalEnded", words)
 
 
