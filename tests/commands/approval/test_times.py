@@ -267,6 +267,21 @@ def test_a_claim_that_is_being_deleted_keeps_its_charge_until_it_is_gone() -> No
     assert (records.types, records.due(CLAIM)) == (["request.approved"], "")
 
 
+def test_the_pending_growth_of_a_deleted_claim_is_withdrawn() -> None:
+    records = lab()
+    body = {
+        "metadata": {"name": "c", "namespace": "lab", "finalizers": ["operator.example/cluster"]},
+        "spec": {"resources": {"clusters": "2"}},
+    }
+    records.create("ResourceClaim", body)
+    records.approve(CLAIM)
+    records.change(CLAIM, resources={"clusters": "5"})
+    records.delete(CLAIM)
+    assert records.approval(CLAIM)["change"]["reason"] == "Withdrawn"
+    assert (records.held("clusters"), records.held(PENDING), records.due(CLAIM)) == (2, 0, "")
+    assert isinstance(records.delete(CLAIM), Written), "again is no change"
+
+
 def test_frozen_claims_keep_what_they_hold_and_grow_only_by_a_new_approval() -> None:
     records = lab(onEnd="freeze")
     records.claim(clusters="2")

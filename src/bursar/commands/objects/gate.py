@@ -131,3 +131,13 @@ def withdrawn(one: Stored, at: datetime, status: dict[str, Any] | None = None) -
     approval = approval_of(one)
     assert approval is not None, "only requests are withdrawn"
     return with_approval(one, expired(approval, ApprovalReason.WITHDRAWN, at), status)
+
+
+def growth_withdrawn(one: Stored, at: datetime) -> Stored:
+    """An approved object that is deleted: growth that is pending is not requested any more."""
+    approval = approval_of(one)
+    if approval is None or approval.change is None or approval.change.state is not ApprovalState.PENDING:
+        return one
+    kept = replace(one.charge, accepted=without_request(one.charge.accepted), due={})
+    change = expired(approval.change, ApprovalReason.WITHDRAWN, at)
+    return with_approval(replace(one, charge=kept), replace(approval, change=change))

@@ -13,6 +13,7 @@ from bursar.commands.objects.gate import (
     approval_of,
     awaits_approval,
     gates_of,
+    growth_withdrawn,
     held_back,
     kept_fields,
     pending_charge,
@@ -236,7 +237,9 @@ class DeleteObject(Command):
         if awaits_approval(before):
             before = withdrawn(before, batch.now)
         elif BY_NAME[self.key.kind].charged_until_gone and finalizers_of(before.doc):
-            return removal.remove(batch, before, self.origin)
+            last = growth_withdrawn(before, batch.now)
+            batch.counters.move([Move(self.key.namespace, before.charge, last.charge)])
+            return removal.remove(batch, before, self.origin, last)
         if before.charge is not NOTHING:
             batch.counters.move([Move(self.key.namespace, before.charge)])
             before = replace(before, charge=NOTHING)
