@@ -221,7 +221,7 @@ def test_logs_of_what_waits_say_why(empty_server: Server, namespace: str) -> Non
                 "reason": "awaiting_approval",
                 "message": "awaiting approval at gate quota",
                 "conditions": [
-                    {"type": "Scheduled", "status": "False", "reason": "Unscheduled", "message": "Waiting for scheduler"}
+                    {"type": "Scheduled", "status": "False", "reason": "Unscheduled", "message": "Waiting"},
                 ],
             },
             "pending: awaiting approval at gate quota",

@@ -1,4 +1,4 @@
-"""The controller of approvals on a real database: what is due happens once, whoever does it or is killed meanwhile."""
+"""The controller of approvals on a real database: a time that has passed takes effect once, in every process."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bursar.commands.approval.news import News, decided_news, put_with_news
+from bursar.commands.approval.news import RequestMessage, decided_news, put_with_news
 from bursar.commands.command import Answers, Command, Result, weight_of_drafts
 from bursar.commands.objects.gate import (
     admitted_charge,
@@ -141,7 +141,9 @@ class Decide(Command):
             put_with_news(batch, with_approval(one, own), news, self.origin)
         return put_with_news(batch, with_approval(before, with_request(approval, after)), news, self.origin)
 
-    def _news(self, event: RequestEvent, approval: Approval, after: Approval, reason: str | None = None) -> News:
+    def _news(
+        self, event: RequestEvent, approval: Approval, after: Approval, reason: str | None = None
+    ) -> RequestMessage:
         """The news of this decision on the object's own request, or on its growth."""
         reason = self.decision.reason if reason is None else reason
         growth = request_in(approval) is not approval

@@ -31,7 +31,7 @@ _TYPES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class RequestMessage:
     """The news of a request: the event, its sentence, and the gate, approver and reason that it names."""
 
     event: RequestEvent
@@ -42,14 +42,14 @@ class News:
     growth: bool = False  # whether it is about the growth of an approved request
 
 
-def put_with_news(batch: UnitOfWork, after: Stored, news: News, origin: Origin) -> Write:
+def put_with_news(batch: UnitOfWork, after: Stored, news: RequestMessage, origin: Origin) -> Write:
     """Store the object with the event, and notify its tenant's webhooks."""
     if (type_ := _TYPES.get(news.event)) is not None:
         batch.notifications.append(Notification(type_, after.tenant, subject_of(after.key), encode(_data(after, news))))
     return put_quietly(batch, after, news, origin)
 
 
-def put_quietly(batch: UnitOfWork, after: Stored, news: News, origin: Origin) -> Write:
+def put_quietly(batch: UnitOfWork, after: Stored, news: RequestMessage, origin: Origin) -> Write:
     """Store the object with the event, without a notification."""
     return batch.put(after, Origin(origin.actor, origin.verb, request_why(news.event, news.message)))
 
@@ -59,7 +59,7 @@ def subject_of(key: Key) -> str:
     return "/".join(filter(None, (BY_NAME[key.kind].plural, key.namespace, key.name)))
 
 
-def _data(after: Stored, news: News) -> Mapping[str, Any]:
+def _data(after: Stored, news: RequestMessage) -> Mapping[str, Any]:
     approval = approval_of(after)
     assert approval is not None, "news are about requests"
     said = {
@@ -83,7 +83,9 @@ def _data(after: Stored, news: News) -> Mapping[str, Any]:
 # The sentences.
 
 
-def decided_news(event: RequestEvent, decision: Decision, request: Approval, *, reason: str, growth: bool) -> News:
+def decided_news(
+    event: RequestEvent, decision: Decision, request: Approval, *, reason: str, growth: bool
+) -> RequestMessage:
     """The news of a decision at a gate; `request` is the request after it."""
     gate, by = decision.gate, decision.by
     match event:
@@ -95,24 +97,24 @@ def decided_news(event: RequestEvent, decision: Decision, request: Approval, *, 
             words = f"left pending at gate {gate} by {by}"
         case _:
             words = f"denied at gate {gate} by {by}"
-    return News(event, _sentence(words, reason, growth=growth), gate, by, reason, growth)
+    return RequestMessage(event, _sentence(words, reason, growth=growth), gate, by, reason, growth)
 
 
-def undecided_news(request: Approval, *, growth: bool) -> News:
+def undecided_news(request: Approval, *, growth: bool) -> RequestMessage:
     """The news that nobody decided in time; `request` is the request before that."""
     words = f"nobody decided at gate {request.gate} until {request.pending_until}"
     noted = request.gates[request.gate].reason
     message, why = _sentence(words, noted, growth=growth), str(ApprovalReason.UNDECIDED)
-    return News(RequestEvent.EXPIRED, message, request.gate, reason=why, growth=growth)
+    return RequestMessage(RequestEvent.EXPIRED, message, request.gate, reason=why, growth=growth)
 
 
-def ending_news(approval: Approval) -> News:
-    return News(RequestEvent.ENDING, f"the approval ends at {approval.until}: {_ON_END[approval.on_end]}")
+def ending_news(approval: Approval) -> RequestMessage:
+    return RequestMessage(RequestEvent.ENDING, f"the approval ends at {approval.until}: {_ON_END[approval.on_end]}")
 
 
-def ended_news(approval: Approval) -> News:
+def ended_news(approval: Approval) -> RequestMessage:
     words = f"{ended_text(approval)}: {_ON_END[approval.on_end]}"
-    return News(RequestEvent.ENDED, words, reason=approval.reason)
+    return RequestMessage(RequestEvent.ENDED, words, reason=approval.reason)
 
 
 def ended_text(approval: Approval) -> str:

@@ -67,7 +67,7 @@ class Verdict(StrEnum):
 
 
 class OnEnd(StrEnum):
-    """What becomes of approved work when its approval ends."""
+    """The effect of the end of an approval on approved work."""
 
     RELEASE = "release"  # it is stopped with its grace period, and its charge given back
     FREEZE = "freeze"  # it goes on, and cannot grow: more needs a new approval, and a job makes no new allocations

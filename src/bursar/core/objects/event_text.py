@@ -121,7 +121,7 @@ def tell(type_: str, verb: str, actor: str, why: str, after: ObjectState | None 
 
 
 def request_why(event: RequestEvent, message: str) -> str:
-    """What became of a request, as one line."""
+    """The event of a request with its message, as one line."""
     return f"{event}: {' '.join(message.split())}"
 
 
