@@ -78,9 +78,10 @@ CREATE TABLE approval (
     gate      text COLLATE "C" NOT NULL,
     since     text COLLATE "C" NOT NULL,
     due       text COLLATE "C" NOT NULL,
+    noted     text COLLATE "C" NOT NULL DEFAULT ''::text,
     CONSTRAINT approval_key PRIMARY KEY (kind, namespace, name)
 );
-CREATE INDEX approval_due ON approval USING btree (due) WHERE (due <> ''::text);
+CREATE INDEX approval_due ON approval USING btree (due, kind, namespace, name) WHERE (due <> ''::text);
 CREATE INDEX approval_of_tenant ON approval USING btree (tenant, since, kind, namespace, name) WHERE (gate <> ''::text);
 CREATE INDEX approval_open ON approval USING btree (gate, since, kind, namespace, name) WHERE (gate <> ''::text);
 

@@ -184,6 +184,7 @@ def run_controller(settings: ServerSettings) -> int:
 
 async def _controller(settings: ServerSettings) -> int:
     from bursar.bridges.webhook import run_webhooks
+    from bursar.loops.approvals import run_approvals
     from bursar.loops.claims import run_claims
     from bursar.loops.drain import run_drains
     from bursar.loops.election import run_election
@@ -209,6 +210,7 @@ async def _controller(settings: ServerSettings) -> int:
         run_housekeeping(runtime),
         run_drains(runtime),
         run_jobs(runtime),
+        run_approvals(runtime),
         run_nodes(runtime),
         run_ledger(runtime),
         run_usage_rollup(runtime),

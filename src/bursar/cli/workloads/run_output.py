@@ -18,6 +18,7 @@ from bursar.core.credit.shortfall import end_words, recorded_shortfall, time_lef
 Document = Mapping[str, Any]
 
 ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
+AWAITING_APPROVAL = "awaiting_approval"  # the reason of work that an approver or a service decides first
 STOPPED = frozenset({"Preempted", "Drained", "Evicted", "NodeLost"})  # reasons of work that was placed and stopped
 
 
@@ -154,7 +155,7 @@ def why_pending(status: Document) -> tuple[str, str]:
     waiting = (one for one in conditions if one["type"] == "Scheduled" and one["status"] == "False")
     scheduled: Document = next(waiting, {})
     current = str(scheduled.get("message") or "")
-    if scheduled.get("reason") == status.get("reason") or not current:
+    if scheduled.get("reason") == status.get("reason") or status.get("reason") == AWAITING_APPROVAL or not current:
         return message or "the scheduler has not tried it yet", ""
     return current, message if status.get("reason") in STOPPED else ""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from bursar.commands.approval.news import RequestMessage, decided_news, put_with_news
 from bursar.commands.command import Answers, Command, Result, weight_of_drafts
 from bursar.commands.objects.gate import (
     admitted_charge,
@@ -30,14 +31,18 @@ from bursar.core.objects.approval import (
     Decision,
     Verdict,
     decided,
+    grown,
     is_own_request,
     undecidable,
     without_headroom,
 )
 from bursar.core.objects.charge import NOTHING, Charge
+from bursar.core.objects.event_text import RequestEvent
 from bursar.core.objects.object import UNASSIGNED, Key, Origin, Stored
 from bursar.core.quota.quota import Move
 from bursar.core.quota.quota_messages import headroom_text, quota_refusal
+from bursar.core.quota.visibility import Sees, sight
+from bursar.core.values.access import EVERY
 from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
@@ -151,9 +156,20 @@ class Decide(Command):
         same = after.gates[self.decision.gate].reason == request_in(approval).gates[self.decision.gate].reason
         if self.decision.verdict is Verdict.NOTE and same:
             return unchanged(before)
+        noted = self.decision.verdict is Verdict.NOTE
+        news = self._news(RequestEvent.NOTED if noted else RequestEvent.GATE_APPROVED, approval, after)
         for one in self._others(batch):
-            batch.put(with_approval(one, replace(approval_in_of(one), gates=after.gates)), self.origin)
-        return batch.put(with_approval(before, with_request(approval, after)), self.origin)
+            own = replace(approval_in_of(one), gates=after.gates, reason=after.reason, by=after.by, until=after.until)
+            put_with_news(batch, with_approval(one, own), news, self.origin)
+        return put_with_news(batch, with_approval(before, with_request(approval, after)), news, self.origin)
+
+    def _news(
+        self, event: RequestEvent, approval: Approval, after: Approval, reason: str | None = None
+    ) -> RequestMessage:
+        """The news of this decision on the object's own request, or on its growth."""
+        reason = self.decision.reason if reason is None else reason
+        growth = request_in(approval) is not approval
+        return decided_news(event, self.decision, after, reason=reason, growth=growth)
 
     def _others(self, batch: UnitOfWork) -> list[Stored]:
         """The other members of the gang that await approval."""
@@ -167,19 +183,19 @@ class Decide(Command):
             Move(one.key.namespace, one.charge, admitted_charge(BY_NAME[one.key.kind], one.charge)) for one in together
         ]
         if exceeded := batch.counters.move(moves):
-            refusal = quota_refusal(BY_NAME[self.key.kind].singular, exceeded, sight_of(batch, self))
+            refusal = quota_refusal(BY_NAME[self.key.kind].singular, exceeded, self.sees(batch))
             return self._leave(batch, before, approval, refusal)
         if (row := self._gang_row(batch)) is not None:
             batch.set_gang((self.key.namespace, self.gang), replace(row, charged=True))
+        news = self._news(RequestEvent.APPROVED, approval, after)
         for one in together:
             if one.key == self.key:
                 continue
             if awaits_approval(one):
-                own = replace(after, until=after.until or approval_in_of(one).until)
-                batch.put(self._approved(one, own), self.origin)
+                put_with_news(batch, self._approved(one, after), news, self.origin)
             else:
                 batch.recharge(replace(one, charge=admitted_charge(BY_NAME[one.key.kind], one.charge)))
-        return batch.put(self._approved(before, with_request(approval, after)), self.origin)
+        return put_with_news(batch, self._approved(before, with_request(approval, after)), news, self.origin)
 
     def _approved(self, one: Stored, approval: Approval) -> Stored:
         """The object with its approval, its charge, and the amounts in force."""
@@ -190,18 +206,31 @@ class Decide(Command):
 
     def _leave(self, batch: UnitOfWork, before: Stored, approval: Approval, refusal: Refusal) -> Refusal:
         """Leave the last gate pending, and store why as its reason: the numbers, or what else is in the way."""
-        request, reason = request_in(approval), headroom_text(refusal)
+        # The tenant reads the reason, and not only the approver.
+        request, reason = request_in(approval), headroom_text(refusal, sight(batch.tree, before.tenant))
         if request.gates[self.decision.gate].reason != reason:
             noted = without_headroom(request, self.decision, reason, batch.now)
-            batch.put(with_approval(before, with_request(approval, noted)), self.origin)
+            news = self._news(RequestEvent.NOTED, approval, noted, reason)
+            for one in self._others(batch):
+                own = replace(approval_in_of(one), gates=noted.gates, reason=reason)
+                put_with_news(batch, with_approval(one, own), news, self.origin)
+            put_with_news(batch, with_approval(before, with_request(approval, noted)), news, self.origin)
         return refusal
+
+    def sees(self, batch: UnitOfWork) -> Sees:
+        """The scopes whose figures the approver sees: those of the tenants that they decide for."""
+        if not self.decides_for or EVERY in self.decides_for:
+            return sight_of(batch, self)
+        each = [sight(batch.tree, name) for name in self.decides_for]
+        return lambda scope: any(one(scope) for one in each)
 
     # Denying.
 
     def _deny(self, batch: UnitOfWork, before: Stored, approval: Approval, after: Approval) -> Result:
+        news = self._news(RequestEvent.DENIED, approval, after)
         for one in self._others(batch):
-            batch.put(refused(batch, one, approval_in_of(one), after), self.origin)
-        return batch.put(refused(batch, before, approval, after), self.origin)
+            put_with_news(batch, refused(batch, one, approval_in_of(one), after, news.message), news, self.origin)
+        return put_with_news(batch, refused(batch, before, approval, after, news.message), news, self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,12 +265,13 @@ class DecideJob(Decide):
             return conflict(self.key)
         if taken := next((one.key for one in self.drafts if one.key in batch.objects), None):
             return self._leave(batch, before, approval, already_exists(taken))
-        drafts = admit(batch, self.drafts, self.drafts_gang, "job", sight_of(batch, self))
+        drafts = admit(batch, self.drafts, self.drafts_gang, "job", self.sees(batch))
         if isinstance(drafts, Refusal):
             return self._leave(batch, before, approval, drafts)
         batch.counters.move([Move(self.key.namespace, before.charge)])
         status = status_of(before) | {"active": len(drafts), "startedIndexes": len(drafts)}
-        write = batch.put(with_approval(replace(before, charge=NOTHING), after, status), self.origin)
+        job = with_approval(replace(before, charge=NOTHING), after, status)
+        write = put_with_news(batch, job, self._news(RequestEvent.APPROVED, approval, after), self.origin)
         made = Origin(self.origin.actor, "create", f"job/{self.key.name}")
         for one in drafts:
             batch.put(replace(one, tenant=before.tenant), made)
@@ -284,14 +314,13 @@ def with_request(approval: Approval, request: Approval) -> Approval:
     if request_in(approval) is approval:
         return request
     if request.state is ApprovalState.APPROVED:
-        return replace(approval, gates=request.gates, reason=request.reason, by=request.by, at=request.at,
-                       until=request.until or approval.until, change=None)  # fmt: skip
+        return grown(approval, request)
     return replace(approval, change=request)
 
 
-def refused(batch: UnitOfWork, one: Stored, approval: Approval, after: Approval) -> Stored:
+def refused(batch: UnitOfWork, one: Stored, approval: Approval, after: Approval, message: str) -> Stored:
     """The object after its request was denied or has expired. Refused growth leaves the approved amounts; a refused
-    object holds nothing, and work ends as failed."""
+    object holds nothing, and work ends as failed with this message."""
     kind = BY_NAME[one.key.kind]
     if approval.state is not ApprovalState.PENDING:
         kept = replace(one.charge, accepted=without_request(one.charge.accepted), due={})
@@ -300,8 +329,7 @@ def refused(batch: UnitOfWork, one: Stored, approval: Approval, after: Approval)
     batch.counters.move([Move(one.key.namespace, one.charge)])
     leave_gang(batch, one)
     reason = f"Approval{str(after.state).capitalize()}"
-    said = after.reason or "no reason given"
-    status = status_of(one) | kind.refused(reason, said, timestamp(batch.now))
+    status = status_of(one) | kind.refused(reason, message, timestamp(batch.now))
     ended = replace(one, charge=NOTHING, fields=kind.fields(decoded(kind, one, status)))
     return with_approval(ended, after, status)
 

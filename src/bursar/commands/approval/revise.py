@@ -15,6 +15,7 @@ from bursar.commands.objects.gate import (
     gates_of,
     held_back,
     pending_charge,
+    requesting,
     with_approval,
     without_request,
 )
@@ -54,7 +55,8 @@ class ReviseRequest(ChangeObject):
         after = _asked_by(submitter(self.origin), _revised(batch, before, self.draft))
         if exceeded := batch.counters.move([Move(self.key.namespace, before.charge, after.charge)]):
             return quota_refusal(self.subject, exceeded, sight_of(batch, self))
-        return batch.put(after, self.origin)
+        asks = after.charge.due and after.charge.due != before.charge.due
+        return batch.put(after, requesting(self.origin, after) if asks else self.origin)
 
 
 def _revised(batch: UnitOfWork, before: Stored, draft: Stored) -> Stored:
@@ -64,6 +66,8 @@ def _revised(batch: UnitOfWork, before: Stored, draft: Stored) -> Stored:
     held = without_request(before.charge.accepted)
     if approval is not None and approval.state is not ApprovalState.APPROVED and not held:
         return _asked_again(batch, before, draft, approval, gates)
+    if approval is not None and approval.frozen:
+        gates = gates or tuple(approval.gates)  # What is frozen grows only by a new approval.
     if grows(held, wanted) and gates:
         return _growing(batch, before, draft, approval, held, gates)
     granted = replace(draft, status=encode(status_of(draft) | BY_NAME[draft.key.kind].granted(wanted)))

@@ -16,6 +16,7 @@ from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.approval import (
     AWAITING_APPROVAL,
+    DUE_FIELD,
     PENDING_REQUESTS,
     STATE_FIELD,
     Approval,
@@ -29,7 +30,8 @@ from bursar.core.objects.approval import (
     waiting_text,
 )
 from bursar.core.objects.charge import Amounts, Charge
-from bursar.core.objects.object import Stored
+from bursar.core.objects.event_text import RequestEvent, request_why
+from bursar.core.objects.object import Origin, Stored
 from bursar.core.quota.tenant_tree import approval_policy
 from bursar.core.values.replace import replace
 from bursar.wire.kinds.registry import BY_NAME
@@ -46,6 +48,15 @@ def gates_of(batch: UnitOfWork, one: Stored, tenant: str) -> tuple[str, ...]:
     if not kind.requestable:
         return ()
     return approval_policy(batch.tree, tenant).gates_of(kind.name) or kind.gates
+
+
+def requesting(origin: Origin, one: Stored) -> Origin:
+    """The origin of a write that makes a request: its event says that the request awaits approval."""
+    approval = approval_of(one)
+    request = approval.open if approval is not None else None
+    if request is None:
+        return origin
+    return Origin(origin.actor, origin.verb, request_why(RequestEvent.AWAITING, waiting_text(request.gate)))
 
 
 def awaits_approval(one: Stored) -> bool:
@@ -89,9 +100,11 @@ def with_fields(one: Stored, approval: Approval | None) -> dict[str, str]:
     return {**others, **approval_fields(approval)}
 
 
-def kept_fields(one: Stored) -> dict[str, str]:
-    """The fields of an object's approval, for code that computes all other fields again."""
-    return {name: value for name, value in one.fields.items() if name.startswith(_FIELDS)}
+def kept_fields(one: Stored, *, has_ended: bool = False) -> dict[str, str]:
+    """The fields of an object's approval, for code that computes all other fields again. For work that has ended
+    nothing is due."""
+    dropped = (DUE_FIELD,) if has_ended else ()
+    return {name: value for name, value in one.fields.items() if name.startswith(_FIELDS) and name not in dropped}
 
 
 def approval_of(one: Stored) -> Approval | None:
@@ -101,15 +114,6 @@ def approval_of(one: Stored) -> Approval | None:
 def without_request(amounts: Amounts) -> Amounts:
     """The amounts that are held, without the count of the pending request."""
     return {name: value for name, value in amounts.items() if name != PENDING_REQUESTS}
-
-
-def without_growth(one: Stored) -> Stored:
-    """An approved request that is being deleted: growth that is pending is not asked for any more."""
-    approval = approval_of(one)
-    if approval is None or approval.state is ApprovalState.PENDING or approval.open is None:
-        return one
-    charge = replace(one.charge, accepted=without_request(one.charge.accepted), due={})
-    return with_approval(replace(one, charge=charge), replace(approval, change=None))
 
 
 def decoded(kind: Kind, one: Stored, status: dict[str, Any]) -> Object:
@@ -127,3 +131,13 @@ def withdrawn(one: Stored, at: datetime, status: dict[str, Any] | None = None) -
     approval = approval_of(one)
     assert approval is not None, "only requests are withdrawn"
     return with_approval(one, expired(approval, ApprovalReason.WITHDRAWN, at), status)
+
+
+def growth_withdrawn(one: Stored, at: datetime) -> Stored:
+    """An approved object that is deleted: growth that is pending is not requested any more."""
+    approval = approval_of(one)
+    if approval is None or approval.change is None or approval.change.state is not ApprovalState.PENDING:
+        return one
+    kept = replace(one.charge, accepted=without_request(one.charge.accepted), due={})
+    change = expired(approval.change, ApprovalReason.WITHDRAWN, at)
+    return with_approval(replace(one, charge=kept), replace(approval, change=change))

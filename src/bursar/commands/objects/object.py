@@ -13,12 +13,13 @@ from bursar.commands.objects.gate import (
     approval_of,
     awaits_approval,
     gates_of,
+    growth_withdrawn,
     held_back,
     kept_fields,
     pending_charge,
+    requesting,
     with_approval,
     withdrawn,
-    without_growth,
 )
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.allocation import Gang, GangKey, GangRow
@@ -118,7 +119,7 @@ class CreateObject(Command):
         if self.gang is not None and row is not None:
             batch.set_gang((self.key.namespace, self.gang.group_id), replace(row, members=row.members + 1))
             self._ask_again(batch, self.gang, draft)
-        return self._save(batch, draft)
+        return batch.put(draft, requesting(self.origin, draft))
 
     def _ask_again(self, batch: UnitOfWork, gang: Gang, draft: Stored) -> None:
         """Have the members of a gang that passed gates pass them again with a new one: a smaller set was judged."""
@@ -251,7 +252,7 @@ class DeleteObject(Command):
         if awaits_approval(before):
             before = withdrawn(before, batch.now)
         elif BY_NAME[self.key.kind].charged_until_gone and finalizers_of(before.doc):
-            last = without_growth(before)
+            last = growth_withdrawn(before, batch.now)
             batch.counters.move([Move(self.key.namespace, before.charge, last.charge)])
             return removal.remove(batch, before, self.origin, last)
         if before.charge is not NOTHING:

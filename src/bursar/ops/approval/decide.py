@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from bursar.commands.approval.decide import Decide, DecideJob, DecideMany
-from bursar.commands.approval.expire import ApprovalTimer
+from bursar.commands.approval.expire import ApprovalTimer, job_timer
 from bursar.commands.command import Command, Reply
+from bursar.commands.objects.gate import approval_of
 from bursar.commands.objects.object import not_found
 from bursar.commands.objects.status import status_of
 from bursar.commands.workloads.job_status import spec_in
@@ -17,7 +19,9 @@ from bursar.core.objects.job import JobAttempt
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.objects.object import TRIES_MAX, get
+from bursar.ops.objects.object import TRIES_MAX, change, get
+from bursar.ops.runtime.clock import now
+from bursar.ops.runtime.metrics import APPROVAL_DECISIONS, APPROVAL_SECONDS
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.job import member_drafts
 from bursar.wire.kinds.job import JOB, PARALLELISM_MAX, plan_of
@@ -68,6 +72,8 @@ async def decide(
     reply: Reply = not_found(one.before.key)
     for _ in range(TRIES_MAX):
         reply = await _submit(runtime, decide_command(one, idempotency_key), one.before.tenant, dry_run=dry_run)
+        if not dry_run:
+            _count(one, reply)
         if not (isinstance(reply, Refusal) and reply.code is Code.CONFLICT):
             return reply
         found = await get(runtime, one.before.key)
@@ -92,16 +98,44 @@ async def decide_many(runtime: Runtime, items: Sequence[Judgement], *, dry_run: 
     command = DecideMany(key=first.key, origin=first.origin, items=commands)
     reply = await _submit(runtime, command, items[0].before.tenant, dry_run=dry_run)
     assert isinstance(reply, tuple), "each item has its answer"
+    if not dry_run:
+        for one, answer in zip(items, reply, strict=True):
+            _count(one, answer)
     return reply
 
 
+_OUTCOMES: Final = {Verdict.APPROVE: "approved", Verdict.DENY: "denied", Verdict.NOTE: "noted"}
+
+
+def _count(one: Judgement, reply: Reply) -> None:
+    """Count a decision that took effect."""
+    approval, decision = approval_of(one.before), one.decision
+    request = approval.open if approval is not None else None
+    if request is None or decision.gate not in request.gates:
+        return
+    if isinstance(reply, Refusal):
+        if reply.code is Code.QUOTA_EXCEEDED:
+            APPROVAL_DECISIONS.labels(decision.gate, "no_headroom").inc()
+        return
+    APPROVAL_DECISIONS.labels(decision.gate, _OUTCOMES[decision.verdict]).inc()
+    if decision.verdict is not Verdict.NOTE:
+        waited = (now() - datetime.fromisoformat(request.since)).total_seconds()
+        APPROVAL_SECONDS.labels(decision.gate).observe(max(0.0, waited))
+
+
 async def run_timer(runtime: Runtime, key: Key) -> Reply:
-    """Do what is due for an object's approval."""
+    """Do what is due for an object's approval; retry while it changes meanwhile."""
     found = await get(runtime, key)
     if isinstance(found, Refusal):
         return found
-    command = ApprovalTimer(key=key, origin=TIMER, gang=found.gang)
-    return await _submit(runtime, command, found.tenant)
+    return await change(runtime, key, lambda before, _: timer_command(before), tenant=found.tenant, first=found)
+
+
+def timer_command(before: Stored) -> ApprovalTimer:
+    """The command for a version of an object."""
+    if before.key.kind == JOB.name:
+        return job_timer(before, TIMER)
+    return ApprovalTimer(key=before.key, origin=TIMER, gang=before.gang)
 
 
 async def _submit(runtime: Runtime, command: Command, tenant: str, *, dry_run: bool = False) -> Reply:

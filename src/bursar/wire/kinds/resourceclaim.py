@@ -111,6 +111,7 @@ RESOURCE_CLAIM = Kind(
     merge_keys={"status.conditions": "type"},
     requestable=True,
     granted=_granted,
+    refused=lambda reason, message, _: {"reason": reason, "message": message},
     charged_until_gone=True,
     submitted=True,
     has_status=True,
