@@ -55,6 +55,7 @@ ENTRIES = {
     "usage": _entry("credit.usage", "Show usage and its cost.", _PEOPLE),
     "tenant": _entry("quota.tenant", "Show the limits and usage of tenants.", _PEOPLE),
     "admin": _entry("quota.admin", "Change the limits and settings of tenants.", _PEOPLE),
+    "member": _entry("session.member", "Add, remove and list the members of tenants.", _PEOPLE),
     "token": _entry("session.token", "Create, list and revoke tokens.", _PEOPLE),
     "whoami": _entry("session.whoami", "Show the current user and role.", _PEOPLE),
     "login": _entry("session.login", "Store a server and its token.", _SETUP),

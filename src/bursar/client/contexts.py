@@ -20,21 +20,24 @@ from bursar.core.values.address import is_loopback_host
 URL = "BURSAR_URL"
 TOKEN = "BURSAR_TOKEN"  # noqa: S105 - the variable's name
 CA_FILE = "BURSAR_CA_FILE"
+TENANT = "BURSAR_TENANT"
 CONFIG = "BURSAR_CONFIG"
 DEFAULT_URL = "http://127.0.0.1:8080"
 
-_FILE_FIELDS = {"url": "url", "token": "token", "ca-file": "ca_file", "namespace": "namespace"}
+_FILE_FIELDS = {"url": "url", "token": "token", "ca-file": "ca_file", "namespace": "namespace", "tenant": "tenant"}
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A server with its token, CA and namespace. A context without a name is not from the file."""
+    """A server with its token, CA and namespace, and the tenant that requests name, for members of several. A context
+    without a name is not from the file."""
 
     url: str
     token: str = field(default="", repr=False)
     ca_file: str = ""
     namespace: str = ""
     name: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ def resolve(
     token: str | None = None,
     ca_file: str | None = None,
     context: str | None = None,
+    tenant: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Context:
     """The server to use: arguments override the environment, and it overrides the current context."""
@@ -62,6 +66,7 @@ def resolve(
         ca_file=ca_file or environment.get(CA_FILE, "") or (stored.ca_file if stored else ""),
         namespace=stored.namespace if stored else "",
         name=stored.name if stored else "",
+        tenant=tenant or ("" if context else environment.get(TENANT, "")) or (stored.tenant if stored else ""),
     )
 
 

@@ -31,6 +31,8 @@ def options(context: Context, timeout_seconds: float) -> dict[str, Any]:
     headers = {"user-agent": f"bursar/{__version__}"}
     if context.token:
         headers["authorization"] = f"Bearer {context.token}"
+    if context.tenant:
+        headers["x-bursar-tenant"] = context.tenant
     return {
         "base_url": context.url,
         "headers": headers,

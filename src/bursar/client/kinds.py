@@ -29,10 +29,11 @@ class Kinds(Generic[R]):
         *,
         ca_file: str | None = None,
         context: str | None = None,
+        tenant: str | None = None,
         timeout_seconds: float = 30.0,
         retries: Retries | None = None,
     ) -> None:
-        self.context: Context = resolve(url=url, token=token, ca_file=ca_file, context=context)
+        self.context: Context = resolve(url=url, token=token, ca_file=ca_file, context=context, tenant=tenant)
         self._subject = retries or Retries()
         self._http = self._transport(**http.options(self.context, timeout_seconds))
 

@@ -42,7 +42,7 @@ healthz                             *          -          -      -      -
 hello                               *          -          -      -      -
 livez                               *          -          -      -      -
 readyz                              *          -          -      -      -
-metrics                             ASPB       -          -      -      -
+metrics                             ASB        -          -      -      -
 authority                           ASPBTUVNJ  -          -      -      -
 whoami                              ASPBTUVNJ  -          -      -      -
 poddisruptionbudgets                ASPBTUVNJ  -          -      -      -
@@ -53,10 +53,10 @@ selfsubjectrulesreviews             -          ASPBTUVN   -      -      -
 nodes                               ASPBTUVN   AJ         A      A      A
 nodes/status                        ASPBTUVN   -          AN     AN     -
 nodes/certificates                  -          ANJ        -      -      -
-nodes/evictions                     ASPN       -          -      -      -
+nodes/evictions                     ASN        -          -      -      -
 nodes/claim                         -          ATU        -      -      -
 nodes/release                       -          ATU        -      -      -
-nodes/drain                         ASP        A          -      -      -
+nodes/drain                         AS         A          -      -      -
 nodes/fence                         -          A          -      -      A
 nodes/wipe                          -          A          -      -      -
 nodes/wiped                         -          A          -      -      -
@@ -73,9 +73,10 @@ namespaces/status                   ASPTUV     -          A      A      -
 resourcequotas                      ASPTUV     AT         AT     AT     AT
 resourcequotas/status               ASPTUV     -          A      A      -
 settings                            ASP        A          A      A      A
+members                             ASPTUV     AST        AST    AST    AST
 tokens                              AST        AT         -      -      AT
-webhooks                            ASP        A          -      -      A
-webhooks/deliveries                 ASP        -          -      -      -
+webhooks                            AS         A          -      -      A
+webhooks/deliveries                 AS         -          -      -      -
 webhooks/test                       -          A          -      -      -
 
 allocations                         ASPTUVN    ATU        ATU    ATU    ATU
@@ -123,9 +124,9 @@ leases                              ASPBTUV    ASTU       -      -      -
 leases/{name}                       ASPBTUVN   -          -      -      -
 leases/extend                       -          ASTUN      -      -      -
 leases/close                        -          ASTUN      -      -      -
-ledger                              ASPB       -          -      -      -
+ledger                              ASB        -          -      -      -
 ledger/keys                         -          A          -      -      -
-ledger/verify                       ASPB       -          -      -      -
+ledger/verify                       ASB        -          -      -      -
 limits                              ASPBTUV    -          ASB    -      -
 payments                            -          *          -      -      -
 prices                              ASPBTUV    AB         -      -      AB
@@ -152,7 +153,18 @@ def place(operation: Operation, table: Cells) -> tuple[str, str]:
 
 
 # Answers to requests that are allowed, where they are not success alone.
+_NO_APPROVAL = {409}  # neither allocations nor jobs need one here
+_DECIDED = {200, 409}  # of two opposite decisions, the first counts
+_CLAIM = "approveResourceClaimAtApiV1NamespacesNamespaceResourceclaimsName"
 REFUSED = {
+    "approveAllocationAtApiV1NamespacesNamespaceAllocationsNameApprove": _NO_APPROVAL,
+    "approveAllocationAtApiV1NamespacesNamespaceAllocationsNameDeny": _NO_APPROVAL,
+    "patchAllocationApproval": _NO_APPROVAL,
+    "approveJobAtApiV1NamespacesNamespaceJobsNameApprove": _NO_APPROVAL,
+    "approveJobAtApiV1NamespacesNamespaceJobsNameDeny": _NO_APPROVAL,
+    "patchJobApproval": _NO_APPROVAL,
+    f"{_CLAIM}Approve": _DECIDED,
+    f"{_CLAIM}Deny": _DECIDED,
     "createPayments": {401},  # it is not signed
     "createSettings": {409},  # there are some
     "deleteAllTenants": {409},
@@ -171,11 +183,13 @@ HIDDEN_OTHERWISE = {
     "approveApprovalsDecide": 200,  # each item has its own answer
     "claimNode": 403,  # nodes are seen by everybody
     "releaseNode": 403,
+    "createMember": 403,
     "createNamespace": 403,
+    "approveApprovalsDecide": 200,  # each request has its own answer
     "createSelfSubjectAccessReview": 201,  # it answers
 }  # fmt: skip
 # A tenant that a body names and that does not exist is the body's fault, for roles that see all there are.
-ABSENT_IS_INVALID = frozenset({"createNamespace", "createTenant"})
+ABSENT_IS_INVALID = frozenset({"createMember", "createNamespace", "createTenant"})
 # Nodes read their own alone.
 OF_THE_NODE = frozenset({"listNodeEvictions"})
 # It makes a node that is absent.
@@ -400,7 +414,7 @@ async def matrix(embedded_postgres: PostgresServer, database_template: str) -> A
         fingerprints = Marks()
         await prepare(site)
         # Roles that change something have a family of their own.
-        changing = ("tenant-admin", "user", "node", "system-admin", "service", "billing-admin")
+        changing = ("tenant-admin", "user", "node", "approver", "system-admin", "service", "billing-admin")
         families = await asyncio.gather(*(founded(site, fingerprints) for _ in changing))
         for path in ("authority", "/.well-known/jwks.json"):
             assert (await site.get(path)).status == 200, "keys that are made when they are first asked for are there"

@@ -74,7 +74,8 @@ async def test_who_has_a_tenants_name_does_not_use_its_rate(site: Site, monkeypa
 async def test_a_flood_of_one_approver_or_service_starves_no_other(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a limit of its own, which is not that of a tenant."""
     everything = {"tenants": ["*"], "gates": ["*"]}
-    flooding, calm = (await site.token("approver", user=user, **everything) for user in ("flood", "calm"))
+    flooding = await site.token("approver", user="flood", **everything)
+    calm = await site.token("approver", user="calm", **everything)
     operator = await site.token("service", user="flood")
     monkeypatch.setattr(site.context, "requests_per_minute", 1)
     monkeypatch.setattr(site.context, "service_requests_per_minute", 7)

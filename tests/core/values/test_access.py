@@ -62,6 +62,8 @@ tenant-admin   may not create topups
 tenant-admin   may not update limits
 tenant-admin   may not create accounts
 tenant-admin   may not get ledger
+tenant-admin   may     create members
+tenant-admin   may     delete members
 tenant-admin   may not boost jobs
 tenant-admin   may not drain nodes
 tenant-admin   may not preempt allocations
@@ -109,6 +111,8 @@ user           may     get statements
 user           may     get forecast
 user           may     list prices
 user           may not get ledger
+user           may     list members
+user           may not create members
 user           may not create refunds
 user           may not patch accounts
 user           may not create preemptions
@@ -163,6 +167,11 @@ approver       may not patch resourceclaims
 approver       may not patch allocations/status
 approver       may not create allocations
 approver       may not list tokens
+approver       may not list webhooks
+approver       may not get ledger
+approver       may not get nodes/evictions
+approver       may     get nodes
+approver       may     list members
 approver       may not patch tenants
 
 billing-admin  may     create topups

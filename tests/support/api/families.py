@@ -68,7 +68,7 @@ class Target:
 
     def plain(self, text: str) -> str:
         """A text with the kind of each part in place of its name, so that it reads alike for two targets."""
-        for part, name in self.names.items():
+        for part, name in sorted(self.names.items(), key=lambda one: -len(one[1])):  # a member's has its tenant's
             text = text.replace(name, f"<{part}>")
         return text
 
@@ -112,7 +112,7 @@ def absent(fingerprints: Marks) -> Target:
     parts = (*_NAMES, "allocation", "pending", "job", "user", "family")
     names = {part: fingerprints.new(tenant, public=part in PUBLIC) for part in parts}
     ids = {"token": "0123456789ab", "lease": "lease-4711000"}
-    ids["account"] = f"account={tenant}/{names['user']}"
+    ids |= {"account": f"account={tenant}/{names['user']}", "member": f"{tenant}.{fingerprints.new(tenant)}"}
     fingerprints.known |= {one: Mark(tenant) for one in ids.values()}
     return Target(tenant, {"tenant": tenant, **names, **ids})
 
@@ -161,6 +161,13 @@ async def _settled(site: Site, fingerprints: Marks, family: str, parent: str) ->
     await _furnish_money(site, fingerprints, names, tokens["user"])
     quota = {"metadata": meta(names["resourcequota"]), "spec": {"hard": {"cpu": "100"}}}
     _done(await site.post(f"namespaces/{names['namespace']}/resourcequotas", quota))
+    claimed = {"metadata": meta(names["resourceclaim"]), "spec": {"resources": {"clusters": 1}, "description": own()}}
+    _done(await site.post(f"namespaces/{names['namespace']}/resourceclaims", claimed, token=tokens["user"]))
+    user = own()
+    names["member"] = f"{tenant}.{user}"
+    fingerprints.known[names["member"]] = Mark(tenant)
+    member = {"metadata": meta(names["member"]), "spec": {"tenant": tenant, "user": user, "role": "viewer"}}
+    _done(await site.post("members", member))
     url = f"https://hooks.example/{fingerprints.new()}"
     _done(await site.post("webhooks", {"name": names["webhook"], "url": url, "tenant": tenant}))
     return Target(tenant, names, tokens)

@@ -129,9 +129,9 @@ class Filled:
 
 # The part of a target that a path's {name} is the name of, by the word before it.
 NOUNS = {
-    "allocations": "allocation", "jobs": "job", "leases": "lease", "namespaces": "namespace", "nodes": "node",
-    "pods": "allocation", "priorityclasses": "priorityclass", "queues": "queue", "resourceclaims": "resourceclaim",
-    "resourcequotas": "resourcequota",
+    "allocations": "allocation", "jobs": "job", "leases": "lease", "members": "member", "namespaces": "namespace",
+    "nodes": "node", "pods": "allocation", "priorityclasses": "priorityclass", "queues": "queue",
+    "resourceclaims": "resourceclaim", "resourcequotas": "resourcequota",
     "tenants": "tenant", "tiers": "tier", "tokens": "token", "webhooks": "webhook",
 }  # fmt: skip
 # Other variables of paths.
@@ -174,8 +174,8 @@ SPECS: dict[str, Document] = {
     "Job": {"spec": {"completions": 1, "template": {"spec": WORK}}},
     "Node": {"spec": {"capacity": {"cpu": "8"}}},
     "PriorityClass": {"value": 5},
-    "ResourceClaim": {"spec": {"resources": {"clusters": 1}}},
     "ResourceQuota": {"spec": {"hard": {"cpu": "50"}}},
+    "ResourceClaim": {"spec": {"resources": {"clusters": 1}}},
     "Settings": {"metadata": {"name": "system"}},
 }
 # Properties that a schema allows and that must not be given together with others.
@@ -276,6 +276,10 @@ class Filler:
             given |= SPECS[operation.body]
         if operation.method == "PUT":
             given.setdefault("spec", {})  # a replacement without one is refused where that would remove something
+        if operation.body == "Member":
+            user = f"user-{name}" if operation.method == "POST" else name.partition(".")[2]
+            given["spec"] = {"tenant": target.tenant, "user": user, "role": "viewer"}
+            given["metadata"]["name"] = f"{target.tenant}.{user}"
         if operation.id == "createTenant":
             given["spec"] = {"parent": target.tenant}
         if operation.id == "replaceAllocationStatus":
@@ -294,6 +298,9 @@ class Filler:
                 return operation.media, {"items": [{**claim, "decision": "note", "reason": "a test"}]}
             case "claimNode":
                 return operation.media, {"reason": "a test", "user": f"{target.tenant}/{names['user']}"}
+            case "approveApprovalsDecide":
+                item = {"kind": "ResourceClaim", "namespace": names["namespace"], "name": names["resourceclaim"]}
+                return operation.media, {"items": [{**item, "decision": "note", "reason": "a test"}]}
             case "createPodEviction":
                 return operation.media, {"metadata": {"name": names["allocation"], "namespace": names["namespace"]}}
             case "replaceAllocationStdin":

@@ -45,10 +45,8 @@ class RateLimit(Protocol):
 
 def message(identity: Identity, limit: int) -> str:
     """The message of a request beyond the limit, which names whose limit it is."""
-    kind, name = "Tenant", identity.tenant
-    if not name:
-        kind, name = str(identity.role).capitalize(), identity.node or identity.user
-    return f"Rate limit exceeded. {kind} '{name}' limited to {limit} req/min."
+    kind, name = ("tenant", identity.tenant) if identity.tenant else (identity.role, identity.node or identity.user)
+    return f"Rate limit exceeded. {kind.capitalize()} '{name}' limited to {limit} req/min."
 
 
 class _Bucket:

@@ -19,7 +19,8 @@ from bursar.cli.shell.problem import UNAVAILABLE, Problem
 @click.option("--context", metavar="NAME", help="The name of the context; else the host's name.")
 @click.option("--ca-file", type=click.Path(exists=True, dir_okay=False), help="The CA of the server's certificate.")
 @click.option("-n", "--namespace", default="", metavar="NAME", help="The default namespace.")
-def login(url: str, token: str | None, context: str | None, ca_file: str | None, namespace: str) -> None:
+@click.option("--tenant", default="", metavar="NAME", help="The tenant, for members of several.")
+def login(url: str, token: str | None, context: str | None, ca_file: str | None, namespace: str, tenant: str) -> None:
     """Store a server and its token.
 
     \b
@@ -32,11 +33,11 @@ def login(url: str, token: str | None, context: str | None, ca_file: str | None,
     url = checked_url(url)
     secret = _secret(token)
     name = context or _named_after(url)
-    user, visible = _try(url, secret, ca_file)
+    user, visible = _try(url, secret, ca_file, tenant)
     chosen = namespace or next(iter(visible), "")
     path = config_path()
     contexts = load(path)
-    stored = Context(url, secret, str(Path(ca_file).absolute()) if ca_file else "", chosen, name)
+    stored = Context(url, secret, str(Path(ca_file).absolute()) if ca_file else "", chosen, name, tenant)
     save(path, Contexts(name, {**contexts.known, name: stored}))
     click.echo(f'Logged in to {url} as {user}; context "{name}" is now the current one ({path}).')
     if chosen and not namespace:
@@ -72,14 +73,14 @@ def _secret(token: str | None) -> str:
     return token.strip()
 
 
-def _try(url: str, token: str, ca_file: str | None) -> tuple[str, list[str]]:
+def _try(url: str, token: str, ca_file: str | None, tenant: str) -> tuple[str, list[str]]:
     """Check the token: return its user, and the visible namespaces if `default` is not among them."""
     from bursar.cli.session.whoami import username
     from bursar.cli.shell.connection import make_client, visible_namespaces
     from bursar.client.errors import ApiError, ConnectionFailed
 
     try:
-        with make_client(url=url, token=token, ca_file=ca_file) as client:
+        with make_client(url=url, token=token, ca_file=ca_file, tenant=tenant) as client:
             user = username(client.whoami())
             try:
                 client.namespaces.get(DEFAULT_NAMESPACE)

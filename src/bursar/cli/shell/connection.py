@@ -134,6 +134,7 @@ def make_client(
     url: str | None = None,
     token: str | None = None,
     ca_file: str | None = None,
+    tenant: str | None = None,
     seconds_max: float = 10.0,
     timeout_seconds: float = 30.0,
 ) -> Client:
@@ -145,6 +146,7 @@ def make_client(
         token,
         ca_file=ca_file,
         context=context,
+        tenant=tenant,
         timeout_seconds=timeout_seconds,
         retries=Retries(attempts_max=3, seconds_max=seconds_max),
     )

@@ -212,7 +212,7 @@ class Policy:
             AccessRule(READ, (*self.catalogue, *(f"{plural}/status" for plural in self.catalogue))),
             AccessRule(("create",), REVIEWS),
         )
-        own = _rules_of_roles(work, bounds, self.resources, self.requestable)
+        own = _rules_of_roles(work, bounds, self.catalogue, self.resources, self.requestable)
         granted = {who: _merged(rules, who, kinds) for who, rules in own.items()}
         self.joining = granted.pop(JOINING)
         self.delegated = (*self.everybody, *granted.pop(DELEGATE))
@@ -260,7 +260,11 @@ def is_delegate(identity: Identity) -> bool:
 
 
 def _rules_of_roles(
-    work: tuple[str, ...], bounds: tuple[str, ...], resources: frozenset[str], requestable: tuple[str, ...]
+    work: tuple[str, ...],
+    bounds: tuple[str, ...],
+    catalogue: tuple[str, ...],
+    resources: frozenset[str],
+    requestable: tuple[str, ...],
 ) -> dict[str, tuple[AccessRule, ...]]:
     """The rules of each role, but for the grants that kinds bring and the rules of everybody."""
     read_tenant = AccessRule((*READ, "explain"), _with_parts((*work, *bounds, *REPORTS, *MONEY)))
@@ -285,7 +289,9 @@ def _rules_of_roles(
             AccessRule(("create",), ("usage", "certificates")),
         ),
         Role.APPROVER: (
-            AccessRule((*READ, "explain"), _with_parts(sorted(resources - {"tokens"}))),
+            # Without resources of no tenant, as webhooks, and parts of the catalogue, as evictions on a node: they name
+            # tenants for which the approver does not decide.
+            AccessRule((*READ, "explain"), _with_parts(sorted(resources - {*SYSTEM, *catalogue}))),
             AccessRule(("get", "update", "patch"), (f"{ANY}/approval",)),
             AccessRule(("approve",), (*requestable, "approvals")),
         ),

@@ -5,6 +5,7 @@ that is wrong with an object. The rules are those of Kubernetes, because its cli
 number of labels and the size of annotations are Bursar's.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,8 @@ _LABEL_CHARS_MAX: Final = 63
 _SUBDOMAIN_CHARS_MAX: Final = 253
 _FAULTS_MAX: Final = 64
 _SHOWN_CHARS_MAX: Final = 63
+_HASHED: Final = "sha256-"
+_HASH_CHARS: Final = 40
 
 _DNS_LABEL: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 _DNS_SUBDOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
@@ -49,6 +52,16 @@ def dns_label(value: str) -> list[str]:
 def dns_subdomain(value: str) -> list[str]:
     """Faults of a DNS subdomain, such as the name of an object."""
     return _faults(value, _DNS_SUBDOMAIN, _SUBDOMAIN_CHARS_MAX, _DNS_SUBDOMAIN_RULE)
+
+
+def member_name(tenant: str, user: str) -> str:
+    """The name of a user's membership of a tenant: TENANT.USER, or a hash in place of a user that is no DNS label.
+
+    Two memberships never have the same name: no DNS label has a dot, and none that looks like a hash stands for itself.
+    """
+    plain = not dns_label(user) and not user.startswith(_HASHED)
+    name = f"{tenant}.{user if plain else _hash(user)}"
+    return name if len(name) <= _SUBDOMAIN_CHARS_MAX else _hash(f"{tenant}/{user}")
 
 
 def label_key(value: str) -> list[str]:
@@ -142,6 +155,10 @@ def _annotation_faults(mapping: Mapping[str, object]) -> Iterator[str]:
         elif "\0" in value:
             # PostgreSQL's text type cannot hold NUL.
             yield f"annotation {quoted(key)}: the value must not contain a NUL character"
+
+
+def _hash(text: str) -> str:
+    return _HASHED + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_CHARS]
 
 
 def _utf8_bytes(value: object) -> int:

@@ -20,7 +20,6 @@ from pathlib import Path
 from bursar.core.values.access import Role, identity_fault
 from bursar.core.values.refusal import Refusal, invalid
 from bursar.ops.access.audit import token_note
-from bursar.store.access import member as member_store
 from bursar.store.access import token as store
 from bursar.store.access.token import TokenRecord
 from bursar.store.db.database import Connection
@@ -86,8 +85,6 @@ async def create_token(
         gates=tuple(gates),
     )
     async with db.transaction():
-        if tenant:
-            await member_store.lock_member(db, tenant, record.user)
         await store.save_token(db, record)
         await save_notes(db, [token_note(record, "ADDED", "create", created_by)])
     return record, f"bsr_{token_id}_{secret}"

@@ -313,6 +313,7 @@ async def save(db: Connection, batch: UnitOfWork) -> None:
         await approval_store.save(db, batch.writes)
     notes = [token_note(one, "DELETED", "revoke", "system", "its node was deleted") for one in revoked]
     if gone := departed(batch.writes):
+        # Under the revision's lock: no token of theirs is being made.
         ended = await token_store.revoke_of_users(db, gone, "system")
         notes += [token_note(one, "DELETED", "revoke", "system", "its user left the tenant") for one in ended]
     await save_notes(db, notes)

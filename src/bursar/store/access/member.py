@@ -32,11 +32,6 @@ async def load_memberships(db: Connection, users: Collection[str]) -> dict[str, 
     return found
 
 
-async def lock_member(db: Connection, tenant: str, user: str) -> None:
-    """Keep a member, if there is one, until the transaction ends."""
-    await db.fetch(SQL.lock, tenant, user)
-
-
 async def lock_owned(db: Connection, tenant: str, kinds: Collection[str]) -> list[Stored]:
     """Lock and load the objects of these kinds that a tenant owns."""
     return [stored(row) for row in await db.fetch(SQL.owned, tenant, list(kinds))]

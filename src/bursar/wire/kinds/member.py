@@ -6,18 +6,13 @@ exists no longer than its tenant.
 
 from __future__ import annotations
 
-import hashlib
-
-from msgspec import UNSET
+from msgspec import UNSET, field
 
 from bursar.core.values.access import NAME_CHARS_MAX, OF_TENANTS, AccessGroup, KindAccess, Role, RoleGrant
-from bursar.core.values.names import dns_label
+from bursar.core.values.names import member_name
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.shared.kind import Fields, Kind, column
 from bursar.wire.shared.meta import ObjectMeta, Text, Wire
-
-_HASHED = "sha256-"
-_HASH_CHARS = 40
 
 
 class MemberSpec(Wire):
@@ -29,22 +24,8 @@ class MemberSpec(Wire):
 class Member(Wire, kw_only=True):
     api_version: Text = UNSET
     kind: Text = UNSET
-    metadata: ObjectMeta
+    metadata: ObjectMeta = field(default_factory=ObjectMeta)
     spec: MemberSpec
-
-
-def member_name(tenant: str, user: str) -> str:
-    """The name of a member: TENANT.USER, or a hash in place of a user who is no DNS label.
-
-    Two members never have the same name: no DNS label has a dot, and none that looks like a hash stands for itself.
-    """
-    plain = not dns_label(user) and not user.startswith(_HASHED)
-    name = f"{tenant}.{user if plain else _hash(user)}"
-    return name if len(name) <= NAME_CHARS_MAX else _hash(f"{tenant}/{user}")
-
-
-def _hash(text: str) -> str:
-    return _HASHED + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_CHARS]
 
 
 def _name(member: Member) -> str:

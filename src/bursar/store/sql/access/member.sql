@@ -12,12 +12,6 @@ SELECT member.fields ->> 'spec.user' AS username, member.tenant, tenant.uid AS t
    AND member.doc -> 'metadata' ->> 'deletionTimestamp' IS NULL
  ORDER BY member.tenant;
 
--- name: lock
--- A member is not removed before the caller's transaction ends: its removal revokes the tokens that it finds.
-SELECT FROM object AS member
- WHERE member.kind = 'Member' AND member.tenant = $1 AND member.fields ->> 'spec.user' = $2
-   FOR SHARE;
-
 -- name: owned
 -- Objects without a namespace that end with their tenant, whose tree lock the caller holds.
 SELECT kind, namespace, name, uid, tenant, revision, labels, fields, gang, charge, doc, status

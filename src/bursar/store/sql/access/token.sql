@@ -78,7 +78,8 @@ RETURNING id, hash, role, tenant, tenant_uid, username, node, single_use, create
           used_key, revoked_at, tenants, gates;
 
 -- name: revoke_of_users
--- A member was removed. Members are locked, so no token of theirs is created meanwhile.
+-- Members were removed. The caller holds the revision's lock, as everybody does who creates a token, so each token was
+-- committed before and is found, or belongs to a user who is no member.
 UPDATE token
    SET revoked_at = now(), revoked_by = $3
   FROM (
