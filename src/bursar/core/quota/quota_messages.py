@@ -58,13 +58,14 @@ def quota_refusal(subject: str, exceeded: Sequence[Exceeded], sees: Sees = every
     )
 
 
-def headroom_text(refusal: Refusal) -> str:
-    """The exceeded limits of a refusal as one line: by how much, and the numbers."""
-    return "; ".join(_lacking(one) for one in refusal.causes) or refusal.message
+def headroom_text(refusal: Refusal, sees: Sees = everything) -> str:
+    """The exceeded limits of a refusal as one line: by how much, and the numbers. Figures of scopes that the reader
+    does not see are left out."""
+    return "; ".join(_lacking(one, sees(one.scope)) for one in refusal.causes) or refusal.message
 
 
-def _lacking(cause: Cause) -> str:
-    if not cause.limit:
+def _lacking(cause: Cause, is_visible: bool) -> str:
+    if not cause.limit or not is_visible:
         return f"a limit above this tenant has no headroom: {cause.dimension}, requested {cause.requested_delta}"
     dimension = dimension_of(cause.dimension)
     limit, used, asked = (amount(dimension, one) for one in (cause.limit, cause.current_usage, cause.requested_delta))
