@@ -333,7 +333,8 @@ class Decider:
         first = CONFLICT_SECONDS if code == Code.CONFLICT else BACKOFF_SECONDS
         until = now + min(BACKOFF_SECONDS_MAX, first * 2 ** (tries - 1))
         self._held[request.group] = Hold(request.tenant, tries, until, _causes(refusal))
-        self._noted_at[request.key] = now  # The server has noted its reason.
+        if code == Code.QUOTA_EXCEEDED:
+            self._noted_at[request.key] = now  # The server has noted its numbers.
 
 
 def lack_text(tenant: str, lacking: Sequence[Exceeded]) -> str:

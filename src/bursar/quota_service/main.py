@@ -60,7 +60,8 @@ def quota_service(
     except (TokenUnreadable, ParentGone) as error:
         click.echo(f"bursar: {error}", err=True)
     except BursarError as error:
-        click.echo(f"bursar: {error.message}" + (f"; {error.hint}" if error.hint else ""), err=True)
+        hint = f"; {error.hint}" if error.hint and error.hint not in error.message else ""
+        click.echo(f"bursar: {error.message}{hint}", err=True)
     except BaseExceptionGroup as errors:
         structlog.get_logger().error("quota_service_failed", message="the quota service failed", exc_info=errors)
     raise SystemExit(1)

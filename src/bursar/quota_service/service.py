@@ -197,9 +197,10 @@ async def serve(connect: Connect, token: TokenSource) -> None:
                 await QuotaService(client).run()
             except* (Unauthorized, Forbidden) as errors:
                 refused = _first(errors)
+        if not started:
+            raise refused
         log.warning("token_refused", message="the server refuses the token", error=refused.message)
-        following = await _replaced(token, text) if started else ""
-        if not following:
+        if not (following := await _replaced(token, text)):
             raise refused
         text = following
 
