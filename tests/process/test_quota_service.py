@@ -1,8 +1,10 @@
 """The quota service as a process: it decides by itself, beside a twin, and after it or the server was killed."""
 
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ import pytest
 from bursar.client import Client, Unauthorized
 from support.process.server import BURSAR, OwnServer, migrated_directory, started
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "quota-service.md"
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -272,6 +275,28 @@ def test_a_server_that_is_away_is_waited_for() -> None:
         claim(client, "away", "second", clusters=1)
         until(lambda: states(client, "away")["second"] == "approved", 60)
         assert process.poll() is None
+
+
+def test_the_replacement_on_the_page_decides_as_it_says(bare: OwnServer, tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    program = tmp_path / "service.py"
+    program.write_text(text)
+    assert len(text.splitlines()) <= 40
+    with bare.client() as client:
+        gated(client, "replaced", clusters=2)
+        claim(client, "replaced", "before", clusters=1)
+        environment = {**bare.environment, "BURSAR_TOKEN": service_token(client)}
+        with subprocess.Popen([sys.executable, str(program)], env=environment) as process:
+            try:
+                until(lambda: states(client, "replaced")["before"] == "approved")
+                claim(client, "replaced", "large", clusters=2)
+                claim(client, "replaced", "after", clusters=1)
+                until(lambda: states(client, "replaced")["after"] == "approved")
+                until(lambda: approval(client, "replaced", "large").get("reason", "").startswith("clusters: limit 2"))
+                client.tenants.patch("replaced", {"spec": {"limits": {"clusters": 4}}})
+                assert until(lambda: states(client, "replaced")["large"] == "approved") < 5
+            finally:
+                process.terminate()
 
 
 @pytest.mark.parametrize(
