@@ -185,7 +185,6 @@ HIDDEN_OTHERWISE = {
     "releaseNode": 403,
     "createMember": 403,
     "createNamespace": 403,
-    "approveApprovalsDecide": 200,  # each request has its own answer
     "createSelfSubjectAccessReview": 201,  # it answers
 }  # fmt: skip
 # A tenant that a body names and that does not exist is the body's fault, for roles that see all there are.

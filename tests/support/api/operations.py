@@ -262,7 +262,7 @@ class Filler:
         labels = {FAMILY: names["family"], "touched": "yes"}
         if operation.body == "Namespace":
             labels["bursar.io/tenant"] = target.tenant
-        given = {
+        given: dict[str, Any] = {
             "metadata": {"name": name, "labels": labels} if name else {},
             "name": name, "tenant": target.tenant, "account": target.tenant, "user": f"user-{name}",
             "request_id": f"request-{next(self._numbers)}", "amount": "1", "role": "viewer", "reason": "a test",

@@ -171,7 +171,9 @@ def _watch(call: Call, node: str) -> Outcome:
         return invalid("timeoutSeconds must be a number")
     shape = "sse" if SSE in call.headers.get("accept", "") else "lines"
     until = time.monotonic() + min(int(text), TIMEOUT_SECONDS)
-    one = Watch(call, kind_of(call), Query("Allocation", node=node), shape, bookmarks=False, until=until)
+    one = Watch(
+        call=call, kind=kind_of(call), query=Query("Allocation", node=node), format=shape, bookmarks=False, until=until
+    )
     return Stream(WatchEvents(one, _notices(_Listener(one, node))), SSE if shape == "sse" else JSON)
 
 
