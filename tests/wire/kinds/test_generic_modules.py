@@ -41,7 +41,7 @@ ABOUT = {
     # The first objects of a new installation.
     "ops/lifecycle/bootstrap.py": ("Namespace", "PriorityClass", "Queue", "Settings", "Tenant"),
     # What is asked about tenants: their quotas, their usage, their budgets.
-    "api/quota/tenant.py": ("Tenant",),
+    "api/quota/*": ("Tenant",),
     "api/usage/*": ("Tenant",),
     "commands/usage/budget_alert.py": ("Tenant",),
     # Every object may ask for a priority class that a permit must know.

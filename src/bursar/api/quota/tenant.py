@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
 
 import msgspec
 
@@ -13,13 +14,15 @@ from bursar.api.objects.edit import edit_object, replace_object
 from bursar.api.objects.object import find, key_of
 from bursar.commands.objects.object import not_found
 from bursar.core.quota.quota import Counter
-from bursar.core.quota.tenant_tree import effective_limits, lineage, tenant_scope
+from bursar.core.quota.tenant_tree import Row, Tree, effective_limits, limit_on, lineage, tenant_scope
 from bursar.core.values.patch import merge
 from bursar.core.values.quantity import UNLIMITED, format_amount
 from bursar.core.values.refusal import Refusal, invalid
 from bursar.store.quota import quota as quota_store
 from bursar.wire.kinds.tenant import BILLING_MODE, FLAT_FIELDS, SOFT_FIELDS, TENANT, merge_from_flat
 from bursar.wire.shared.document import encode
+
+Rows: TypeAlias = Mapping[Row, Counter]
 
 _FLAT_HINT = f"max_<dimension> sets a limit; the others are {', '.join((*SOFT_FIELDS, *FLAT_FIELDS, BILLING_MODE))}."
 
@@ -75,20 +78,30 @@ async def get_quotas(call: Call) -> Outcome:
     name = call.parameters["name"]
     if name not in tree.tenants:
         return not_found(key_of(call))  # It has been deleted since.
-    async with call.context.database.reader() as db:
-        rows = await quota_store.load_scopes(db, [tenant_scope(name)])
-    limits = effective_limits(tree, tree.tenants[name])
-    dimensions = sorted({dimension for _, dimension in rows} | set(limits))
-    quotas: dict[str, DimensionQuota] = {}
-    for dimension in dimensions:
-        counter = rows.get((tenant_scope(name), dimension), Counter())
-        limit = limits.get(dimension)
-        quotas[dimension] = DimensionQuota(
-            limit=format_amount(dimension, limit.value) if limit and limit.value != UNLIMITED else None,
-            source=limit.source if limit else "unlimited",
-            accepted=format_amount(dimension, counter.accepted),
-            bound=format_amount(dimension, counter.bound),
-            utilization=round(counter.accepted / limit.value, 4) if limit and limit.value else None,
-        )
+    quotas = dimension_quotas(tree, name, await load_rows(call, name))
     ancestors = list(lineage(tree, name))[1:]
     return Answer(200, encode(TenantQuotas(name, tree.tenants[name].enforcement, ancestors, quotas)))
+
+
+async def load_rows(call: Call, tenant: str) -> Rows:
+    """The counters of a tenant."""
+    async with call.context.database.reader() as db:
+        return await quota_store.load_scopes(db, [tenant_scope(tenant)])
+
+
+def dimension_quotas(tree: Tree, tenant: str, rows: Rows) -> dict[str, DimensionQuota]:
+    """Every dimension that the tenant uses or that has a limit."""
+    dimensions = {dimension for _, dimension in rows} | set(effective_limits(tree, tree.tenants[tenant]))
+    return {dimension: dimension_quota(tree, tenant, dimension, rows) for dimension in sorted(dimensions)}
+
+
+def dimension_quota(tree: Tree, tenant: str, dimension: str, rows: Rows) -> DimensionQuota:
+    limit = limit_on(tree, tree.tenants[tenant], dimension)
+    counter = rows.get((tenant_scope(tenant), dimension), Counter())
+    return DimensionQuota(
+        limit=format_amount(dimension, limit.value) if limit.value != UNLIMITED else None,
+        source=limit.source,
+        accepted=format_amount(dimension, counter.accepted),
+        bound=format_amount(dimension, counter.bound),
+        utilization=round(counter.accepted / limit.value, 4) if 0 < limit.value < UNLIMITED else None,
+    )

@@ -127,7 +127,7 @@ class ResourceQuota:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """An effective limit and its source: `override`, `tier:<name>`, or `unlimited`."""
+    """An effective limit and its source: `override`, `tier:<name>`, `default` or `unlimited`."""
 
     value: int
     source: str
@@ -197,6 +197,14 @@ def effective_limits(tree: Tree, tenant: Tenant) -> dict[str, Limit]:
     }
     limits.update({dimension: Limit(value, "override") for dimension, value in tenant.limits.items()})
     return limits
+
+
+def limit_on(tree: Tree, tenant: Tenant, dimension: str) -> Limit:
+    """The limit of a tenant on one dimension."""
+    if (limit := effective_limits(tree, tenant).get(dimension)) is not None:
+        return limit
+    default = DEFAULT_LIMITS.get(dimension)
+    return Limit(UNLIMITED, "unlimited") if default is None else Limit(default, "default")
 
 
 def approval_policy(tree: Tree, tenant: str) -> ApprovalPolicy:

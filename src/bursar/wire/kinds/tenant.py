@@ -203,6 +203,7 @@ TENANT = Kind(
             RoleGrant(OF_TENANTS, (*READ, "explain"), ("", ANY)),
             RoleGrant((Role.BILLING_ADMIN,), READ, ("", ANY)),
             RoleGrant((Role.SERVICE,), ("create", "update", "patch")),
+            RoleGrant((Role.SERVICE,), ("update", "delete"), ("limits",)),
         ),
     ),
     check=_check,
