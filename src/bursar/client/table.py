@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from bursar.client import apply, calls, credit, log, usage, watch, webhook
+from bursar.client import apply, approval, calls, credit, log, usage, watch, webhook
 from bursar.client.flow import Feed, Flow
 
 P = ParamSpec("P")
@@ -103,6 +103,11 @@ class ClientCalls:
     request = _Call(calls.request)
     update_tenant = _Call(calls.update_tenant)
     tenant_quotas = _Call(calls.tenant_quotas)
+    tenant_limits = _Call(calls.tenant_limits)
+    set_limit = _Call(calls.set_limit)
+    unset_limit = _Call(calls.unset_limit)
+    approvals = _Each(approval.approvals)
+    decide = _Call(approval.decide)
     tenant_usage = _Call(usage.tenant_usage)
     user_usage = _Call(usage.user_usage)
     period_usage = _Call(usage.period_usage)

@@ -23,7 +23,8 @@ ABOUT = {
     # Words that are no kinds: dimensions of quotas, fields of reports, a quota's enforcement and scope.
     "core/*": ("nodes", "allocations", "tenants"),
     "core/quota/tenant_tree.py": ("Queue", "PriorityClass"),
-    "cli/quota/*": ("tenants", "tiers", "Queue"),
+    "cli/quota/*": ("Namespace", "Tenant", "tenants", "tiers", "Queue"),
+    "cli/approval/*": ("Namespace", "Tenant", "tenants"),
     "cli/shell/limit_notes.py": ("tenants", "Queue"),
     # Placements are of allocations.
     "core/nodes/node.py": ("Allocation",),
@@ -35,7 +36,10 @@ ABOUT = {
     "loops/informer.py": (*TREE_KINDS, "Allocation", "Job", "Node", "Queue"),
     # Registries: which kinds have commands, creations, routes and figures of their own.
     "commands/lifecycle/dispatch.py": ("Allocation", "Job", "Namespace", "Node"),
-    "ops/lifecycle/create.py": ("Allocation", "Job", "Node", "Queue"),
+    "ops/lifecycle/create.py": ("Allocation", "Job", "Node", "Queue", "QuotaRequest"),
+    # The kinds whose approval does more than charge, and the one that changes a tenant.
+    "ops/approval/decide.py": ("Job", "QuotaRequest"),
+    "commands/approval/limits.py": ("Tenant",),
     "api/site/routes.py": ("Allocation", "Node", "Tenant"),
     "api/objects/figures.py": ("Allocation", "Node", "ResourceQuota"),
     # The first objects of a new installation.

@@ -1,6 +1,6 @@
 """Handlers of `…/tenants/{name}/limits`: read, set and remove the limits of a tenant, with usage beside them.
 
-The limits are those of `Tenant.spec.limits`: there is no second store. A removed limit falls back to the tier's default.
+The limits are those of `Tenant.spec.limits`: there is no second store. Without one, the tier's default applies.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ async def put_limit(call: Call) -> Outcome:
     dimension = _dimension(call)
     if causes := _name_faults(call) or amounts_faults("limit", {dimension: wanted.limit}):
         return faulty("limit", causes)
-    return await _edited(call, lambda limits: {**_without(limits, dimension), dimension: wanted.limit}, request_id, _one)
+    own = {dimension: wanted.limit}
+    return await _edited(call, lambda limits: {**_without(limits, dimension), **own}, request_id, _one)
 
 
 async def delete_limits(call: Call) -> Outcome:

@@ -30,14 +30,30 @@ def token() -> None:
 @click.option("--tenant", metavar="NAME", help="The tenant.", shell_complete=completers.named("tenants"))
 @click.option("--user", metavar="NAME", help="The user that changes are recorded under.")
 @click.option("--node", metavar="NAME", help="The node; for role node.", shell_complete=completers.named("nodes"))
+@click.option(
+    "--decide-tenant",
+    "tenants",
+    multiple=True,
+    metavar="NAME",
+    help="For role approver: a tenant whose requests it decides; `*` is every tenant. Repeatable.",
+    shell_complete=completers.named("tenants"),
+)
+@click.option(
+    "--decide-gate",
+    "gates",
+    multiple=True,
+    metavar="NAME",
+    help="For role approver: a gate that it decides: quota, manual, external:NAME or `*`. Repeatable.",
+)
 @click.option("--ttl", metavar="TIME", help="Lifetime, such as 24h; else it never expires.")
 @click.option("-o", "--output", type=click.Choice(["token", "json"]), default="token", help="json includes the id.")
 @connected
-def create(connection: Connection, output: str, **wanted: str | None) -> None:
+def create(connection: Connection, output: str, **wanted: str | Sequence[str] | None) -> None:
     """Create a token and print it; it is not shown again.
 
     \b
     bursar token create --role user --tenant physics --user jobs-bot --ttl 24h
+    bursar token create --role approver --user ann --decide-tenant physics --decide-gate manual
     """
     print_new(connection.client, {name: value for name, value in wanted.items() if value}, output)
 

@@ -58,6 +58,11 @@ class Decide(Command):
     decides_for: tuple[str, ...] = ()  # the tenants of the approver
     gang: str = ""
 
+    @property
+    def changes_tree(self) -> bool:
+        """Whether it writes to the tenant tree, under the tree's exclusive lock."""
+        return False
+
     def gangs(self) -> dict[GangKey, int]:
         return {(self.key.namespace, self.gang): 0} if self.gang else {}
 

@@ -17,6 +17,7 @@ from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.approval import (
     AWAITING_APPROVAL,
     PENDING_REQUESTS,
+    QUOTA_GATE,
     STATE_FIELD,
     Approval,
     ApprovalReason,
@@ -41,11 +42,15 @@ ONE_REQUEST: Final = {PENDING_REQUESTS: WHOLE}
 
 
 def gates_of(batch: UnitOfWork, one: Stored, tenant: str) -> tuple[str, ...]:
-    """The gates that a new object of a tenant must pass."""
+    """The gates that a new object of a tenant must pass.
+
+    Requests of a kind with gates of its own charge nothing, so that the quota gate would pass them all.
+    """
     kind = BY_NAME[one.key.kind]
     if not kind.requestable:
         return ()
-    return approval_policy(batch.tree, tenant).gates_of(kind.name) or kind.gates
+    gates = approval_policy(batch.tree, tenant).gates_of(kind.name)
+    return tuple(gate for gate in gates if gate != QUOTA_GATE) or kind.gates if kind.gates else gates
 
 
 def awaits_approval(one: Stored) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from bursar.commands.approval.decide import Decide, DecideJob, DecideMany
 from bursar.commands.approval.expire import ApprovalTimer
+from bursar.commands.approval.limits import DecideLimits
 from bursar.commands.command import Command, Reply
 from bursar.commands.objects.object import not_found
 from bursar.commands.objects.status import status_of
@@ -16,27 +17,43 @@ from bursar.core.objects.job import JobAttempt
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.objects.object import TRIES_MAX, get
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.job import member_drafts
 from bursar.wire.kinds.job import JOB, plan_of
+from bursar.wire.kinds.quotarequest import QUOTA_REQUEST
 
 TIMER = Origin("system:approvals", "expire")
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A decision on a request as it was read, with the tenants that its approver decides for."""
+    """A decision on a request as it was read, with the tenants that its approver decides for.
+
+    An administrator of a tenant decides `within` that tenant's own limits.
+    """
 
     before: Stored
     decision: Decision
     origin: Origin
     decides_for: tuple[str, ...] = ()
+    within: str = ""
+
+    @property
+    def changes_tree(self) -> bool:
+        """Whether it may change the tenant tree."""
+        return self.before.key.kind == QUOTA_REQUEST.name
 
 
 def decide_command(one: Judgement, idempotency_key: IdempotencyKey | None = None) -> Decide:
     """The command of a decision. The allocations of a job that is approved are made here, before locks are taken."""
     before = one.before
+    if before.key.kind == QUOTA_REQUEST.name:
+        return DecideLimits(
+            key=before.key, origin=one.origin, idempotency_key=idempotency_key, decision=one.decision, uid=before.uid,
+            tenant=before.tenant, decides_for=one.decides_for, within=one.within,
+        )  # fmt: skip
     if before.key.kind != JOB.name:
         return Decide(
             key=before.key, origin=one.origin, idempotency_key=idempotency_key, decision=one.decision, uid=before.uid,
@@ -67,18 +84,25 @@ async def decide(
         found = await get(runtime, one.before.key)
         if isinstance(found, Refusal) or found.revision == one.before.revision or found.uid != one.before.uid:
             return reply
-        one = Judgement(found, one.decision, one.origin, one.decides_for)
+        one = replace(one, before=found)
     return reply
 
 
 async def decide_many(runtime: Runtime, items: Sequence[Judgement], *, dry_run: bool = False) -> Sequence[Reply]:
-    """Decide several requests in one transaction, each with its own answer."""
-    commands = tuple(decide_command(one) for one in items)
-    first = commands[0]
-    command = DecideMany(key=first.key, origin=first.origin, items=commands)
-    reply = await _submit(runtime, command, items[0].before.tenant, dry_run=dry_run)
-    assert isinstance(reply, tuple), "each item has its answer"
-    return reply
+    """Decide several requests in one transaction, each with its own answer. A decision that changes the tenant tree is
+    a transaction of its own."""
+    commands = [decide_command(one) for one in items]
+    replies: dict[int, Reply] = {}
+    if together := [at for at, one in enumerate(commands) if not one.changes_tree]:
+        first = commands[together[0]]
+        command = DecideMany(key=first.key, origin=first.origin, items=tuple(commands[at] for at in together))
+        reply = await _submit(runtime, command, items[together[0]].before.tenant, dry_run=dry_run)
+        assert isinstance(reply, tuple), "each item has its answer"
+        replies |= zip(together, reply, strict=True)
+    for at, one in enumerate(commands):
+        if one.changes_tree:
+            replies[at] = await _submit(runtime, one, items[at].before.tenant, dry_run=dry_run)
+    return [replies[at] for at in range(len(items))]
 
 
 async def run_timer(runtime: Runtime, key: Key) -> Reply:
@@ -91,5 +115,8 @@ async def run_timer(runtime: Runtime, key: Key) -> Reply:
 
 
 async def _submit(runtime: Runtime, command: Command, tenant: str, *, dry_run: bool = False) -> Reply:
-    lane = runtime.trying if dry_run else runtime.bulk if command.many else runtime.changing
+    if isinstance(command, Decide) and command.changes_tree:
+        lane = runtime.trying_shape if dry_run else runtime.shaping
+    else:
+        lane = runtime.trying if dry_run else runtime.bulk if command.many else runtime.changing
     return await lane.submit(command, tenant)

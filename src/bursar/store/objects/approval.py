@@ -94,7 +94,7 @@ async def list_open(
     return [
         OpenRequest(
             Key(row["kind"], row["namespace"], row["name"]), row["tenant"], row["gate"], row["since"], row["revision"],
-            row["doc"].encode(), row["status"].encode(),
+            row["doc"], row["status"],
         )
         for row in rows
     ]  # fmt: skip

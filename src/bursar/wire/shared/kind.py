@@ -153,7 +153,8 @@ class Kind:
     only_named: bool = False
     # Whether new objects are requests that pass the approval gates of their tenant.
     requestable: bool = False
-    # The gates of its requests where the tenant's policy names none.
+    # The gates of its requests where the tenant's policy names none. They charge nothing, so that the quota gate would
+    # pass them all: it does not count.
     gates: tuple[str, ...] = ()
     # The part of the status that shows the amounts in force, which stay while growth is pending.
     granted: Callable[[Amounts], dict[str, Any]] = _grant_nothing
