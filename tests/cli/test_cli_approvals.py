@@ -111,7 +111,7 @@ async def test_the_same_from_python(server: Server, admin: Client, gated: str) -
         found = [one async for one in client.approvals(gate="manual", tenant=gated)]
         assert [one["name"] for one in found] == ["c0", "c1", "c2"]
         item = {"kind": "ResourceClaim", "namespace": gated, "name": "c0", "decision": "deny", "reason": "no"}
-        assert (await client.decide([item]))["items"][0]["state"] == "denied"
+        assert (await client.decide_approvals([item]))[0]["state"] == "denied"
         limit = await client.set_limit(gated, "nvidia.com/gpu", 4)
         assert (limit["limit"], limit["source"]) == ("4", "override")
         assert (await client.unset_limit(gated, "nvidia.com/gpu"))["source"] == "unlimited"

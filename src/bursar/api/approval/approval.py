@@ -6,6 +6,7 @@ found, and other gates are forbidden.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -14,11 +15,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from bursar.api.approval.open_requests import OpenApproval, filter_of, shown, watch_open
 from bursar.api.http.action import faulty, read_action, words_faults
-from bursar.api.http.params import DRY_RUN, ROOT, base_path
+from bursar.api.http.params import DRY_RUN, ROOT, WATCHING, base_path
 from bursar.api.http.problem import body_of
 from bursar.api.http.route import Answer, Call, Outcome, Param, Route
 from bursar.api.objects.object import find, key_of, kind_of, may_see, recall, written_answer
+from bursar.api.objects.watch import is_watch
 from bursar.commands.command import Reply, Written
 from bursar.commands.objects.gate import approval_of
 from bursar.core.objects.approval import MANUAL_GATE, ApprovalState, Decision, Verdict
@@ -32,8 +35,9 @@ from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.clock import now
 from bursar.store.objects import approval as store
 from bursar.store.objects.approval import After, OpenRequest
+from bursar.store.objects.change import load_position
 from bursar.wire.kinds.registry import BY_NAME, BY_PLURAL, KINDS
-from bursar.wire.shared.document import encode, render
+from bursar.wire.shared.document import encode
 from bursar.wire.shared.instant import instant_faults, micros_of
 
 ITEMS_MAX: Final = 500
@@ -86,16 +90,6 @@ class DecidedItems(msgspec.Struct, rename="camel"):
     items: list[DecidedItem]
 
 
-class OpenApproval(msgspec.Struct, rename="camel"):
-    kind: str
-    namespace: str
-    name: str
-    tenant: str
-    gate: str
-    since: str
-    object: msgspec.Raw
-
-
 class OpenApprovals(msgspec.Struct, rename="camel"):
     kind: str
     api_version: str
@@ -119,12 +113,12 @@ def approval_routes() -> Iterator[Route]:
             refusals=(409,),
         )  # fmt: skip
     yield Route(
-        "GET", f"{ROOT}/approvals", list_open, "List undecided requests of all kinds, oldest first.", "list",
-        "approvals", answer=OpenApprovals,
+        "GET", f"{ROOT}/approvals", list_or_watch_open, "List or watch undecided requests of all kinds, oldest first.",
+        "list", "approvals", answer=OpenApprovals,
         params=(
             Param("gate", "Only requests at this gate."), Param("tenant", "Only requests of this tenant."),
             Param("limit", "Maximum number of items; fetch the rest with continue.", "integer"),
-            Param("continue", "The continue token from the metadata of the previous page."),
+            Param("continue", "The continue token from the metadata of the previous page."), *WATCHING,
         ),
     )  # fmt: skip
     yield Route(
@@ -248,14 +242,13 @@ async def decide_many(call: Call) -> Outcome:
     asked = read_action(call, DecideItems, "decision")
     if isinstance(asked, Refusal):
         return asked
-    wanted, idempotency_key, dry = asked
-    if idempotency_key is not None:
-        return invalid("request_id is not supported here: a repeated decision is answered with the current state")
+    # Idempotency keys are not needed: a repeated decision is answered with the state that it has led to.
+    wanted, _, dry = asked
     if not 0 < len(wanted.items) <= ITEMS_MAX:
         return faulty("decision", [field_fault("items", f"must have between 1 and {ITEMS_MAX} entries")])
     if causes := [fault for index, item in enumerate(wanted.items) for fault in _item_faults(index, item)]:
         return faulty("decision", causes[:50])
-    judged = [await _item_judgement(call, item) for item in wanted.items]
+    judged = await asyncio.gather(*(_item_judgement(call, item) for item in wanted.items))
     ready = [one for one in judged if isinstance(one, Judgement)]
     replies = iter(await ops.decide_many(call.context.runtime, ready, dry_run=dry) if ready else ())
     _forget_tree(call, ready)
@@ -299,6 +292,10 @@ def _shown(call: Call, item: DecideItem, reply: Reply) -> DecidedItem:
 # Listing.
 
 
+async def list_or_watch_open(call: Call) -> Outcome:
+    return await watch_open(call) if is_watch(call) else await list_open(call)
+
+
 async def list_open(call: Call) -> Outcome:
     limit = call.query.get("limit", "") or str(LIMIT_DEFAULT)
     if not (limit.isascii() and limit.isdigit() and 0 < int(limit[:9]) <= LIMIT_MAX):
@@ -306,22 +303,14 @@ async def list_open(call: Call) -> Outcome:
     after = _after(call.query.get("continue", ""))
     if after is None:
         return invalid("the continue token is invalid", hint="Start the list again without it.")
-    tenants = await call.context.visible_tenants(call.identity)
-    if wanted := call.query.get("tenant", ""):
-        tenants = (wanted,) if tenants is None or wanted in tenants else ()
-    gates: tuple[str, ...] | None = None
-    if call.identity.role is Role.APPROVER and EVERY not in call.identity.gates:
-        gates = call.identity.gates
-    if gate := call.query.get("gate", ""):
-        gates = (gate,) if gates is None or gate in gates else ()
+    wanted = await filter_of(call)
     async with call.context.database.reader() as db:
-        found = await store.list_open(db, tenants, gates, after, int(limit))
+        # Read first: a watch from this revision misses nothing that the list does not show.
+        revision = (await load_position(db)).revision
+        found = await store.list_open(db, wanted.tenants, wanted.gates, after, int(limit))
     token = _token(found[-1]) if len(found) == int(limit) else ""
-    items = [
-        OpenApproval(*one.key, one.tenant, one.gate, one.since, msgspec.Raw(render(one.doc, one.status, one.revision)))
-        for one in found
-    ]
-    return Answer(200, encode(OpenApprovals("ApprovalList", "v1", {"continue": token} if token else {}, items)))
+    metadata = {"resourceVersion": str(revision), **({"continue": token} if token else {})}
+    return Answer(200, encode(OpenApprovals("ApprovalList", "v1", metadata, [shown(one) for one in found])))
 
 
 def _token(last: OpenRequest) -> str:

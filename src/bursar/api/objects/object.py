@@ -18,7 +18,7 @@ from bursar.api.http.spool import Spool, SpooledPieces, SpoolFull
 from bursar.api.objects.queue_position import with_estimate, with_place
 from bursar.api.objects.render import rows, show, show_written
 from bursar.api.objects.table import table, wants_table
-from bursar.api.objects.watch import watch
+from bursar.api.objects.watch import is_watch, watch
 from bursar.commands.command import Reply, Written
 from bursar.commands.objects.object import Recall, no_namespace, not_found
 from bursar.core.objects.finalizer import added, reserved
@@ -125,7 +125,7 @@ async def list_or_watch(call: Call) -> Outcome:
     query = await query_of(call)
     if isinstance(query, Refusal):
         return query
-    if call.query.get("watch", "") in ("true", "1"):
+    if is_watch(call):
         return await watch(call, query)
     return await list_objects(call, query)
 

@@ -5,7 +5,7 @@ The limits are those of `Tenant.spec.limits`: there is no second store. Without 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,12 +17,15 @@ from bursar.api.http.params import DRY_RUN, ROOT
 from bursar.api.http.route import JSON, Answer, Call, Outcome, Route
 from bursar.api.objects.edit import Document, edit_object
 from bursar.api.objects.object import find, key_of
-from bursar.api.quota.tenant import DimensionQuota, dimension_quota, dimension_quotas, load_rows
+from bursar.api.quota.quotas import DimensionQuota, tenant_quotas
 from bursar.commands.objects.object import not_found
 from bursar.core.quota import tenant_tree as rules
-from bursar.core.quota.tenant_tree import Tree
+from bursar.core.quota.quota import Counter
+from bursar.core.quota.tenant_tree import Limit, Row, Tree, limit_on, tenant_scope
 from bursar.core.values.names import qualified_name
+from bursar.core.values.quantity import UNLIMITED, format_amount
 from bursar.core.values.refusal import Refusal, field_fault
+from bursar.store.quota import quota as quota_store
 from bursar.wire.kinds.tenant import TENANT, Tenant, to_tree
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.faults import all_faults
@@ -99,13 +102,25 @@ async def _tree(call: Call) -> Tree | Refusal:
 
 async def _all(call: Call, tree: Tree) -> Answer:
     name = call.parameters["name"]
-    return Answer(200, encode(TenantLimits(name, dimension_quotas(tree, name, await load_rows(call, name)))))
+    return Answer(200, encode(TenantLimits(name, tenant_quotas(tree, name, await _load_rows(call, name)).quotas)))
 
 
 async def _one(call: Call, tree: Tree) -> Answer:
     name, dimension = call.parameters["name"], _dimension(call)
-    quota = dimension_quota(tree, name, dimension, await load_rows(call, name))
+    quotas = tenant_quotas(tree, name, await _load_rows(call, name)).quotas
+    quota = quotas.get(dimension) or _unused(limit_on(tree, tree.tenants[name], dimension), dimension)
     return Answer(200, encode(TenantLimit(name, dimension, **msgspec.structs.asdict(quota))))
+
+
+def _unused(limit: Limit, dimension: str) -> DimensionQuota:
+    """A dimension of which the tenant uses nothing."""
+    shown = format_amount(dimension, limit.value) if limit.value != UNLIMITED else None
+    return DimensionQuota(shown, limit.source, "0", "0")
+
+
+async def _load_rows(call: Call, tenant: str) -> Mapping[Row, Counter]:
+    async with call.context.database.reader() as db:
+        return await quota_store.load_scopes(db, [tenant_scope(tenant)])
 
 
 def _dimension(call: Call) -> str:

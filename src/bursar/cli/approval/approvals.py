@@ -62,7 +62,7 @@ def _row(one: Document) -> list[str]:
     shown = reason if len(reason) <= REASON_CHARS_MAX else f"{reason[: REASON_CHARS_MAX - 1]}…"
     user = str(status.get("user") or NONE)
     return [age(one["since"]), one["gate"], one["tenant"], one["namespace"] or NONE, name, user,
-            pairs(requested(document)), shown]  # fmt: skip
+            pairs(one.get("requested") or (document.get("spec") or {}).get("limits")), shown]  # fmt: skip
 
 
 def _open(status: Document) -> Document:
@@ -73,21 +73,6 @@ def _open(status: Document) -> Document:
 
 def _asked_because(document: Document) -> str:
     return str((document.get("spec") or {}).get("reason") or "")
-
-
-def requested(document: Document) -> Document:
-    """The amounts that a request asks for, by the usual places of a spec."""
-    spec = document.get("spec") or {}
-    if "limits" in spec:
-        return dict(spec["limits"])
-    if "template" in spec:
-        each, times = spec["template"].get("spec") or {}, spec.get("parallelism") or 1
-    else:
-        each, times = spec, spec.get("nodes") or 1
-    resources = each.get("resources") or {}
-    amounts = resources.get("requests", resources) if isinstance(resources, Mapping) else {}
-    shown = {name: value for name, value in amounts.items() if not isinstance(value, Mapping)}
-    return shown if times == 1 else {name: f"{times}×{value}" for name, value in shown.items()}
 
 
 # Decisions.
@@ -143,8 +128,7 @@ def _decide(connection: Connection, words: Sequence[str], decision: Document, *,
     ]
     outcomes = Outcomes()
     for at in range(0, len(items), ITEMS_MAX):
-        answer = connection.client.decide(items[at : at + ITEMS_MAX], dry_run=dry_run)
-        for one in answer["items"]:
+        for one in connection.client.decide_approvals(items[at : at + ITEMS_MAX], dry_run=dry_run):
             with outcomes.each():
                 _print_decided(one, str(decision["decision"]), dry_run=dry_run)
     outcomes.leave()

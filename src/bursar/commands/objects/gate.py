@@ -76,6 +76,14 @@ def admitted_charge(kind: Kind, charge: Charge) -> Charge:
     return replace(charge, accepted=charge.due, bound={} if kind.placed else charge.due, due={})
 
 
+def requested_amounts(kind: Kind, doc: bytes, charge: Charge) -> Amounts:
+    """The amounts that approving a request charges, beyond those that are in force already."""
+    if kind.requested is not None:
+        return kind.requested(msgspec.json.decode(doc, type=kind.type))
+    grown = {name: value - charge.accepted.get(name, 0) for name, value in charge.due.items()}
+    return {name: value for name, value in grown.items() if value > 0}
+
+
 def with_approval(one: Stored, approval: Approval, status: dict[str, Any] | None = None) -> Stored:
     """The object with this approval in its status and in its fields. Its reason says that it awaits approval."""
     status = {**(status_of(one) if status is None else status)}

@@ -163,7 +163,7 @@ SYSTEM_ONLY = KindAccess()
 
 
 # Resources that are no kinds of objects.
-REPORTS = ("approvals", "claims", "events", "gangs", "metrics", "pods", "usage")
+REPORTS = ("approvals", "claims", "events", "gangs", "metrics", "pods", "quotas", "usage")
 MONEY = (
     "accounts", "adjustments", "balance", "entries", "forecast", "leases", "limits", "prices", "refunds", "statements",
     "topups",

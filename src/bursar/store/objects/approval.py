@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bursar.core.objects.approval import DUE_FIELD, GATE_FIELD, SINCE_FIELD
+from bursar.core.objects.charge import Charge
 from bursar.core.objects.object import Key, Stored, Write
 from bursar.store.db.columns import lists
 from bursar.store.db.database import Connection
 from bursar.store.db.sql_loader import statements
+from bursar.store.objects.object import decode_charge
 
 SQL = statements("objects/approval")
 
@@ -23,8 +25,17 @@ class OpenRequest(NamedTuple):
     gate: str
     since: str
     revision: int
+    gang: str
+    charge: Charge
     doc: bytes
     status: bytes
+
+
+class RequestCharge(NamedTuple):
+    """The charge of a request, and the gang with which it is decided; empty if it is decided alone."""
+
+    charge: Charge
+    gang: str
 
 
 class OpenGate(NamedTuple):
@@ -94,10 +105,18 @@ async def list_open(
     return [
         OpenRequest(
             Key(row["kind"], row["namespace"], row["name"]), row["tenant"], row["gate"], row["since"], row["revision"],
-            row["doc"], row["status"],
+            row["gang"] or "", decode_charge(row["charge"]), row["doc"], row["status"],
         )
         for row in rows
     ]  # fmt: skip
+
+
+async def load_charges(db: Connection, keys: Collection[Key]) -> dict[Key, RequestCharge]:
+    """Load the charges of those requests that exist."""
+    return {
+        Key(row["kind"], row["namespace"], row["name"]): RequestCharge(decode_charge(row["charge"]), row["gang"] or "")
+        for row in await db.fetch(SQL.charges, *lists(sorted(keys), 3))
+    }
 
 
 async def list_due(db: Connection, at: str, limit: int) -> list[Key]:

@@ -153,6 +153,8 @@ class Kind:
     only_named: bool = False
     # Whether new objects are requests that pass the approval gates of their tenant.
     requestable: bool = False
+    # The amounts that approving a request charges, where its own charge does not say: it charges by others.
+    requested: Callable[[Object], Amounts] | None = None
     # The gates of its requests where the tenant's policy names none. They charge nothing, so that the quota gate would
     # pass them all: it does not count.
     gates: tuple[str, ...] = ()

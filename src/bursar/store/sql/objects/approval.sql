@@ -15,7 +15,7 @@ DELETE FROM approval
 -- name: list_open
 -- Undecided requests of these tenants and gates (NULL: of all), oldest first, after one of them.
 SELECT approval.kind, approval.namespace, approval.name, approval.tenant, approval.gate, approval.since,
-       object.revision, object.doc, object.status
+       object.revision, object.gang, object.charge, object.doc, object.status
   FROM approval
   JOIN object USING (kind, namespace, name)
  WHERE approval.gate <> ''
@@ -24,6 +24,12 @@ SELECT approval.kind, approval.namespace, approval.name, approval.tenant, approv
    AND (approval.since, approval.kind, approval.namespace, approval.name) > ($3, $4, $5, $6)
  ORDER BY approval.since, approval.kind, approval.namespace, approval.name
  LIMIT $7;
+
+-- name: charges
+-- The charges and gangs of some requests as they are now.
+SELECT kind, namespace, name, gang, charge
+  FROM object
+ WHERE (kind, namespace, name) IN (SELECT * FROM unnest($1::text[], $2::text[], $3::text[]));
 
 -- name: list_due
 SELECT kind, namespace, name FROM approval WHERE due <> '' AND due <= $1 ORDER BY due LIMIT $2;
