@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 
 import pytest
 
@@ -19,32 +20,47 @@ def gated(admin: Client, team: str) -> str:
     return team
 
 
-def claim(admin: Client, team: str, name: str, clusters: int = 1) -> None:
+@pytest.fixture
+def user(server: Server, admin: Client, gated: str) -> Iterator[Client]:
+    """A user of that tenant: nobody approves their own request."""
+    wanted = {"role": "user", "tenant": gated, "user": "una"}
+    with Client(server.url, admin.request("POST", "/api/v1/tokens", body=wanted)["status"]["token"]) as client:
+        yield client
+
+
+def claim(user: Client, team: str, name: str, clusters: int = 1) -> None:
     spec = {"type": "cluster", "resources": {"clusters": clusters}}
-    admin.resourceclaims(team).create({"metadata": {"name": name}, "spec": spec})
+    user.resourceclaims(team).create({"metadata": {"name": name}, "spec": spec})
 
 
 def state(admin: Client, team: str, name: str) -> str:
     return str(admin.resourceclaims(team).get(name)["status"]["approval"]["state"])
 
 
-def test_the_inbox_has_every_kind_with_what_it_asks_for(server: Server, admin: Client, gated: str) -> None:
-    claim(admin, gated, "c", 2)
+def test_the_inbox_has_every_kind_with_what_it_asks_for(
+    server: Server, admin: Client, user: Client, gated: str
+) -> None:
+    claim(user, gated, "c", 2)
     work = {"resources": {"requests": {"cpu": "2"}}}
     admin.allocations(gated).create({"metadata": {"name": "a"}, "spec": {**work, "nodes": 3, "exclusive": True}})
     admin.jobs(gated).create({"metadata": {"name": "j"}, "spec": {"parallelism": 4, "template": {"spec": work}}})
     shown = bursar(server, "approvals", "--tenant", gated).stdout.splitlines()
     assert shown[0].split() == ["AGE", "GATE", "TENANT", "NAMESPACE", "REQUEST", "USER", "REQUESTED", "REASON"]
     asked = {row.split()[4]: row.split()[6] for row in shown[1:]}
-    assert asked == {"resourceclaim/c": "clusters=2", "allocation/a": "cpu=3×2", "job/j": "cpu=4×2"}
+    assert asked == {
+        "resourceclaim/c": "clusters=2", "allocation/a": "allocations=1,cpu=6,nodes=3,pods=1",
+        "job/j": "allocations=4,cpu=8,pods=4",
+    }  # fmt: skip
     assert bursar(server, "approvals", "list", "--gate", "external:itsm", "--tenant", gated).stdout == ""
     found = json.loads(bursar(server, "approvals", "--tenant", gated, "--json").stdout)["items"]
     assert {one["kind"] for one in found} == {"ResourceClaim", "Allocation", "Job"}
 
 
-def test_many_are_decided_at_once_and_each_refusal_is_told(server: Server, admin: Client, gated: str) -> None:
+def test_many_are_decided_at_once_and_each_refusal_is_told(
+    server: Server, admin: Client, user: Client, gated: str
+) -> None:
     for name in ("one", "two", "big"):
-        claim(admin, gated, name, 9 if name == "big" else 1)
+        claim(user, gated, name, 9 if name == "big" else 1)
     both = ("resourceclaim/one", "resourceclaim/two", "-n", gated)
     first = bursar(server, "approvals", "approve", *both, "--gate", "manual")
     assert first.stdout == "".join(
@@ -60,7 +76,7 @@ def test_many_are_decided_at_once_and_each_refusal_is_told(server: Server, admin
     assert mixed.stdout == "resourceclaim/big denied\n"
     assert "is approved already by" in mixed.stderr
     assert 'resourceclaims "none" not found' in mixed.stderr
-    claim(admin, gated, "huge", 9)
+    claim(user, gated, "huge", 9)
     bursar(server, "approvals", "approve", "resourceclaim/huge", "-n", gated)
     full = bursar(server, "approvals", "approve", "resourceclaim/huge", "-n", gated, code=6)
     assert "max_clusters" in full.stderr
@@ -70,8 +86,8 @@ def test_many_are_decided_at_once_and_each_refusal_is_told(server: Server, admin
     assert "must be in the future" in past.stderr
 
 
-def test_the_history_has_the_gates_and_the_decisions(server: Server, admin: Client, gated: str) -> None:
-    claim(admin, gated, "c", 2)
+def test_the_history_has_the_gates_and_the_decisions(server: Server, admin: Client, user: Client, gated: str) -> None:
+    claim(user, gated, "c", 2)
     bursar(server, "approvals", "approve", "resourceclaim/c", "-n", gated, "--reason", "fine")
     shown = bursar(server, "approvals", "history", "resourceclaim/c", "-n", gated).stdout
     assert shown.startswith("resourceclaim/c is pending: since ")
@@ -88,8 +104,10 @@ def test_the_history_has_the_gates_and_the_decisions(server: Server, admin: Clie
     assert "needs no approval" in plain.stderr
 
 
-def test_a_token_of_an_approver_names_tenants_and_gates(server: Server, admin: Client, gated: str) -> None:
-    claim(admin, gated, "c", 1)
+def test_a_token_of_an_approver_names_tenants_and_gates(
+    server: Server, admin: Client, user: Client, gated: str
+) -> None:
+    claim(user, gated, "c", 1)
     asked = ("token", "create", "--role", "approver", "--user", "ann")
     assert "names the tenants and the gates" in bursar(server, *asked, code=1).stderr
     token = bursar(server, *asked, "--decide-tenant", gated, "--decide-gate", "external:itsm").stdout.strip()
@@ -104,9 +122,9 @@ def test_a_token_of_an_approver_names_tenants_and_gates(server: Server, admin: C
     assert state(admin, gated, "c") == "approved"
 
 
-async def test_the_same_from_python(server: Server, admin: Client, gated: str) -> None:
+async def test_the_same_from_python(server: Server, admin: Client, user: Client, gated: str) -> None:
     for number in range(3):
-        claim(admin, gated, f"c{number}")
+        claim(user, gated, f"c{number}")
     async with AsyncClient(server.url, token=server.environment["BURSAR_TOKEN"]) as client:
         found = [one async for one in client.approvals(gate="manual", tenant=gated)]
         assert [one["name"] for one in found] == ["c0", "c1", "c2"]
@@ -118,7 +136,7 @@ async def test_the_same_from_python(server: Server, admin: Client, gated: str) -
         assert (await client.tenant_limits(gated))["limits"]["clusters"]["limit"] == "4"
 
 
-def test_explain_and_status_say_who_decides(server: Server, admin: Client, gated: str) -> None:
+def test_explain_and_status_say_who_decides(server: Server, admin: Client, user: Client, gated: str) -> None:
     admin.allocations(gated).create({"metadata": {"name": "a"}, "spec": {"resources": {"requests": {"cpu": "1"}}}})
     shown = bursar(server, "status", "a", "-n", gated).stdout
     assert "awaiting approval at gate manual: an approver decides" in shown
