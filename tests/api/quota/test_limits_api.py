@@ -143,3 +143,28 @@ async def test_changes_of_several_dimensions_at_once_are_all_kept(site: Site) ->
     replies = await asyncio.gather(*(site.put(f"tenants/{team}/limits/{name}", {"limit": 3}) for name in names))
     assert {one.status for one in replies} == {200}
     assert set((await site.get(f"tenants/{team}")).body["spec"]["limits"]) == set(names)
+
+
+async def test_limits_in_units_are_shown_in_both(site: Site) -> None:
+    team, unit = await site.namespace(), site.name("unit")
+    units = {"spec": {"quotas": {"units": {unit: {"cpu": 2, "memory": "4Gi"}}}}}
+    assert (await site.patch("settings/system", units)).status == 200
+    put = (await site.put(f"tenants/{team}/limits/{unit}", {"limit": 5})).body
+    assert (put["limit"], put["source"], put["accepted"]) == ("5", "override", "0")
+    claim = {"metadata": {"name": "c"}, "spec": {"resources": {unit: 2, "cpu": 1}}}
+    assert (await site.post(f"namespaces/{team}/resourceclaims", claim)).status == 201
+    shown = (await site.get(f"tenants/{team}/limits")).body
+    assert shown["limits"]["cpu"] == {
+        "limit": "10", "source": "override", "accepted": "5", "bound": "5", "utilization": 0.5,
+    }  # fmt: skip
+    assert unit not in shown["limits"]
+    assert shown["units"] == {
+        unit: {"limit": "5", "source": "override", "parts": {"cpu": "2", "memory": "4Gi"}, "used": "2500m"},
+    }
+    one = (await site.get(f"tenants/{team}/limits/{unit}")).body
+    assert (one["limit"], one["accepted"], one["bound"]) == ("5", "2500m", "2500m")
+    refused = await site.post(f"namespaces/{team}/resourceclaims", {**claim, "metadata": {"name": "d"}, "spec": {
+        "resources": {unit: 3}}})  # fmt: skip
+    assert (refused.status, refused.body["details"]["dimension"]) == (409, "cpu")
+    assert (await site.delete(f"tenants/{team}/limits/{unit}")).body["source"] == "unlimited"
+    await site.patch("settings/system", {"spec": {"quotas": None}})

@@ -191,3 +191,18 @@ async def test_many_decisions_in_one_call_include_requests_for_limits(runtime: R
     assert [code(one) for one in await ops.decide_many(runtime, items)] == ["ok", "ok", "quota_exceeded"]
     assert code(await decide(runtime, "ResourceClaim", "acme", "c2", gate="manual")) == "ok"
     await assert_counters_equal_charges(runtime)
+
+
+async def test_limits_in_units_are_raised_in_units(runtime: Runtime) -> None:
+    await change(runtime, "Settings", "", "system", quotas={"units": {"su": {"cpu": 1, "memory": "4Gi"}}})
+    await tenant(runtime, "top", limits={"cpu": 12})
+    await owned(runtime, parent="top", limits={"su": 2, "hosts": 1})
+    assert code(await asked(runtime, "acme", "less", su=2)) == "unprocessable"
+    await asked(runtime, "acme", "more", su=20)
+    lacking = refusal(await by_parent(runtime, "top", "more"))
+    assert [(one.dimension, one.limit, one.requested_delta) for one in lacking.causes] == [("cpu", "12", "20")]
+    assert code(await granted(runtime, "more")) == "ok"
+    assert await limits(runtime) == {"su": 20, "hosts": 1}
+    await owned(runtime, "beta", limits={"cpu": 2})
+    assert code(await asked(runtime, "beta", "more", su=5)) == "unprocessable", "its limits are not written in units"
+    await assert_counters_equal_charges(runtime)

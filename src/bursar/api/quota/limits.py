@@ -22,6 +22,7 @@ from bursar.commands.objects.object import not_found
 from bursar.core.quota import tenant_tree as rules
 from bursar.core.quota.quota import Counter
 from bursar.core.quota.tenant_tree import Limit, Row, Tree, limit_on, tenant_scope
+from bursar.core.quota.units import units_in
 from bursar.core.values.names import qualified_name
 from bursar.core.values.quantity import UNLIMITED, format_amount
 from bursar.core.values.refusal import Refusal, field_fault
@@ -45,9 +46,19 @@ class LimitBody(msgspec.Struct, forbid_unknown_fields=True):
     limit: Quantity
 
 
-class TenantLimits(msgspec.Struct, rename="camel"):
+class UnitLimit(msgspec.Struct, rename="camel"):
+    """A limit that is written in units: the amounts that one unit stands for, and how many the usage amounts to."""
+
+    limit: str
+    source: str
+    parts: dict[str, str]
+    used: str
+
+
+class TenantLimits(msgspec.Struct, rename="camel", omit_defaults=True):
     tenant: str
     limits: dict[str, DimensionQuota]
+    units: dict[str, UnitLimit] = {}
 
 
 class TenantLimit(msgspec.Struct, rename="camel"):
@@ -102,12 +113,36 @@ async def _tree(call: Call) -> Tree | Refusal:
 
 async def _all(call: Call, tree: Tree) -> Answer:
     name = call.parameters["name"]
-    return Answer(200, encode(TenantLimits(name, tenant_quotas(tree, name, await _load_rows(call, name)).quotas)))
+    rows = await _load_rows(call, name)
+    return Answer(200, encode(TenantLimits(name, tenant_quotas(tree, name, rows).quotas, _units(tree, name, rows))))
+
+
+def _units(tree: Tree, name: str, rows: Mapping[Row, Counter]) -> dict[str, UnitLimit]:
+    """The limits of a tenant that are written in units."""
+    tenant, units = tree.tenants[name], tree.quota_policy.units
+    tier = tree.tiers.get(tenant.tier)
+    used = {dimension: counter.accepted for (_, dimension), counter in rows.items()}
+    written = {unit: Limit(value, f"tier:{tenant.tier}") for unit, value in (tier.limits if tier else {}).items()}
+    written |= {unit: Limit(value, "override") for unit, value in tenant.limits.items()}
+    return {
+        unit: UnitLimit(
+            format_amount(unit, limit.value), limit.source,
+            {part: format_amount(part, each) for part, each in sorted(units[unit].items())},
+            format_amount(unit, units_in(units[unit], used)),
+        )
+        for unit, limit in sorted(written.items())
+        if unit in units
+    }  # fmt: skip
 
 
 async def _one(call: Call, tree: Tree) -> Answer:
     name, dimension = call.parameters["name"], _dimension(call)
-    quotas = tenant_quotas(tree, name, await _load_rows(call, name)).quotas
+    rows = await _load_rows(call, name)
+    if (unit := _units(tree, name, rows).get(dimension)) is not None:
+        bound = units_in(tree.quota_policy.units[dimension], {part: one.bound for (_, part), one in rows.items()})
+        shown = TenantLimit(name, dimension, unit.limit, unit.source, unit.used, format_amount(dimension, bound))
+        return Answer(200, encode(shown))
+    quotas = tenant_quotas(tree, name, rows).quotas
     quota = quotas.get(dimension) or _unused(limit_on(tree, tree.tenants[name], dimension), dimension)
     return Answer(200, encode(TenantLimit(name, dimension, **msgspec.structs.asdict(quota))))
 

@@ -31,6 +31,7 @@ from bursar.core.objects.approval import (
 )
 from bursar.core.objects.charge import Amounts, Charge
 from bursar.core.objects.object import Stored
+from bursar.core.quota import units
 from bursar.core.quota.tenant_tree import approval_policy
 from bursar.core.values.replace import replace
 from bursar.wire.kinds.registry import BY_NAME
@@ -51,6 +52,18 @@ def gates_of(batch: UnitOfWork, one: Stored, tenant: str) -> tuple[str, ...]:
         return ()
     gates = approval_policy(batch.tree, tenant).gates_of(kind.name)
     return tuple(gate for gate in gates if gate != QUOTA_GATE) or kind.gates if kind.gates else gates
+
+
+def charged(batch: UnitOfWork, one: Stored) -> Stored:
+    """A new object, or one with a new spec, with its charge under the settings of quotas."""
+    if not batch.tree.quota_policy.converts:
+        return one
+    kind = BY_NAME[one.key.kind]
+    charge = units.charged(batch.tree.quota_policy, one.charge, placed=kind.placed)
+    if charge is one.charge:
+        return one
+    shown = kind.granted(charge.accepted)
+    return replace(one, charge=charge, status=encode(status_of(one) | shown) if shown else one.status)
 
 
 def awaits_approval(one: Stored) -> bool:

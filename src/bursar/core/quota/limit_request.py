@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from bursar.core.quota.quota_messages import dimension_label
-from bursar.core.quota.tenant_tree import Tree, children_of, limit_on
+from bursar.core.quota.tenant_tree import Tree, children_of, limit_on, limits_of, with_tenant
 from bursar.core.values.quantity import UNLIMITED, format_amount
 from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.core.values.replace import replace
 
 
 def not_higher(tree: Tree, tenant: str, wanted: Mapping[str, int]) -> Refusal | None:
@@ -16,7 +17,7 @@ def not_higher(tree: Tree, tenant: str, wanted: Mapping[str, int]) -> Refusal | 
     causes = tuple(
         _not_above(dimension, limit, asked)
         for dimension, asked in sorted(wanted.items())
-        if (limit := _limit(tree, tenant, dimension)) >= asked
+        if (limit := present_limit(tree, tenant, dimension)) >= asked
     )
     if not causes:
         return None
@@ -38,15 +39,17 @@ def _not_above(dimension: str, limit: int, asked: int) -> Cause:
 
 def raised(tree: Tree, tenant: str, wanted: Mapping[str, int]) -> dict[str, int]:
     """The requested limits that are above the present ones: others were raised or removed meanwhile."""
-    return {dimension: asked for dimension, asked in wanted.items() if _limit(tree, tenant, dimension) < asked}
+    return {name: asked for name, asked in wanted.items() if present_limit(tree, tenant, name) < asked}
 
 
 def shortages(tree: Tree, tenant: str, parent: str, wanted: Mapping[str, int]) -> Refusal | None:
     """The refusal of limits beyond the headroom of the parent: its own limit minus those of its other children."""
+    owner, before = tree.tenants[tenant], limits_of(tree, tenant)
+    after = limits_of(with_tenant(tree, replace(owner, limits={**owner.limits, **wanted})), tenant)
     causes = tuple(
         cause
-        for dimension, asked in sorted(wanted.items())
-        if (cause := _shortage(tree, tenant, parent, dimension, asked))
+        for dimension, asked in sorted(after.items())
+        if asked != before.get(dimension) and (cause := _shortage(tree, tenant, parent, dimension, asked))
     )
     if not causes:
         return None
@@ -56,8 +59,8 @@ def shortages(tree: Tree, tenant: str, parent: str, wanted: Mapping[str, int]) -
 
 def _shortage(tree: Tree, tenant: str, parent: str, dimension: str, asked: int) -> Cause | None:
     """The lack of headroom on one dimension. Children without a limit of their own are given nothing."""
-    limit = _limit(tree, parent, dimension)
-    given = [_limit(tree, name, dimension) for name in children_of(tree).get(parent, ()) if name != tenant]
+    limit = present_limit(tree, parent, dimension)
+    given = [present_limit(tree, name, dimension) for name in children_of(tree).get(parent, ()) if name != tenant]
     others = sum(one for one in given if one != UNLIMITED)
     if limit == UNLIMITED or others + asked <= limit:
         return None
@@ -70,5 +73,10 @@ def _shortage(tree: Tree, tenant: str, parent: str, dimension: str, asked: int) 
     )  # fmt: skip
 
 
-def _limit(tree: Tree, tenant: str, dimension: str) -> int:
-    return limit_on(tree, tree.tenants[tenant], dimension).value
+def present_limit(tree: Tree, tenant: str, name: str) -> int:
+    """The limit on a dimension, or in a unit in which the tenant's limits are written; UNLIMITED without one."""
+    owner = tree.tenants[tenant]
+    if name not in tree.quota_policy.units:
+        return limit_on(tree, owner, name).value
+    tier = tree.tiers.get(owner.tier)
+    return owner.limits.get(name, tier.limits.get(name, UNLIMITED) if tier is not None else UNLIMITED)
