@@ -67,6 +67,7 @@ tiers                               ASPBTUVN   AS         AS     AS     A
 tenants                             ASPBTUV    AS         AS     AS     A
 tenants/status                      ASPBTUV    -          A      A      -
 tenants/quotas                      ASPBTUV    -          -      -      -
+tenants/limits                      ASPBTUV    -          AS     -      AS
 tenants/usage                       ASPBTUV    -          -      -      -
 namespaces                          ASPTUV     AST        AT     AT     AT
 namespaces/status                   ASPTUV     -          A      A      -

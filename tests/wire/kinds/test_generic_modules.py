@@ -25,7 +25,8 @@ ABOUT = {
     "core/objects/pending_reason.py": ("members",),
     "core/quota/satisfiable.py": ("members",),
     "core/quota/tenant_tree.py": ("Queue", "PriorityClass"),
-    "cli/quota/*": ("tenants", "tiers", "Queue"),
+    "cli/quota/*": ("Namespace", "Tenant", "tenants", "tiers", "Queue"),
+    "cli/approval/*": ("Namespace", "Tenant", "tenants"),
     "cli/shell/limit_notes.py": ("tenants", "Queue"),
     # Placements are of allocations.
     "core/nodes/node.py": ("Allocation",),
@@ -37,14 +38,16 @@ ABOUT = {
     "loops/informer.py": (*TREE_KINDS, "Allocation", "Job", "Node", "Queue"),
     # Registries: which kinds have commands, creations, routes and figures of their own.
     "commands/lifecycle/dispatch.py": ("Allocation", "Job", "Namespace", "Node"),
-    "ops/lifecycle/create.py": ("Allocation", "Job", "Node", "Queue"),
-    "ops/approval/decide.py": ("Job",),
+    "ops/lifecycle/create.py": ("Allocation", "Job", "Node", "Queue", "QuotaRequest"),
+    # The kinds whose approval does more than charge, and the one that changes a tenant.
+    "ops/approval/decide.py": ("Job", "QuotaRequest"),
+    "commands/approval/limits.py": ("Tenant",),
     "api/site/routes.py": ("Allocation", "Node", "Tenant"),
     "api/objects/figures.py": ("Allocation", "Node", "ResourceQuota"),
     # The first objects of a new installation.
     "ops/lifecycle/bootstrap.py": ("Namespace", "PriorityClass", "Queue", "Settings", "Tenant"),
     # What is asked about tenants: their quotas, their usage, their budgets.
-    "api/quota/tenant.py": ("Tenant",),
+    "api/quota/*": ("Tenant",),
     "api/usage/*": ("Tenant",),
     "commands/usage/budget_alert.py": ("Tenant",),
     # Every object may ask for a priority class that a permit must know.

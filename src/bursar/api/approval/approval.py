@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from bursar.api.objects.watch import is_watch
 from bursar.commands.command import Reply, Written
 from bursar.commands.objects.gate import approval_of
 from bursar.commands.objects.object import conflict
-from bursar.core.objects.approval import ApprovalState, Decision, Verdict
+from bursar.core.objects.approval import MANUAL_GATE, ApprovalState, Decision, Verdict
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.access import EVERY, Identity, Role
 from bursar.core.values.instant import timestamp
@@ -174,6 +174,7 @@ async def _decide(call: Call, body: type[DecideBody | ApprovalPatch], verdict: V
     reply: Reply = one
     if isinstance(one, Judgement):
         reply = await ops.decide(call.context.runtime, one, idempotency_key=idempotency_key, dry_run=dry)
+        _forget_tree(call, [one])
     return await written_answer(call, kind_of(call), reply)
 
 
@@ -187,9 +188,11 @@ def _judgement(
     approval = approval_of(found)
     request = approval.open if approval is not None else None
     gate = gate or (request.gate if request is not None else "")
+    if refusal := _barred(call, found):
+        return refusal
     # Without a gate to decide, the answer is the state of the request.
     if gate and not decides(call.identity, gate):
-        own = ", ".join(call.identity.gates) or "none"
+        own = ", ".join(_gates(call.identity)) or "none"
         return Refusal(
             Code.FORBIDDEN,
             f"{call.identity.user} may not decide gate {gate[:63]!r}; its gates are {own}",
@@ -199,12 +202,34 @@ def _judgement(
     origin = Origin(call.identity.actor, verb, f"{gate}: {reason}" if reason else gate)
     decision = Decision(gate, verdict, origin.actor.partition(":")[2], reason, _second(until) if until else "")
     tenants = tuple(name for name, _ in call.identity.tenants)
-    return Judgement(found, decision, origin, tenants, pinned=bool(wanted.resource_version))
+    within = call.identity.tenant if call.identity.role is Role.TENANT_ADMIN else ""
+    return Judgement(found, decision, origin, tenants, within, pinned=bool(wanted.resource_version))
+
+
+def _barred(call: Call, found: Stored) -> Refusal | None:
+    """Refuse a caller whose role decides no requests of this kind. One call may decide on several kinds."""
+    plural = BY_NAME[found.key.kind].plural
+    if call.context.policy.allows(call.identity, "approve", plural):
+        return None
+    return Refusal(Code.FORBIDDEN, f"role {call.identity.role} may not approve {plural}")
+
+
+def _forget_tree(call: Call, decided: Sequence[Judgement]) -> None:
+    """Read the tenant tree again if a decision may have changed it."""
+    if any(one.changes_tree for one in decided):
+        call.context.forget_tree()
 
 
 def decides(identity: Identity, gate: str) -> bool:
     """Whether the identity decides a gate."""
-    return identity.role is Role.SYSTEM_ADMIN or EVERY in identity.gates or gate in identity.gates
+    gates = _gates(identity)
+    return EVERY in gates or gate in gates
+
+
+def _gates(identity: Identity) -> tuple[str, ...]:
+    if identity.role is Role.SYSTEM_ADMIN:
+        return (EVERY,)
+    return (MANUAL_GATE,) if identity.role is Role.TENANT_ADMIN else identity.gates
 
 
 def _until_faults(field: str, until: str, verdict: str) -> list[Cause]:
@@ -238,6 +263,7 @@ async def decide_many(call: Call) -> Outcome:
     judged = _bounded(await asyncio.gather(*(_item_judgement(call, item) for item in wanted.items)))
     ready = [one for one in judged if isinstance(one, Judgement)]
     replies = iter(await ops.decide_many(call.context.runtime, ready, dry_run=dry) if ready else ())
+    _forget_tree(call, ready)
     answers = [next(replies) if isinstance(one, Judgement) else one for one in judged]
     shown = [_shown(call, item, reply) for item, reply in zip(wanted.items, answers, strict=True)]
     return Answer(200, encode(DecidedItems(shown)))

@@ -1,1 +1,1 @@
-"""Handlers of tenants beside the common ones: PUT with a flat body, and effective limits with usage."""
+"""Handlers of tenants beside the common ones: PUT with a flat body, effective limits with usage, changes of limits."""

@@ -16,7 +16,7 @@ from bursar.api.objects import delete, edit, event
 from bursar.api.objects import object as objects
 from bursar.api.objects.watch import SSE
 from bursar.api.objects.webhook import webhook_routes
-from bursar.api.quota import tenant
+from bursar.api.quota import limits, tenant
 from bursar.api.site import discovery, docs, openapi, openapi_v2, system
 from bursar.api.site.credit_routes import credit_routes
 from bursar.api.usage.tenant_usage import usage_routes
@@ -75,6 +75,7 @@ def build_routes(release: str) -> list[Route]:
         *approval_routes(),
         *node_routes(),
         *tenant.tenant_routes(),
+        *limits.limit_routes(),
         *_other_routes(),
         *credit_routes(ROOT),
         *usage_routes(ROOT),

@@ -14,11 +14,11 @@ import click
 from bursar.cli.shell.output import due
 from bursar.cli.workloads.log_follow import LineSink, Sink
 from bursar.core.credit.shortfall import end_words, recorded_shortfall, time_left
+from bursar.core.objects.approval import AWAITING_APPROVAL
 
 Document = Mapping[str, Any]
 
 ENDED = frozenset({"Succeeded", "Failed", "Cancelled"})
-AWAITING_APPROVAL = "awaiting_approval"  # the reason of work that an approver or a service decides first
 STOPPED = frozenset({"Preempted", "Drained", "Evicted", "NodeLost"})  # reasons of work that was placed and stopped
 
 
@@ -120,8 +120,8 @@ def status_line(status: Document, *, when: Callable[[object], str] | None = None
     where = ", ".join(str(one["name"]) for one in status.get("nodes") or [])
     if phase == "Pending":
         message, stopped = why_pending(status)
-        # Some messages already begin with "waiting".
-        parts = [message if message.startswith("waiting ") else f"pending: {message}"]
+        # Some messages already begin with "waiting" or "awaiting".
+        parts = [message if message.startswith(("waiting ", "awaiting ")) else f"pending: {message}"]
         if status.get("queuePosition"):
             parts.append(f"queue position {status['queuePosition']}")
         if status.get("estimatedStartTime"):
@@ -151,6 +151,8 @@ def _shortfall(status: Document) -> Iterator[str]:
 def why_pending(status: Document) -> tuple[str, str]:
     """The current reason of a pending allocation, and the reason of an earlier stop."""
     message = str(status.get("message") or "")
+    if status.get("reason") == AWAITING_APPROVAL:
+        return message, ""
     conditions = status.get("conditions") or ()
     waiting = (one for one in conditions if one["type"] == "Scheduled" and one["status"] == "False")
     scheduled: Document = next(waiting, {})

@@ -65,6 +65,11 @@ class Decide(Command):
     generation: int = 0  # of the spec that was read and judged
     pinned: int | None = None  # the newest revision of what the approver has seen, if they name one
 
+    @property
+    def changes_tree(self) -> bool:
+        """Whether it writes to the tenant tree, under the tree's exclusive lock."""
+        return False
+
     def gangs(self) -> dict[GangKey, int]:
         return {(self.key.namespace, self.gang): 0} if self.gang else {}
 

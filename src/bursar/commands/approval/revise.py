@@ -12,6 +12,7 @@ from bursar.commands.command import Result
 from bursar.commands.objects.gate import (
     ONE_REQUEST,
     approval_of,
+    charged,
     gates_of,
     held_back,
     pending_charge,
@@ -46,13 +47,17 @@ class ReviseRequest(ChangeObject):
     """Replace a request by a draft with other amounts."""
 
     def charges(self, batch: UnitOfWork) -> Iterable[tuple[str, Charge]]:
-        yield from ChangeObject.charges(self, batch)
-        yield self.key.namespace, pending_charge(self.draft.charge)
+        draft = charged(batch, self.draft)
+        if before := batch.objects.get(self.key):
+            yield self.key.namespace, before.charge
+        yield self.key.namespace, draft.charge
+        yield self.key.namespace, pending_charge(draft.charge)
 
     def _save_changed(self, batch: UnitOfWork, before: Stored) -> Result:
-        if is_ending(before.doc) and grows(without_request(before.charge.accepted), self.draft.charge.accepted):
+        draft = charged(batch, self.draft)
+        if is_ending(before.doc) and grows(without_request(before.charge.accepted), draft.charge.accepted):
             return conflict(self.key, "it is being deleted")
-        after = _asked_by(submitter(self.origin), _revised(batch, before, self.draft))
+        after = _asked_by(submitter(self.origin), _revised(batch, before, draft))
         if exceeded := batch.counters.move([Move(self.key.namespace, before.charge, after.charge)]):
             return quota_refusal(self.subject, exceeded, sight_of(batch, self))
         asks = after.charge.due and after.charge.due != before.charge.due

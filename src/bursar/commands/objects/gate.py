@@ -18,6 +18,7 @@ from bursar.core.objects.approval import (
     AWAITING_APPROVAL,
     DUE_FIELD,
     PENDING_REQUESTS,
+    QUOTA_GATE,
     STATE_FIELD,
     Approval,
     ApprovalReason,
@@ -32,6 +33,7 @@ from bursar.core.objects.approval import (
 from bursar.core.objects.charge import Amounts, Charge
 from bursar.core.objects.event_text import RequestEvent, request_why
 from bursar.core.objects.object import Origin, Stored
+from bursar.core.quota import units
 from bursar.core.quota.tenant_tree import approval_policy
 from bursar.core.values.replace import replace
 from bursar.wire.kinds.registry import BY_NAME
@@ -43,11 +45,27 @@ ONE_REQUEST: Final = {PENDING_REQUESTS: WHOLE}
 
 
 def gates_of(batch: UnitOfWork, one: Stored, tenant: str) -> tuple[str, ...]:
-    """The gates that a new object of a tenant must pass."""
+    """The gates that a new object of a tenant must pass.
+
+    Requests of a kind with gates of its own charge nothing, so that the quota gate would pass them all.
+    """
     kind = BY_NAME[one.key.kind]
     if not kind.requestable:
         return ()
-    return approval_policy(batch.tree, tenant).gates_of(kind.name) or kind.gates
+    gates = approval_policy(batch.tree, tenant).gates_of(kind.name)
+    return tuple(gate for gate in gates if gate != QUOTA_GATE) or kind.gates if kind.gates else gates
+
+
+def charged(batch: UnitOfWork, one: Stored) -> Stored:
+    """A new object, or one with a new spec, with its charge under the settings of quotas."""
+    if not batch.tree.quota_policy.converts:
+        return one
+    kind = BY_NAME[one.key.kind]
+    charge = units.charged(batch.tree.quota_policy, one.charge, placed=kind.placed)
+    if charge is one.charge:
+        return one
+    shown = kind.granted(charge.accepted)
+    return replace(one, charge=charge, status=encode(status_of(one) | shown) if shown else one.status)
 
 
 def requesting(origin: Origin, one: Stored) -> Origin:

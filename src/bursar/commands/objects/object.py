@@ -12,6 +12,7 @@ from bursar.commands.objects import removal
 from bursar.commands.objects.gate import (
     approval_of,
     awaits_approval,
+    charged,
     gates_of,
     growth_withdrawn,
     held_back,
@@ -60,9 +61,10 @@ class CreateObject(Command):
         return {(self.key.namespace, self.gang.group_id): self.gang.min_members} if self.gang else {}
 
     def charges(self, batch: UnitOfWork) -> Iterable[tuple[str, Charge]]:
-        yield self.key.namespace, self.draft.charge
+        charge = charged(batch, self.draft).charge
+        yield self.key.namespace, charge
         if self._gates(batch):
-            yield self.key.namespace, pending_charge(self.draft.charge)
+            yield self.key.namespace, pending_charge(charge)
         if self.gang:
             for member in batch.members(self.key.namespace, self.gang.group_id):
                 yield self.key.namespace, fallen_due(member.charge)
@@ -70,7 +72,7 @@ class CreateObject(Command):
     def decide(self, batch: UnitOfWork) -> Result:
         if refusal := self._refusal(batch):
             return refusal
-        draft = self.draft
+        draft = charged(batch, self.draft)
         tenant = tenant_of(batch, self.key, draft.tenant)
         if tenant != draft.tenant:
             draft = replace(draft, tenant=tenant)

@@ -15,7 +15,15 @@ from typing import Any
 import msgspec
 
 from bursar.commands.command import Command, Result, weight_of_drafts
-from bursar.commands.objects.gate import awaits_approval, gates_of, held_back, pending_charge, requesting, withdrawn
+from bursar.commands.objects.gate import (
+    awaits_approval,
+    charged,
+    gates_of,
+    held_back,
+    pending_charge,
+    requesting,
+    withdrawn,
+)
 from bursar.commands.objects.object import (
     NO_PRECONDITIONS,
     CreateObject,
@@ -305,6 +313,7 @@ def admit(
     batch: UnitOfWork, drafts: Sequence[Stored], gang: Gang | None, subject: str, sees: Sees
 ) -> Sequence[Stored] | Refusal:  # fmt: skip
     """Charge allocations of one template together, or none of them; return them as they are to be stored."""
+    drafts = [charged(batch, one) for one in drafts]
     namespace = drafts[0].key.namespace
     moves = [Move(namespace, after=times(drafts[0].charge, len(drafts)))]
     if gang is None:
@@ -336,7 +345,7 @@ def admit(
 def charges_of(batch: UnitOfWork, drafts: Sequence[Stored], gang: Gang | None) -> Iterable[tuple[str, Charge]]:
     # All have the same template, and therefore the same charge.
     for one in drafts[:1]:
-        yield one.key.namespace, one.charge
+        yield one.key.namespace, charged(batch, one).charge
         if gang is not None:
             for waiting in batch.members(one.key.namespace, gang.group_id):
                 yield one.key.namespace, fallen_due(waiting.charge)

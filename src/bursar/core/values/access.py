@@ -281,6 +281,8 @@ def _rules_of_roles(
             *use_tenant,
             AccessRule(WRITE, bounds),
             AccessRule((*READ, "create", "delete"), ("tokens",)),
+            # Of tenants below theirs, and only kinds that grant them the verb.
+            AccessRule(("approve",), ("approvals",)),
         ),
         Role.USER: (read_tenant, *use_tenant),
         Role.VIEWER: (read_tenant,),

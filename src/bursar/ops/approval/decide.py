@@ -9,6 +9,7 @@ from typing import Final
 
 from bursar.commands.approval.decide import Decide, DecideJob, DecideMany
 from bursar.commands.approval.expire import ApprovalTimer, job_timer
+from bursar.commands.approval.limits import DecideLimits
 from bursar.commands.command import Command, Reply
 from bursar.commands.objects.gate import approval_of
 from bursar.commands.objects.object import not_found
@@ -19,12 +20,14 @@ from bursar.core.objects.job import JobAttempt
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.idempotency import IdempotencyKey
 from bursar.core.values.refusal import Code, Refusal
+from bursar.core.values.replace import replace
 from bursar.ops.objects.object import TRIES_MAX, change, get
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.metrics import APPROVAL_DECISIONS, APPROVAL_SECONDS
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.job import member_drafts
 from bursar.wire.kinds.job import JOB, PARALLELISM_MAX, plan_of
+from bursar.wire.kinds.quotarequest import QUOTA_REQUEST
 from bursar.wire.shared.document import generation_of
 
 TIMER = Origin("system:approvals", "expire")
@@ -33,18 +36,32 @@ ALLOCATIONS_MAX: Final = PARALLELISM_MAX  # of the jobs that are approved in one
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A decision on a request as it was read, with the tenants that its approver decides for."""
+    """A decision on a request as it was read, with the tenants that its approver decides for.
+
+    An administrator of a tenant decides `within` that tenant's own limits.
+    """
 
     before: Stored
     decision: Decision
     origin: Origin
     decides_for: tuple[str, ...] = ()
+    within: str = ""
     pinned: bool = False  # whether only this version is decided
+
+    @property
+    def changes_tree(self) -> bool:
+        """Whether it may change the tenant tree."""
+        return self.before.key.kind == QUOTA_REQUEST.name
 
 
 def decide_command(one: Judgement, idempotency_key: IdempotencyKey | None = None) -> Decide:
     """The command of a decision. The allocations of a job that is approved are made here, before locks are taken."""
     before = one.before
+    if before.key.kind == QUOTA_REQUEST.name:
+        return DecideLimits(
+            key=before.key, origin=one.origin, idempotency_key=idempotency_key, decision=one.decision, uid=before.uid,
+            tenant=before.tenant, decides_for=one.decides_for, within=one.within,
+        )  # fmt: skip
     if before.key.kind != JOB.name:
         return Decide(
             key=before.key, origin=one.origin, idempotency_key=idempotency_key, decision=one.decision, uid=before.uid,
@@ -81,7 +98,7 @@ async def decide(
             return reply
         if one.pinned or generation_of(found.doc) != generation_of(one.before.doc):
             return reply  # The approver has judged another version.
-        one = Judgement(found, one.decision, one.origin, one.decides_for)
+        one = replace(one, before=found)
     return reply
 
 
@@ -92,16 +109,24 @@ def allocations_of(one: Judgement) -> int:
 
 
 async def decide_many(runtime: Runtime, items: Sequence[Judgement], *, dry_run: bool = False) -> Sequence[Reply]:
-    """Decide several requests in one transaction, each with its own answer."""
-    commands = tuple(decide_command(one) for one in items)
-    first = commands[0]
-    command = DecideMany(key=first.key, origin=first.origin, items=commands)
-    reply = await _submit(runtime, command, items[0].before.tenant, dry_run=dry_run)
-    assert isinstance(reply, tuple), "each item has its answer"
+    """Decide several requests in one transaction, each with its own answer. A decision that changes the tenant tree is
+    a transaction of its own."""
+    commands = [decide_command(one) for one in items]
+    replies: dict[int, Reply] = {}
+    if together := [at for at, one in enumerate(commands) if not one.changes_tree]:
+        first = commands[together[0]]
+        command = DecideMany(key=first.key, origin=first.origin, items=tuple(commands[at] for at in together))
+        reply = await _submit(runtime, command, items[together[0]].before.tenant, dry_run=dry_run)
+        assert isinstance(reply, tuple), "each item has its answer"
+        replies |= zip(together, reply, strict=True)
+    for at, alone in enumerate(commands):
+        if alone.changes_tree:
+            replies[at] = await _submit(runtime, alone, items[at].before.tenant, dry_run=dry_run)
+    answers = [replies[at] for at in range(len(items))]
     if not dry_run:
-        for one, answer in zip(items, reply, strict=True):
+        for one, answer in zip(items, answers, strict=True):
             _count(one, answer)
-    return reply
+    return answers
 
 
 _OUTCOMES: Final = {Verdict.APPROVE: "approved", Verdict.DENY: "denied", Verdict.NOTE: "noted"}
@@ -139,5 +164,8 @@ def timer_command(before: Stored) -> ApprovalTimer:
 
 
 async def _submit(runtime: Runtime, command: Command, tenant: str, *, dry_run: bool = False) -> Reply:
-    lane = runtime.trying if dry_run else runtime.bulk if command.many else runtime.changing
+    if isinstance(command, Decide) and command.changes_tree:
+        lane = runtime.trying_shape if dry_run else runtime.shaping
+    else:
+        lane = runtime.trying if dry_run else runtime.bulk if command.many else runtime.changing
     return await lane.submit(command, tenant)

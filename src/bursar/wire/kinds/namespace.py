@@ -20,6 +20,7 @@ DEFAULT_TENANT = "default"
 
 class NamespaceSpec(Wire):
     finalizers: list[str] | UnsetType = UNSET
+    quota_required: bool | UnsetType = UNSET  # whether amounts that none of its ResourceQuotas limits are refused
 
 
 class NamespaceStatus(Wire):
@@ -42,8 +43,9 @@ def tenant_of(namespace: Namespace) -> str:
 
 def to_tree(namespace: Namespace) -> tenant_tree.Namespace:
     return tenant_tree.Namespace(
-        str(namespace.metadata.name), tenant_of(namespace), terminating=given(namespace.metadata.deletion_timestamp)
-    )
+        str(namespace.metadata.name), tenant_of(namespace), terminating=given(namespace.metadata.deletion_timestamp),
+        quota_required=isinstance(namespace.spec, NamespaceSpec) and namespace.spec.quota_required is True,
+    )  # fmt: skip
 
 
 def _check(namespace: Namespace) -> list[Cause]:
@@ -94,4 +96,7 @@ NAMESPACE = Kind(
     keep=_keep,
     # Its objects are deleted first, and the loop that empties namespaces removes it.
     may_go=lambda _, __: False,
+    words={
+        "NamespaceSpec.quotaRequired": "Refuse work that uses a resource without a limit in a ResourceQuota.",
+    },
 )

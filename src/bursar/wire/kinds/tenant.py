@@ -19,7 +19,7 @@ from bursar.wire.shared.affinity import toleration_of
 from bursar.wire.shared.approval import APPROVAL_POLICIES, ApprovalSpec, approval_faults, policy_in
 from bursar.wire.shared.billing import Billing, billing_faults, said_in
 from bursar.wire.shared.kind import Column, Fields, Kind, column
-from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts
+from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts, warn_at_faults, warn_at_of
 from bursar.wire.shared.meta import Condition, ObjectMeta, Quantity, Text, Wire
 from bursar.wire.shared.scheduling import Toleration, toleration_list_faults
 
@@ -66,6 +66,7 @@ class TenantSpec(Wire):
     sensitive: bool | UnsetType = UNSET  # whether its users may claim nodes for themselves alone
     user_priority_max: int | UnsetType = UNSET  # the highest priority that its users may ask for
     tolerations: list[Toleration] | UnsetType = UNSET  # of reserved taints, which its work may have
+    warn_at: dict[str, list[int]] | UnsetType = UNSET  # dimension, or * → percentages of a limit
     isolation: Text = UNSET  # required: its work, and that below it, goes only to nodes that isolate tenants
 
 
@@ -97,6 +98,7 @@ def to_tree(tenant: Tenant) -> tenant_tree.Tenant:
         tolerations=tuple(toleration_of(one) for one in spec.tolerations or ()),
         isolated=spec.isolation == ISOLATION_REQUIRED,
         approval=policy_in(spec.approval, spec.approval_policy),
+        warn_at=warn_at_of(spec.warn_at),
     )
 
 
@@ -128,7 +130,7 @@ def _check(tenant: Tenant) -> list[Cause]:
     if not isinstance(tenant.spec, TenantSpec):
         return []
     spec = tenant.spec
-    faults = amounts_faults("spec.limits", spec.limits)
+    faults = amounts_faults("spec.limits", spec.limits) + warn_at_faults("spec.warnAt", spec.warn_at)
     if spec.enforcement is not UNSET and spec.enforcement not in ENFORCEMENTS:
         faults.append(field_fault("spec.enforcement", f"must be one of {', '.join(ENFORCEMENTS)}"))
     if spec.approval_policy is not UNSET and spec.approval_policy not in APPROVAL_POLICIES:
@@ -209,6 +211,7 @@ TENANT = Kind(
             RoleGrant((Role.BILLING_ADMIN,), READ, ("", ANY)),
             RoleGrant((Role.SERVICE, DELEGATE), ("create", "update", "patch")),
             RoleGrant((DELEGATE,), (*READ, "explain"), ("", ANY)),
+            RoleGrant((Role.SERVICE, DELEGATE), ("update", "delete"), ("limits",)),
         ),
     ),
     check=_check,

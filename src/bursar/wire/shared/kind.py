@@ -168,7 +168,8 @@ class Kind:
     requestable: bool = False
     # The amounts that approving a request charges, where its own charge does not say: it charges by others.
     requested: Callable[[Object], Amounts] | None = None
-    # The gates of its requests where the tenant's policy names none.
+    # The gates of its requests where the tenant's policy names none. They charge nothing, so that the quota gate would
+    # pass them all: it does not count.
     gates: tuple[str, ...] = ()
     # The part of the status that shows the amounts in force, which stay while growth is pending.
     granted: Callable[[Amounts], dict[str, Any]] = _grant_nothing

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final, assert_never
 
 from bursar.core.objects.pending_reason import MEMBERS, NODES, PendingReason, ReasonCode, Short
-from bursar.core.quota.quota_messages import dimension_label
+from bursar.core.quota.quota_messages import UNCOVERED, dimension_label
 from bursar.core.quota.visibility import ABOVE
 from bursar.core.scheduling.state.node_filter import OPEN
 from bursar.core.values.quantity import format_amount
@@ -141,6 +141,9 @@ def _not_claimed(reason: PendingReason) -> str:
 
 
 def _no_headroom(reason: PendingReason) -> str:
+    bare = [dimension_label(dimension) for scope, dimension, *_ in reason.limits if scope.startswith(UNCOVERED)]
+    if bare:
+        return f"{_whose(reason.limits[0][0])} requires a quota, and none covers {', '.join(bare)}"
     parts = [
         f"{_whose(scope)} has {_amount(dimension, bound)} of {_amount(dimension, hard)} {dimension} bound, "
         f"{_amount(dimension, asked)} asked"
@@ -152,6 +155,8 @@ def _no_headroom(reason: PendingReason) -> str:
 
 
 def _raise_quota(reason: PendingReason) -> str:
+    if any(scope.startswith(UNCOVERED) for scope, *_ in reason.limits):
+        return "Ask your tenant admin for a ResourceQuota with a hard limit on it."
     steps = [
         f"raise {dimension_label(dimension)} of {_whose(scope)} by {_amount(dimension, bound + asked - hard)}"
         if scope != ABOVE
