@@ -37,11 +37,11 @@ from bursar.ops.quota.tenant_tree import TreeCache
 from bursar.ops.runtime.clock import new_uid, now
 from bursar.ops.runtime.idempotency import claim, remember
 from bursar.ops.write_path.batch import counters_of, decide, finished, save
-from bursar.store.access import member as member_store
 from bursar.store.access.token import TokenRecord
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.db.database import Connection
 from bursar.store.nodes import node as node_store
+from bursar.store.objects import member as member_store
 from bursar.store.objects import object as object_store
 from bursar.store.objects.change import save_notes
 from bursar.store.objects.departure import file_away

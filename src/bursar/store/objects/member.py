@@ -11,7 +11,7 @@ from bursar.store.db.database import Connection
 from bursar.store.db.sql_loader import statements
 from bursar.store.objects.object import stored
 
-SQL = statements("access/member")
+SQL = statements("objects/member")
 
 
 @dataclass(frozen=True, slots=True)
