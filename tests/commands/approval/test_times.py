@@ -348,6 +348,20 @@ def test_pending_allocations_end_and_placed_ones_are_stopped_and_not_requeued() 
     assert records.used("tenant:lab") == (0, 0)
 
 
+def test_members_of_a_pending_gang_leave_it() -> None:
+    records = lab()
+    gang = {"gangScheduling": {"groupId": "g", "minMembers": 2}}
+    for name in ("a", "b"):
+        records.allocation(name, "lab", spec=gang, gpu=1)
+    records.approve(WORK, 10)
+    assert records.used("tenant:lab") == (2, 0)
+    records.wait(10)
+    for name in ("a", "b"):
+        assert code(records.time(key_of(name, "lab"))) == "ok"
+    assert records.used("tenant:lab") == (0, 0)
+    assert records.gangs["lab", "g"].members == 0
+
+
 def test_work_that_is_being_evicted_at_the_end_is_not_requeued() -> None:
     records = lab()
     records.allocation("a", "lab", gpu=2)
