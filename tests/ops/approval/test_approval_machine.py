@@ -357,6 +357,8 @@ class Approvals(RuntimeMachine):
         every = limits if scope == "org" else limits | {PENDING: PENDING_MAX}
         assert code(self.run(change(self.runtime, "Tenant", "", scope, limits=every))) == "ok"
         self.model.limits[scope] = limits
+        # A limit may be set below usage: from then on usage may only fall.
+        self.before |= {(scope, dimension): self.model.used(scope, dimension)[0] for dimension in limits}
 
     # Time.
 
