@@ -99,7 +99,7 @@ async def test_a_token_without_gates_decides_nothing(site: Site) -> None:
 
 async def test_an_approver_of_some_tenants_reads_nothing_of_the_whole(site: Site) -> None:
     token = await ann(site, await gated(site))
-    for path in ("/metrics", "ledger", "ledger/verify"):
+    for path in ("/metrics", "ledger", "ledger/verify", "webhooks"):
         assert (await site.get(path, token=token)).status == 403, path
 
 
