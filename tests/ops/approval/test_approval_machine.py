@@ -357,6 +357,8 @@ class Approvals(RuntimeMachine):
         every = limits if scope == "org" else limits | {PENDING: PENDING_MAX}
         assert code(self.run(change(self.runtime, "Tenant", "", scope, limits=every))) == "ok"
         self.model.limits[scope] = limits
+        # A limit may be set below usage: from then on usage may only fall.
+        self.before |= {(scope, dimension): self.model.used(scope, dimension)[0] for dimension in limits}
 
     # Time.
 
@@ -378,12 +380,10 @@ class Approvals(RuntimeMachine):
 
         self.run(passes())
 
-    @precondition(lambda self: any(not one.gang for one in self.open()))
+    @precondition(lambda self: any(not one.gang and not one.ending for one in self.open()))
     @rule(data=st.data())
     def nobody_decides(self, data: st.DataObject) -> None:
-        one = data.draw(st.sampled_from([one for one in self.open() if not one.gang and not one.ending] or [None]))
-        if one is None:
-            return
+        one = data.draw(st.sampled_from([one for one in self.open() if not one.gang and not one.ending]))
         self.age(one, "approval.pendingUntil" if one.state == "pending" else "approval.change.pendingUntil")
         assert code(self.run(run_timer(self.runtime, key(one.kind, one.space, one.name)))) == "ok"
         self.refuse(one, "expired")
@@ -446,13 +446,14 @@ class Approvals(RuntimeMachine):
         if one.ending:
             del self.model.all[one.kind, one.space, one.name]
 
-    @precondition(lambda self: self.model.all)
+    def deletable(self) -> list[One]:
+        """All but placed work, and jobs that have their allocations."""
+        return [one for one in self.model.all.values() if not one.bound and (one.kind != "Job" or one.pending)]
+
+    @precondition(lambda self: self.deletable())
     @rule(data=st.data())
     def delete(self, data: st.DataObject) -> None:
-        those = [one for one in self.model.all.values() if not one.bound and (one.kind != "Job" or one.pending)]
-        one = data.draw(st.sampled_from(those or [None]))
-        if one is None:
-            return
+        one = data.draw(st.sampled_from(self.deletable()))
         assert code(self.run(delete(self.runtime, one.kind, one.space, one.name))) == "ok"
         if one.kept:
             held = one.held if one.state == "approved" else {}

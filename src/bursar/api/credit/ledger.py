@@ -8,12 +8,12 @@ from typing import Final
 
 from msgspec import Struct
 
+from bursar.api.http.action import seen_whole
 from bursar.api.http.route import Answer, Call, Outcome, Param
 from bursar.core.credit.hash_chain import Anchor, Finding
-from bursar.core.values.access import reach
 from bursar.core.values.instant import timestamp
 from bursar.core.values.money import credits_of
-from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
+from bursar.core.values.refusal import Refusal, field_fault, invalid
 from bursar.ops.credit import ledger_verify, seal
 from bursar.ops.credit.statement import system_balances
 from bursar.wire.shared.document import encode
@@ -62,15 +62,8 @@ class LedgerStanding(Struct):
     accounts: dict[str, str]
 
 
-def _of_some(call: Call) -> Refusal | None:
-    """Refuse callers who see only some tenants: the ledger is that of all."""
-    if reach(call.identity).everything:
-        return None
-    return Refusal(Code.FORBIDDEN, f"role {call.identity.role} of some tenants may not read the ledger of all tenants")
-
-
 async def show(call: Call) -> Outcome:
-    if refusal := _of_some(call):
+    if refusal := seen_whole(call, "the ledger"):
         return refusal
     standing = await seal.load_standing(call.context.runtime)
     shown = LedgerStanding(
@@ -89,7 +82,7 @@ async def show(call: Call) -> Outcome:
 
 
 async def verify(call: Call) -> Outcome:
-    if refusal := _of_some(call):
+    if refusal := seen_whole(call, "the ledger"):
         return refusal
     after, anchor = _number(call), _anchor(call)
     if isinstance(after, Refusal):
