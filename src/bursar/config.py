@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from bursar.api.http.oidc_settings import USER_CLAIMS, OidcSettings
+from bursar.api.http.oidc_settings import OidcSettings
 from bursar.api.http.ratelimit import LIMIT_PER_MINUTE_DEFAULT, SERVICE_LIMIT_PER_MINUTE_DEFAULT
 from bursar.core.values.address import is_loopback_host
 
@@ -102,19 +102,18 @@ def oidc_from_environment() -> OidcSettings | None:
     audience = os.environ.get("BURSAR_OIDC_AUDIENCE", "")
     if not audience:
         raise ConfigError("BURSAR_OIDC_ISSUER needs BURSAR_OIDC_AUDIENCE: tokens for other services must not work here")
-    claims = {
-        f"{claim}_claim": name
-        for claim in ("role", "tenant", "tenants", "gates")
-        if (name := os.environ.get(f"BURSAR_OIDC_{claim.upper()}_CLAIM", ""))
-    }
+    usual = OidcSettings(issuer, audience)
     user_claim = os.environ.get("BURSAR_OIDC_USER_CLAIM", "")
     return OidcSettings(
         issuer=issuer,
         audience=audience,
         jwks=os.environ.get("BURSAR_OIDC_JWKS", ""),
         ca_file=os.environ.get("BURSAR_OIDC_CA_FILE", ""),
-        user_claims=(user_claim,) if user_claim else USER_CLAIMS,
-        **claims,
+        user_claims=(user_claim,) if user_claim else usual.user_claims,
+        role_claim=os.environ.get("BURSAR_OIDC_ROLE_CLAIM") or usual.role_claim,
+        tenant_claim=os.environ.get("BURSAR_OIDC_TENANT_CLAIM") or usual.tenant_claim,
+        tenants_claim=os.environ.get("BURSAR_OIDC_TENANTS_CLAIM") or usual.tenants_claim,
+        gates_claim=os.environ.get("BURSAR_OIDC_GATES_CLAIM") or usual.gates_claim,
     )
 
 

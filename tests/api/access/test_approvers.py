@@ -28,7 +28,7 @@ def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def doors(site: Site, issuer: Issuer) -> AsyncIterator[Site]:
+async def oidc_site(site: Site, issuer: Issuer) -> AsyncIterator[Site]:
     async with opened_site(site.context.database.url, oidc=issuer.settings) as one:
         await one.context.tree(fresh=True)
         yield one
@@ -45,13 +45,13 @@ class Family:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def family(site: Site, doors: Site) -> Family:
+async def family(site: Site, oidc_site: Site) -> Family:
     one = Family("parent", "own", "child", "sibling")
     for name, above in (("parent", ""), ("own", "parent"), ("child", "own"), ("sibling", "parent")):
         spec = {"approval": {"gates": ["manual"]}, **({"parent": above} if above else {})}
         assert (await site.post("tenants", {"metadata": {"name": name}, "spec": spec})).status == 201
         await site.namespace(tenant=name, name=name)
-    await doors.context.tree(fresh=True)
+    await oidc_site.context.tree(fresh=True)
     return one
 
 
@@ -90,57 +90,59 @@ async def _many(site: Site, path: str, kind: Any, token: str) -> int:
 
 @pytest.mark.parametrize("kind", REQUESTABLE, ids=lambda one: one.name)
 async def test_an_approver_decides_for_its_tenants_and_those_below_and_finds_no_other(
-    doors: Site, issuer: Issuer, family: Family, kind: Any
+    oidc_site: Site, issuer: Issuer, family: Family, kind: Any
 ) -> None:
     who = {
-        "token": await doors.token("approver", user="ida", tenants=[family.own], gates=["manual"]),
+        "token": await oidc_site.token("approver", user="ida", tenants=[family.own], gates=["manual"]),
         "jwt": issuer.sign("ida", bursar_role="approver", decides_for=[family.own, "gone"], decides_at=["manual"]),
     }
     for token in who.values():
         for tenant in (family.sibling, family.parent):
-            path = await requested(doors, kind, tenant)
-            before = await doors.state()
-            assert [one.status for one in await every_decision(doors, path, token)] == [404] * 3
-            assert await _many(doors, path, kind, token) == 404
-            assert (await doors.get(path, token=token)).status == 404
-            assert path.rpartition("/")[2] not in (await doors.get(kind.plural, token=token)).names
-            listed = (await doors.get("approvals", token=token)).body["items"]
+            path = await requested(oidc_site, kind, tenant)
+            before = await oidc_site.state()
+            assert [one.status for one in await every_decision(oidc_site, path, token)] == [404] * 3
+            assert await _many(oidc_site, path, kind, token) == 404
+            assert (await oidc_site.get(path, token=token)).status == 404
+            assert path.rpartition("/")[2] not in (await oidc_site.get(kind.plural, token=token)).names
+            listed = (await oidc_site.get("approvals", token=token)).body["items"]
             assert {one["tenant"] for one in listed} <= {family.own, family.child}
-            assert await doors.state() == before
+            assert await oidc_site.state() == before
         for tenant in (family.own, family.child):
-            path = await requested(doors, kind, tenant)
-            assert [one.status for one in await every_decision(doors, path, token)] == [200, 409, 409]
-            path = await requested(doors, kind, tenant)
-            assert await _many(doors, path, kind, token) == 200
+            path = await requested(oidc_site, kind, tenant)
+            assert [one.status for one in await every_decision(oidc_site, path, token)] == [200, 409, 409]
+            path = await requested(oidc_site, kind, tenant)
+            assert await _many(oidc_site, path, kind, token) == 200
 
 
 @pytest.mark.parametrize("kind", REQUESTABLE, ids=lambda one: one.name)
 async def test_a_gate_that_is_not_the_approvers_is_forbidden(
-    doors: Site, issuer: Issuer, family: Family, kind: Any
+    oidc_site: Site, issuer: Issuer, family: Family, kind: Any
 ) -> None:
     for token in (
-        await doors.token("approver", user="ida", tenants=["*"], gates=["quota"]),
+        await oidc_site.token("approver", user="ida", tenants=["*"], gates=["quota"]),
         issuer.sign("ida", bursar_role="approver", decides_for="*", decides_at="quota"),
     ):
-        path = await requested(doors, kind, family.own)
-        before = await doors.state()
-        assert [one.status for one in await every_decision(doors, path, token)] == [403] * 3
-        assert await _many(doors, path, kind, token) == 403
-        assert await doors.state() == before
+        path = await requested(oidc_site, kind, family.own)
+        before = await oidc_site.state()
+        assert [one.status for one in await every_decision(oidc_site, path, token)] == [403] * 3
+        assert await _many(oidc_site, path, kind, token) == 403
+        assert await oidc_site.state() == before
 
 
 @pytest.mark.parametrize("kind", REQUESTABLE, ids=lambda one: one.name)
-async def test_nobody_else_decides(doors: Site, family: Family, kind: Any) -> None:
+async def test_nobody_else_decides(oidc_site: Site, family: Family, kind: Any) -> None:
     tokens = {
-        role: await doors.token(role, **({"tenant": family.own} if role in ("tenant-admin", "user", "viewer") else {}))
+        role: await oidc_site.token(
+            role, **({"tenant": family.own} if role in ("tenant-admin", "user", "viewer") else {})
+        )
         for role in ("tenant-admin", "user", "viewer", "service", "billing-admin")
     }
-    path = await requested(doors, kind, family.own)
-    before = await doors.state()
+    path = await requested(oidc_site, kind, family.own)
+    before = await oidc_site.state()
     for role, token in tokens.items():
-        assert {one.status for one in await every_decision(doors, path, token)} == {403}, role
-        assert (await doors.post("approvals/decide", {"items": []}, token=token)).status == 403, role
-    assert await doors.state() == before
+        assert {one.status for one in await every_decision(oidc_site, path, token)} == {403}, role
+        assert (await oidc_site.post("approvals/decide", {"items": []}, token=token)).status == 403, role
+    assert await oidc_site.state() == before
 
 
 # Nobody decides their own.
@@ -148,36 +150,36 @@ async def test_nobody_else_decides(doors: Site, family: Family, kind: Any) -> No
 
 @pytest.mark.parametrize("tenants", [["*"], ["parent"], ["own"], ["child"]], ids=str)
 async def test_a_person_does_not_decide_their_own_request_whichever_identity_they_use(
-    doors: Site, issuer: Issuer, family: Family, tenants: list[str]
+    oidc_site: Site, issuer: Issuer, family: Family, tenants: list[str]
 ) -> None:
     """Ann is a member of the tenant, and an approver of its parent, of itself, or of the child that she requests in."""
     kind, user = REQUESTABLE[-1], f"ann-{tenants[0].replace('*', 'all')}"
     spec = {"tenant": family.own, "user": user, "role": "tenant-admin"}
-    assert (await doors.post("members", {"spec": spec})).status == 201
+    assert (await oidc_site.post("members", {"spec": spec})).status == 201
     where = family.child if tenants == ["child"] else family.own
     member = issuer.sign(user)
-    token = await doors.token("approver", user=user, tenants=tenants, gates=["*"])
+    token = await oidc_site.token("approver", user=user, tenants=tenants, gates=["*"])
     own = issuer.sign(user, bursar_role="approver", decides_for=tenants, decides_at=["*"])
-    path = await requested(doors, kind, where, token=member)
-    before = await doors.state()
+    path = await requested(oidc_site, kind, where, token=member)
+    before = await oidc_site.state()
     for decider in (token, own):
-        replies = await every_decision(doors, path, decider)
+        replies = await every_decision(oidc_site, path, decider)
         assert [one.status for one in replies] == [403] * 3
         assert "nobody approves their own request" in replies[0].message
-        assert await _many(doors, path, kind, decider) == 403
-    assert await doors.state() == before
+        assert await _many(oidc_site, path, kind, decider) == 403
+    assert await oidc_site.state() == before
     other = issuer.sign("bob", bursar_role="approver", decides_for=tenants, decides_at=["*"])
-    assert (await doors.post(f"{path}/approve", {}, token=other)).status == 200
+    assert (await oidc_site.post(f"{path}/approve", {}, token=other)).status == 200
 
 
-async def test_where_the_policy_allows_it_a_person_decides_their_own(doors: Site, issuer: Issuer) -> None:
+async def test_where_the_policy_allows_it_a_person_decides_their_own(oidc_site: Site, issuer: Issuer) -> None:
     approval = {"gates": ["manual"], "selfApproval": True}
-    await doors.post("tenants", {"metadata": {"name": "trusting"}, "spec": {"approval": approval}})
-    await doors.namespace(tenant="trusting", name="trusting")
-    await doors.post("members", {"spec": {"tenant": "trusting", "user": "ann", "role": "user"}})
-    path = await requested(doors, REQUESTABLE[-1], "trusting", token=issuer.sign("ann"))
+    await oidc_site.post("tenants", {"metadata": {"name": "trusting"}, "spec": {"approval": approval}})
+    await oidc_site.namespace(tenant="trusting", name="trusting")
+    await oidc_site.post("members", {"spec": {"tenant": "trusting", "user": "ann", "role": "user"}})
+    path = await requested(oidc_site, REQUESTABLE[-1], "trusting", token=issuer.sign("ann"))
     own = issuer.sign("ann", bursar_role="approver", decides_for=["trusting"], decides_at=["manual"])
-    assert (await doors.post(f"{path}/approve", {}, token=own)).status == 200
+    assert (await oidc_site.post(f"{path}/approve", {}, token=own)).status == 200
 
 
 # Claims.
@@ -198,24 +200,26 @@ async def test_where_the_policy_allows_it_a_person_decides_their_own(doors: Site
     ],
 )
 async def test_an_approvers_jwt_that_lacks_something_is_refused(
-    doors: Site, issuer: Issuer, family: Family, claims: dict[str, Any], said: str
+    oidc_site: Site, issuer: Issuer, family: Family, claims: dict[str, Any], said: str
 ) -> None:
     whole = {"bursar_role": "approver", "decides_for": [family.own], "decides_at": ["manual"]}
-    assert (await doors.get("whoami", token=issuer.sign("ida", **whole))).status == 200
-    reply = await doors.get("whoami", token=issuer.sign("ida", **{**whole, **claims}))
+    assert (await oidc_site.get("whoami", token=issuer.sign("ida", **whole))).status == 200
+    reply = await oidc_site.get("whoami", token=issuer.sign("ida", **{**whole, **claims}))
     assert (reply.status, said in reply.message) == (401, True), reply.message
 
 
-async def test_an_approver_by_jwt_does_not_decide_for_a_later_tenant_of_the_name(doors: Site, issuer: Issuer) -> None:
+async def test_an_approver_by_jwt_does_not_decide_for_a_later_tenant_of_the_name(
+    oidc_site: Site, issuer: Issuer
+) -> None:
     spec = {"approval": {"gates": ["manual"]}}
     for name in ("before", "stays"):
-        await doors.post("tenants", {"metadata": {"name": name}, "spec": spec})
+        await oidc_site.post("tenants", {"metadata": {"name": name}, "spec": spec})
     token = issuer.sign("ida", bursar_role="approver", decides_for=["before", "stays"], decides_at=["*"])
-    assert set((await doors.get("tenants", token=token)).names) == {"before", "stays"}
-    await doors.delete("tenants/before")
-    await doors.post("tenants", {"metadata": {"name": "before"}, "spec": spec})
-    await doors.namespace(tenant="before", name="before")
-    path = await requested(doors, REQUESTABLE[-1], "before")
-    await doors.context.tree(fresh=True)
-    assert (await doors.get("tenants", token=token)).names == ["stays"]
-    assert [one.status for one in await every_decision(doors, path, token)] == [404] * 3
+    assert set((await oidc_site.get("tenants", token=token)).names) == {"before", "stays"}
+    await oidc_site.delete("tenants/before")
+    await oidc_site.post("tenants", {"metadata": {"name": "before"}, "spec": spec})
+    await oidc_site.namespace(tenant="before", name="before")
+    path = await requested(oidc_site, REQUESTABLE[-1], "before")
+    await oidc_site.context.tree(fresh=True)
+    assert (await oidc_site.get("tenants", token=token)).names == ["stays"]
+    assert [one.status for one in await every_decision(oidc_site, path, token)] == [404] * 3

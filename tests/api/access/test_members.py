@@ -29,7 +29,7 @@ def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def doors(site: Site, issuer: Issuer) -> AsyncIterator[Site]:
+async def oidc_site(site: Site, issuer: Issuer) -> AsyncIterator[Site]:
     """A second API process on the same database, which accepts the issuer's JWTs; members are changed in the first."""
     async with opened_site(site.context.database.url, oidc=issuer.settings) as one:
         yield one
@@ -54,12 +54,12 @@ async def remove(site: Site, tenant: str, user: str, token: str | None = None) -
     return await site.delete(f"members/{member_name(tenant, user)}", token=token)
 
 
-async def _whoami(doors: Site, token: str, tenant: str = "") -> Reply:
-    return await doors.get("whoami", token=token, headers={"x-bursar-tenant": tenant} if tenant else {})
+async def _whoami(oidc_site: Site, token: str, tenant: str = "") -> Reply:
+    return await oidc_site.get("whoami", token=token, headers={"x-bursar-tenant": tenant} if tenant else {})
 
 
-async def _is(doors: Site, token: str, status: int, **body: str) -> bool:
-    reply = await _whoami(doors, token)
+async def _is(oidc_site: Site, token: str, status: int, **body: str) -> bool:
+    reply = await _whoami(oidc_site, token)
     return reply.status == status and body.items() <= reply.body.items()
 
 
@@ -145,20 +145,22 @@ async def test_administrators_manage_the_members_of_their_tenants(site: Site) ->
 
 
 async def test_members_end_with_their_tenant_and_mean_nothing_to_the_next(
-    site: Site, doors: Site, issuer: Issuer
+    site: Site, oidc_site: Site, issuer: Issuer
 ) -> None:
     team, ann = site.name(), issuer.sign("ghost-ann")
     await site.post("tenants", {"metadata": {"name": team}})
     await added(site, team, "ghost-ann", "tenant-admin")
-    await eventually(partial(_is, doors, ann, 200, tenant=team))
+    await eventually(partial(_is, oidc_site, ann, 200, tenant=team))
     assert (await site.delete(f"tenants/{team}")).status == 200
     assert (await site.get("members", fieldSelector=f"spec.tenant={team}")).names == []
     assert (await site.post("tenants", {"metadata": {"name": team}})).status == 201
-    assert (await doors.get(f"tenants/{team}", token=ann)).status in (401, 404)
-    await eventually(partial(_is, doors, ann, 401), SECONDS_MAX)
+    assert (await oidc_site.get(f"tenants/{team}", token=ann)).status in (401, 404)
+    await eventually(partial(_is, oidc_site, ann, 401), SECONDS_MAX)
 
 
-async def test_a_member_that_is_held_by_a_finalizer_keeps_its_tenant(site: Site, doors: Site, issuer: Issuer) -> None:
+async def test_a_member_that_is_held_by_a_finalizer_keeps_its_tenant(
+    site: Site, oidc_site: Site, issuer: Issuer
+) -> None:
     team, ann = site.name(), issuer.sign("held-ann")
     await site.post("tenants", {"metadata": {"name": team}})
     spec = {"tenant": team, "user": "held-ann", "role": "user"}
@@ -166,9 +168,9 @@ async def test_a_member_that_is_held_by_a_finalizer_keeps_its_tenant(site: Site,
     assert made.status == 201
     reply = await site.delete(f"tenants/{team}")
     assert (reply.status, f"{team}.held-ann" in reply.message) == (409, True)
-    assert (await _whoami(doors, ann)).status == 200
+    assert (await _whoami(oidc_site, ann)).status == 200
     assert (await remove(site, team, "held-ann")).status == 200
-    await eventually(partial(_is, doors, ann, 401), SECONDS_MAX)
+    await eventually(partial(_is, oidc_site, ann, 401), SECONDS_MAX)
     name = f"members/{team}.held-ann"
     assert (await site.patch(name, {"metadata": {"finalizers": None}})).status == 200
     assert (await site.delete(f"tenants/{team}")).status == 200
@@ -177,46 +179,46 @@ async def test_a_member_that_is_held_by_a_finalizer_keeps_its_tenant(site: Site,
 # Identities.
 
 
-async def test_a_jwt_without_a_tenant_gets_that_of_its_membership(site: Site, doors: Site, issuer: Issuer) -> None:
+async def test_a_jwt_without_a_tenant_gets_that_of_its_membership(site: Site, oidc_site: Site, issuer: Issuer) -> None:
     team, other = await site.namespace(), await site.namespace()
     user = f"{team}-ann"
-    stranger = await _whoami(doors, issuer.sign(f"{team}-nobody"))
+    stranger = await _whoami(oidc_site, issuer.sign(f"{team}-nobody"))
     assert (stranger.status, "is a member of none" in stranger.message) == (401, True)
     assert "bursar member add" in stranger.message
     await added(site, team, user, "user")
-    reply = await _whoami(doors, issuer.sign(user))
+    reply = await _whoami(oidc_site, issuer.sign(user))
     assert reply.body == {"user": user, "role": "user", "tenant": team}
-    assert (await doors.get("namespaces", token=issuer.sign(user))).names == [team]
-    lesser = await _whoami(doors, issuer.sign(user, bursar_role="viewer"))
+    assert (await oidc_site.get("namespaces", token=issuer.sign(user))).names == [team]
+    lesser = await _whoami(oidc_site, issuer.sign(user, bursar_role="viewer"))
     assert lesser.body["role"] == "viewer", "the provider's role is the most that a membership gives"
-    assert (await _whoami(doors, issuer.sign(user, bursar_role="tenant-admin"))).body["role"] == "user"
-    foreign = await _whoami(doors, issuer.sign(user), other)
+    assert (await _whoami(oidc_site, issuer.sign(user, bursar_role="tenant-admin"))).body["role"] == "user"
+    foreign = await _whoami(oidc_site, issuer.sign(user), other)
     assert (foreign.status, other in foreign.message) == (403, True)
-    unknown = await _whoami(doors, issuer.sign(user), "nowhere")
+    unknown = await _whoami(oidc_site, issuer.sign(user), "nowhere")
     assert unknown.message == foreign.message.replace(other, "nowhere"), "a tenant's existence is not told"
 
 
-async def test_of_several_memberships_the_request_names_one(site: Site, doors: Site, issuer: Issuer) -> None:
+async def test_of_several_memberships_the_request_names_one(site: Site, oidc_site: Site, issuer: Issuer) -> None:
     first, second, third = [await site.namespace() for _ in range(3)]
     user = f"{first}-multi"
     await added(site, first, user, "tenant-admin")
     await added(site, second, user, "viewer")
     await added(site, third, "somebody-else", "viewer")
     token = issuer.sign(user)
-    reply = await _whoami(doors, token)
+    reply = await _whoami(oidc_site, token)
     assert reply.status == 400
     assert f"you are a member of several tenants: {first}, {second}" in reply.message
     assert third not in reply.message
     assert "X-Bursar-Tenant" in json.dumps(reply.body)
-    assert (await _whoami(doors, token, first)).body == {"user": user, "role": "tenant-admin", "tenant": first}
-    assert (await _whoami(doors, token, second)).body == {"user": user, "role": "viewer", "tenant": second}
-    assert (await _whoami(doors, token, third)).status == 403
+    assert (await _whoami(oidc_site, token, first)).body == {"user": user, "role": "tenant-admin", "tenant": first}
+    assert (await _whoami(oidc_site, token, second)).body == {"user": user, "role": "viewer", "tenant": second}
+    assert (await _whoami(oidc_site, token, third)).status == 403
     twice = [("authorization", f"Bearer {token}"), ("x-bursar-tenant", first), ("x-bursar-tenant", second)]
-    assert (await doors.http.get(f"{doors.url}/api/v1/whoami", headers=twice)).status_code == 400
+    assert (await oidc_site.http.get(f"{oidc_site.url}/api/v1/whoami", headers=twice)).status_code == 400
 
 
 async def test_a_removed_member_is_out_within_five_seconds_and_so_are_tokens_and_watches(
-    site: Site, doors: Site, issuer: Issuer, recalled: None
+    site: Site, oidc_site: Site, issuer: Issuer, recalled: None
 ) -> None:
     team = await site.namespace()
     user = f"{team}-leaver"
@@ -227,8 +229,8 @@ async def test_a_removed_member_is_out_within_five_seconds_and_so_are_tokens_and
     stays = await site.token("user", tenant=team, user="stays")
     path, version = f"namespaces/{team}/allocations", await newest(site)
     async with (
-        watching(doors, path, own, resourceVersion=version) as by_jwt,
-        watching(doors, path, token, resourceVersion=version) as by_token,
+        watching(oidc_site, path, own, resourceVersion=version) as by_jwt,
+        watching(oidc_site, path, token, resourceVersion=version) as by_token,
         watching(site, path, token, resourceVersion=version) as elsewhere,
     ):
         assert (await remove(site, team, user)).status == 200
@@ -237,32 +239,34 @@ async def test_a_removed_member_is_out_within_five_seconds_and_so_are_tokens_and
                 *_, error = [event async for event in events]
                 assert (error["type"], error["object"]["code"]) == ("ERROR", 401)
             for one in (own, token):
-                await eventually(partial(_is, doors, one, 401), SECONDS_MAX)
+                await eventually(partial(_is, oidc_site, one, 401), SECONDS_MAX)
     (shown,) = [one for one in (await site.get("tokens")).body["items"] if one["metadata"]["name"] == token_id]
     assert shown["status"]["state"] == "Revoked"
-    assert (await _whoami(doors, stays)).status == 200
+    assert (await _whoami(oidc_site, stays)).status == 200
     async with site.context.database.reader() as db:
         lines = await db.fetch(
             "SELECT verb, reason FROM change WHERE kind = 'Token' AND name = $1 ORDER BY revision", token_id
         )
     assert tuple(lines[-1]) == ("revoke", "its user left the tenant")
     await added(site, team, user)
-    await eventually(partial(_is, doors, own, 200), SECONDS_MAX)
-    assert (await _whoami(doors, token)).status == 401, "a new membership does not bring an old token back"
+    await eventually(partial(_is, oidc_site, own, 200), SECONDS_MAX)
+    assert (await _whoami(oidc_site, token)).status == 401, "a new membership does not bring an old token back"
 
 
-async def test_a_watch_that_began_with_a_remembered_identity_ends_too(site: Site, doors: Site, issuer: Issuer) -> None:
+async def test_a_watch_that_began_with_a_remembered_identity_ends_too(
+    site: Site, oidc_site: Site, issuer: Issuer
+) -> None:
     """The process remembers an identity for two seconds, and hears of changes only while it has watches."""
     team = await site.namespace()
     user = f"{team}-late"
     await added(site, team, user)
     own, path, version = issuer.sign(user), f"namespaces/{team}/allocations", await newest(site)
-    assert (await _whoami(doors, own)).status == 200
+    assert (await _whoami(oidc_site, own)).status == 200
     assert (await remove(site, team, user)).status == 200
     params = {"watch": "true", "resourceVersion": version}
     async with asyncio.timeout(SECONDS_MAX):
-        answer = await doors.http.get(
-            f"{doors.url}/api/v1/{path}", params=params, headers={"authorization": f"Bearer {own}"}
+        answer = await oidc_site.http.get(
+            f"{oidc_site.url}/api/v1/{path}", params=params, headers={"authorization": f"Bearer {own}"}
         )
     # It was let in, and ended; or not let in at all.
     said = answer.json()
@@ -270,7 +274,7 @@ async def test_a_watch_that_began_with_a_remembered_identity_ends_too(site: Site
 
 
 async def test_a_role_that_changes_takes_effect_within_five_seconds(
-    site: Site, doors: Site, issuer: Issuer, recalled: None
+    site: Site, oidc_site: Site, issuer: Issuer, recalled: None
 ) -> None:
     team = await site.namespace()
     user = f"{team}-fallen"
@@ -278,28 +282,28 @@ async def test_a_role_that_changes_takes_effect_within_five_seconds(
     own, token = issuer.sign(user), await site.token("tenant-admin", tenant=team, user=user)
     lesser = await site.token("viewer", tenant=team, user=user)
     path, version = f"namespaces/{team}/allocations", await newest(site)
-    assert (await _whoami(doors, token)).body["role"] == "tenant-admin"
+    assert (await _whoami(oidc_site, token)).body["role"] == "tenant-admin"
     async with (
-        watching(doors, path, own, resourceVersion=version) as by_jwt,
-        watching(doors, path, token, resourceVersion=version) as by_token,
+        watching(oidc_site, path, own, resourceVersion=version) as by_jwt,
+        watching(oidc_site, path, token, resourceVersion=version) as by_token,
     ):
         assert (await site.patch(f"members/{member_name(team, user)}", {"spec": {"role": "user"}})).status == 200
         async with asyncio.timeout(SECONDS_MAX):
             for events in (by_jwt, by_token):
                 assert [event async for event in events] == []
             for one in (own, token):
-                await eventually(partial(_is, doors, one, 200, role="user"), SECONDS_MAX)
-    assert (await _whoami(doors, lesser)).body["role"] == "viewer", "a token gives no more than its own role"
+                await eventually(partial(_is, oidc_site, one, 200, role="user"), SECONDS_MAX)
+    assert (await _whoami(oidc_site, lesser)).body["role"] == "viewer", "a token gives no more than its own role"
 
 
-async def test_a_token_that_is_made_while_its_user_leaves_does_not_stay(site: Site, doors: Site) -> None:
+async def test_a_token_that_is_made_while_its_user_leaves_does_not_stay(site: Site, oidc_site: Site) -> None:
     """The removal waits for the token, and revokes it."""
     team = await site.namespace()
     await added(site, team, "racer")
     uid = (await site.get(f"tenants/{team}")).body["metadata"]["uid"]
 
     async def waits_or_has_ended() -> bool:
-        async with doors.context.database.reader() as looking:
+        async with oidc_site.context.database.reader() as looking:
             blocked = await looking.fetchval(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
             )
@@ -313,4 +317,4 @@ async def test_a_token_that_is_made_while_its_user_leaves_does_not_stay(site: Si
         removing = asyncio.create_task(remove(site, team, "racer"))
         await eventually(waits_or_has_ended)
     assert (await removing).status == 200
-    await eventually(partial(_is, doors, made[1], 401), SECONDS_MAX)
+    await eventually(partial(_is, oidc_site, made[1], 401), SECONDS_MAX)

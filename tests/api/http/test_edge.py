@@ -76,7 +76,7 @@ async def test_a_flood_of_one_approver_or_service_starves_no_other(site: Site, m
     everything = {"tenants": ["*"], "gates": ["*"]}
     flooding = await site.token("approver", user="flood", **everything)
     calm = await site.token("approver", user="calm", **everything)
-    operator = await site.token("service", user="flood")
+    operator = await site.token("service", user="flood", tenant=await site.namespace())
     monkeypatch.setattr(site.context, "requests_per_minute", 1)
     monkeypatch.setattr(site.context, "service_requests_per_minute", 7)
     monkeypatch.setattr(site.context, "limits", MemoryRateLimit(clock_ns=lambda: 0))

@@ -219,7 +219,7 @@ async def test_a_soft_limit_is_found_under_either_name_of_its_dimension(site: Si
 
 
 async def test_applying_what_does_not_exist_needs_the_right_to_create_it(site: Site) -> None:
-    service = await site.token("approver", user="app")
+    service = await site.token("approver", user="app", tenants=["*"], gates=["*"])
     team = await site.namespace()
     body: Document = {"metadata": {}, "spec": {}}
     reply = await site.patch(f"namespaces/{team}/allocations/job/status", body, APPLY)

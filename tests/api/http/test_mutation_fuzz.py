@@ -118,7 +118,7 @@ async def fuzz(embedded_postgres: PostgresServer, database_template: str) -> Asy
     async with opened_site(_url(embedded_postgres, name), **options) as site:
         fingerprints = Marks()
         await prepare(site)
-        changing = ("tenant-admin", "user", "node", "system-admin", "service", "billing-admin")
+        changing = ("tenant-admin", "user", "node", "approver", "system-admin", "service", "billing-admin")
         families = await asyncio.gather(*(founded(site, fingerprints) for _ in changing))
         for path in ("authority", "/.well-known/jwks.json"):
             assert (await site.get(path)).status == 200, "keys that are made when they are first asked for are there"

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-USER_CLAIMS = ("sub", "preferred_username")
-
 
 @dataclass(frozen=True, slots=True)
 class OidcSettings:
@@ -16,7 +14,7 @@ class OidcSettings:
     issuer: str
     audience: str
     jwks: str = ""
-    user_claims: Sequence[str] = USER_CLAIMS
+    user_claims: Sequence[str] = ("sub", "preferred_username")
     tenant_claim: str = "bursar_tenant"
     role_claim: str = "bursar_role"
     # Of approvers: the tenants and the gates that they decide for, as lists of names; `*` is every one.

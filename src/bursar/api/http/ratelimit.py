@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from bursar.core.values.access import Identity
+from bursar.core.values.access import OF_TENANTS, Identity
 
 LIMIT_PER_MINUTE_DEFAULT = 1000
 # Of an approver or a service, which acts for all tenants.
@@ -45,7 +45,9 @@ class RateLimit(Protocol):
 
 def message(identity: Identity, limit: int) -> str:
     """The message of a request beyond the limit, which names whose limit it is."""
-    kind, name = ("tenant", identity.tenant) if identity.tenant else (identity.role, identity.node or identity.user)
+    kind, name = str(identity.role), identity.node or identity.user
+    if identity.role in OF_TENANTS:
+        kind, name = "tenant", identity.tenant
     return f"Rate limit exceeded. {kind.capitalize()} '{name}' limited to {limit} req/min."
 
 

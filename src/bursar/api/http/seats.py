@@ -9,14 +9,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bursar.core.values.access import Identity
+from bursar.core.values.access import OF_TENANTS, Identity
 
 
 def party(identity: Identity) -> str:
-    """The party whose share a request counts against: a tenant, a node, or a user without a tenant."""
+    """The party whose share a request counts against: a tenant, a node, or a user who acts for no tenant, as approvers
+    and services do."""
     if identity.node:
         return f"node:{identity.node}"
-    return f"tenant:{identity.tenant}" if identity.tenant else f"{identity.role}:{identity.user}"
+    return f"tenant:{identity.tenant}" if identity.role in OF_TENANTS else f"{identity.role}:{identity.user}"
 
 
 class Seats:

@@ -25,7 +25,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print the answer a
 def member() -> None:
     """Add, remove and list the members of tenants.
 
-    A member is a user whom the identity provider names without a tenant. The user is what the provider's claim says.
+    A member is a user that the identity provider names without a tenant, as its user claim says.
     """
 
 

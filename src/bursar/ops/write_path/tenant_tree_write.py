@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bursar.commands.command import Command, Reply, Result, encode_reply
+from bursar.commands.objects import removal
 from bursar.commands.objects.object import plural_of
 from bursar.commands.quota.tenant_tree import (
     UNUSED,
@@ -116,7 +117,7 @@ class TreeWriteBatch:
 
 async def _end_owned(db: Connection, batch: UnitOfWork, write: Write) -> Refusal | None:
     """Remove the objects that end with their tenant, before it. Their finalizers keep the tenant."""
-    owned = await member_store.lock_owned(db, write.key.name, [kind.name for kind in KINDS if kind.ends_with_tenant])
+    owned = await object_store.lock_owned(db, write.key.name, [kind.name for kind in KINDS if kind.ends_with_tenant])
     if held := [one.key.name for one in owned if finalizers_of(one.doc)]:
         return Refusal(
             Code.IN_USE,
@@ -125,7 +126,7 @@ async def _end_owned(db: Connection, batch: UnitOfWork, write: Write) -> Refusal
         )
     batch.objects |= {one.key: one for one in owned}
     for one in owned:
-        batch.remove(one.key, write.origin)
+        removal.finish(batch, one, write.origin)
     batch.writes.append(batch.writes.pop(0))
     return None
 

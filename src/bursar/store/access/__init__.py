@@ -1,1 +1,4 @@
-"""Bearer tokens, stored as hashes."""
+"""Bearer tokens, stored as hashes, and members of tenants.
+
+Read `token.py` first.
+"""

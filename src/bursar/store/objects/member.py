@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from bursar.core.objects.object import Stored
 from bursar.core.values.access import Role
 from bursar.store.db.database import Connection
 from bursar.store.db.sql_loader import statements
-from bursar.store.objects.object import stored
 
 SQL = statements("objects/member")
 
@@ -30,8 +28,3 @@ async def load_memberships(db: Connection, users: Collection[str]) -> dict[str, 
         one = Membership(row["tenant"], row["tenant_uid"], Role(row["role"]))
         found[row["username"]] = (*found.get(row["username"], ()), one)
     return found
-
-
-async def lock_owned(db: Connection, tenant: str, kinds: Collection[str]) -> list[Stored]:
-    """Lock and load the objects of these kinds that a tenant owns."""
-    return [stored(row) for row in await db.fetch(SQL.owned, tenant, list(kinds))]

@@ -144,6 +144,11 @@ async def get(db: Connection, key: Key) -> Stored | None:
     return stored(row) if row else None
 
 
+async def lock_owned(db: Connection, tenant: str, kinds: Iterable[str]) -> list[Stored]:
+    """Lock and load the objects of these kinds that a tenant owns. The caller holds the tree's exclusive lock."""
+    return [stored(row) for row in await db.fetch(SQL.owned, tenant, list(kinds))]
+
+
 async def load_charges_in(db: Connection, namespace: str, kinds: Sequence[str]) -> list[Charge]:
     return [decode_charge(row["charge"]) for row in await db.fetch(SQL.charges_in, namespace, list(kinds))]
 

@@ -143,7 +143,7 @@ class Kind:
     derived_name: Callable[[Object], str] = _no_name
     # Whether its objects are removed with the tenant that owns them.
     ends_with_tenant: bool = False
-    # The selectable field that names a user whom an object makes a member of its tenant, by which the user is
+    # The selectable field of the user that an object makes a member of its tenant, by which the user is
     # authenticated; empty for other kinds.
     member_field: str = ""
     # Completes a new object from its creator's tenant, before `owner` is called.

@@ -11,11 +11,3 @@ SELECT member.fields ->> 'spec.user' AS username, member.tenant, tenant.uid AS t
    AND member.fields ->> 'spec.user' = ANY($1::text[])
    AND member.doc -> 'metadata' ->> 'deletionTimestamp' IS NULL
  ORDER BY member.tenant;
-
--- name: owned
--- Objects without a namespace that end with their tenant, whose tree lock the caller holds.
-SELECT kind, namespace, name, uid, tenant, revision, labels, fields, gang, charge, doc, status
-  FROM object
- WHERE tenant = $1 AND kind = ANY($2::text[])
- ORDER BY kind, namespace, name
-   FOR NO KEY UPDATE;

@@ -86,3 +86,10 @@ SELECT EXISTS (SELECT 1 FROM object WHERE kind = ANY($2::text[]) AND namespace =
 -- name: charges
 SELECT namespace, charge FROM object WHERE charge IS NOT NULL;
 
+-- name: owned
+-- Objects without a namespace that end with their tenant, whose tree lock the caller holds.
+SELECT kind, namespace, name, uid, tenant, revision, labels, fields, gang, charge, doc, status
+  FROM object
+ WHERE tenant = $1 AND kind = ANY($2::text[])
+ ORDER BY kind, namespace, name
+   FOR NO KEY UPDATE;
