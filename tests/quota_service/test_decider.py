@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bursar.client import Event
-from bursar.quota_service.decider import BACKOFF_SECONDS, CONFLICT_SECONDS, NOTE_SECONDS, Decider, Decision
+from bursar.quota_service.decider import BACKOFF_SECONDS, CONFLICT_SECONDS, NOTE_SECONDS, Decider, PlannedDecision
 
 Answer = dict[str, Any]
 OK: Answer = {"status": 200}
@@ -48,7 +48,7 @@ def ask(one: Decider, *items: Any, type_: str = "ADDED") -> None:
         one.take_request(Event(type_, shown))
 
 
-def told(plan: list[Decision]) -> list[tuple[str, str]]:
+def told(plan: list[PlannedDecision]) -> list[tuple[str, str]]:
     return [(decision.request.key[2], decision.note) for decision in plan]
 
 

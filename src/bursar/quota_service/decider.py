@@ -78,7 +78,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PlannedDecision:
     """An approval, or a note of the reason for which a request is left pending."""
 
     request: PendingRequest
@@ -191,11 +191,11 @@ class Decider:
 
     # Plans, and their answers.
 
-    def plan(self, now: float, limit: int = DECIDE_MAX) -> list[Decision]:
+    def plan(self, now: float, limit: int = DECIDE_MAX) -> list[PlannedDecision]:
         """The next decisions, the oldest requests of a tenant first. `answered` or `failed` says how each went."""
         self._due.update(self._overdue(now))
         self._due &= self._requests.keys()
-        decisions: list[Decision] = []
+        decisions: list[PlannedDecision] = []
         for tenant in sorted(self._due, key=self._oldest):
             for decision in self._judged(tenant, now):
                 decisions.append(decision)
@@ -204,7 +204,7 @@ class Decider:
             self._due.discard(tenant)
         return decisions
 
-    def answered(self, decision: Decision, answer: Mapping[str, Any], now: float) -> str:
+    def answered(self, decision: PlannedDecision, answer: Mapping[str, Any], now: float) -> str:
         """Take the answer to a decision; return how it went: approved, noted, or the code of the refusal."""
         request = decision.request
         refusal = answer.get("refusal") or {}
@@ -216,7 +216,7 @@ class Decider:
         if code:
             self._take_back(tried)
         if any(self._requests.get(one.tenant, {}).get(one.key) is not one for one in tried.requests):
-            pass  # The watch has told of a later state, which is judged by itself.
+            pass  # The watch has shown a later state, which is judged by itself.
         elif not code or code in (Code.DECIDED, Code.NOT_FOUND):
             for one in tried.requests:
                 self._forget(one.key)
@@ -228,7 +228,7 @@ class Decider:
             self._due.add(request.tenant)
         return code or "approved"
 
-    def failed(self, decisions: Iterable[Decision]) -> None:
+    def failed(self, decisions: Iterable[PlannedDecision]) -> None:
         """Take that no answer came: the decisions are planned again."""
         for decision in decisions:
             if (tried := self._tried.pop(decision.request.group, None)) is not None:
@@ -254,7 +254,7 @@ class Decider:
     def _oldest(self, tenant: str) -> tuple[str, Key]:
         return min(one.age for one in self._requests[tenant].values())
 
-    def _judged(self, tenant: str, now: float) -> Iterator[Decision]:
+    def _judged(self, tenant: str, now: float) -> Iterator[PlannedDecision]:
         groups: dict[Group, list[PendingRequest]] = {}
         for request in sorted(self._requests[tenant].values(), key=lambda one: one.age):
             groups.setdefault(request.group, []).append(request)
@@ -267,7 +267,7 @@ class Decider:
                 yield from self._note(requests, lacking, now)
             else:
                 self._try(requests, asked)
-                yield Decision(requests[0])
+                yield PlannedDecision(requests[0])
 
     def _lacking(self, request: PendingRequest, asked: Amounts) -> list[Exceeded]:
         """The limits that a request would exceed, nearest scope first."""
@@ -290,19 +290,21 @@ class Decider:
         own = self._scopes.get(tenant_scope(tenant))
         return (tenant_scope(tenant), *map(tenant_scope, own.ancestors if own else ()), SYSTEM_SCOPE)
 
-    def _note(self, requests: Sequence[PendingRequest], lacking: Sequence[Exceeded], now: float) -> Iterator[Decision]:
-        """Notes of the limits that a group would exceed. The figures of tenants above are not told."""
+    def _note(
+        self, requests: Sequence[PendingRequest], lacking: Sequence[Exceeded], now: float
+    ) -> Iterator[PlannedDecision]:
+        """Notes of the limits that a group would exceed. They leave out the figures of tenants above."""
         text = lack_text(requests[0].tenant, lacking)
         for one in requests:
             if one.reason == text:
                 continue
             due = self._noted_at.get(one.key, float("-inf")) + NOTE_SECONDS
             if due <= now:
-                yield Decision(one, text)
+                yield PlannedDecision(one, text)
             else:
                 self._note_at[one.tenant] = min(due, self._note_at.get(one.tenant, due))
 
-    def _noted(self, decision: Decision, now: float) -> None:
+    def _noted(self, decision: PlannedDecision, now: float) -> None:
         """The note stands, or the server refused it because the request has changed."""
         request = decision.request
         self._noted_at[request.key] = now

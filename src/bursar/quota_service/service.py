@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from bursar.client import ApiError, AsyncClient, BursarError, ConnectionFailed, Forbidden, Unauthorized
-from bursar.quota_service.decider import GATE, Decider, Decision
+from bursar.quota_service.decider import GATE, Decider, PlannedDecision
 
 log = structlog.get_logger()
 
@@ -138,7 +138,7 @@ class QuotaService:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
                 pause = min(PAUSE_SECONDS_MAX, pause * 2)
 
-    async def _send(self, plan: Sequence[Decision]) -> None:
+    async def _send(self, plan: Sequence[PlannedDecision]) -> None:
         try:
             answers = await self.client.decide_approvals([one.item() for one in plan])
         except BaseException:
