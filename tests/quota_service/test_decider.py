@@ -242,6 +242,14 @@ def test_a_watch_that_begins_again_is_believed() -> None:
     assert go(one, 1) == [("b", "")]
 
 
+def test_a_note_is_never_longer_than_the_server_takes() -> None:
+    many = {f"dimension-{number}": (1, 1) for number in range(40)}
+    one = decider(figures(**many))
+    ask(one, item("a", **dict.fromkeys(many, 1)))
+    ((_, note),) = go(one)
+    assert (len(note), note[-2:]) == (1024, " …")
+
+
 def test_the_item_of_a_decision_is_of_this_request_and_gate() -> None:
     one = decider(figures(clusters=(1, 1)))
     ask(one, item("a", clusters=1))

@@ -25,6 +25,7 @@ BACKOFF_SECONDS = 30.0
 BACKOFF_SECONDS_MAX = 300.0
 NOTE_SECONDS = 60.0  # the shortest time between two notes on one request
 CONFLICT_SECONDS = 2.0
+NOTE_CHARS_MAX = 1024  # of a reason that the server takes
 
 Amounts = Mapping[str, int]
 Key = tuple[str, str, str]  # kind, namespace, name
@@ -342,7 +343,8 @@ class Decider:
 def lack_text(tenant: str, lacking: Sequence[Exceeded]) -> str:
     """The exceeded limits as users of a tenant read them: without the figures of scopes above it."""
     own = tenant_scope(tenant)
-    return headroom_text(quota_refusal("request", lacking), lambda scope: scope == own or scope.startswith("quota:"))
+    text = headroom_text(quota_refusal("request", lacking), lambda scope: scope == own or scope.startswith("quota:"))
+    return text if len(text) <= NOTE_CHARS_MAX else f"{text[: NOTE_CHARS_MAX - 2]} …"
 
 
 def _total(requests: Iterable[PendingRequest]) -> dict[str, int]:
