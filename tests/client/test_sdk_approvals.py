@@ -88,7 +88,7 @@ def test_after_a_lost_connection_only_changed_figures_are_told() -> None:
 @pytest.fixture
 def tenant(admin: Client, request: pytest.FixtureRequest) -> str:
     """A tenant whose claims wait at a gate that no service decides, with a namespace of its name."""
-    name = request.node.name.replace("_", "-").removeprefix("test-")[:40].strip("-")
+    name = str(request.node.name).replace("_", "-").removeprefix("test-")[:40].strip("-")
     approval = {"gates": ["manual"], "selfApproval": True}
     admin.tenants.create({"metadata": {"name": name}, "spec": {"approval": approval, "limits": {"clusters": 1}}})
     admin.namespaces.create({"metadata": {"name": name, "labels": {"bursar.io/tenant": name}}})

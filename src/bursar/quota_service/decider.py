@@ -24,7 +24,7 @@ DECIDE_MAX = 500  # decisions in one call
 BACKOFF_SECONDS = 30.0
 BACKOFF_SECONDS_MAX = 300.0
 NOTE_SECONDS = 60.0  # the shortest time between two notes on one request
-CONFLICT_SECONDS = 2.0
+CONFLICT_SECONDS = 0.5
 NOTE_CHARS_MAX = 1024  # of a reason that the server takes
 
 Amounts = Mapping[str, int]
@@ -159,6 +159,9 @@ class Decider:
                 self._quotas_in.setdefault(after.namespace, set()).add(after.name)
         if before is not None and (grown := _grown(before, after)):
             self._improved(before, grown)
+        elif before is None and after is not None:
+            # A scope that is new here may have had less headroom when the server refused.
+            self._improved(after, after.figures)
 
     def begin_requests(self) -> None:
         """Forget all requests: the watch begins again."""
@@ -186,7 +189,8 @@ class Decider:
         """Judge requests again that a scope counts, after its headroom has grown in some dimensions."""
         better = {(scope.name, dimension) for dimension in grown}
         for group in [one for one, hold in self._held.items() if hold.causes & better]:
-            del self._held[group]
+            # Its tenant may be unknown here, and so not be below the scope.
+            self._due.add(self._held.pop(group).tenant)
         counted = (name for name in self._requests if scope.tenant == name or scope.name in self._names_above(name))
         self._due.update(counted)
 
@@ -333,11 +337,27 @@ class Decider:
         """Hold a refused group back. Another member of its gang, or a change of the request, ends that too."""
         before = self._held.get(request.group)
         tries = before.tries + 1 if before is not None else 1
-        first = CONFLICT_SECONDS if code == Code.CONFLICT else BACKOFF_SECONDS
+        first = BACKOFF_SECONDS
+        if code == Code.CONFLICT or self._is_outdated(refusal):
+            first = CONFLICT_SECONDS
         until = now + min(BACKOFF_SECONDS_MAX, first * 2 ** (tries - 1))
         self._held[request.group] = Hold(request.tenant, tries, until, _causes(refusal))
         if code == Code.QUOTA_EXCEEDED:
             self._noted_at[request.key] = now  # The server has noted its numbers.
+
+    def _is_outdated(self, refusal: Mapping[str, Any]) -> bool:
+        """Whether the figures here have more headroom than the refusal says: they have improved since, or will soon be
+        followed by those of the refusal."""
+        for cause in (refusal.get("details") or {}).get("causes") or []:
+            dimension = dimension_of(str(cause.get("dimension", "")))
+            scope = self._scopes.get(str(cause.get("scope", "")))
+            figure = scope.figures.get(dimension) if scope is not None else None
+            if figure is None or not cause.get("limit"):
+                continue
+            left = amount(dimension, cause["limit"]) - amount(dimension, cause.get("current_usage") or "0")
+            if figure.headroom > left:
+                return True
+        return False
 
 
 def lack_text(tenant: str, lacking: Sequence[Exceeded]) -> str:
