@@ -94,12 +94,7 @@ TOKEN_FILE = click.option(
     "--restored", is_flag=True, help="The database was restored from a backup; give it once, at the first start."
 )
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Number of API processes.")
-@click.option(
-    "--quota-service/--no-quota-service",
-    default=True,
-    show_default=True,
-    help="Decide requests at the gate quota, by `bursar quota-service`.",
-)
+@click.option("--no-quota-service", is_flag=True, help="Do not decide requests at the gate quota.")
 @USER
 @click.option("--tls", type=click.Choice(["auto"]), help="auto: serve HTTPS with a certificate of Bursar's own CA.")
 @CERT
@@ -296,7 +291,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
             admin_token_file=options.get("admin_token_file"),
             show_token=options.get("show_token", False),
             workers=options.get("workers", 1),
-            quota_service=options.get("quota_service", False),
+            quota_service=not options.get("no_quota_service", True),
             restored=options.get("restored", False),
             user=options.get("user", ""),
             requests_per_minute=requests_per_minute_from_environment(),

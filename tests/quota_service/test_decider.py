@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bursar.client import Event
-from bursar.quota_service.decider import BACKOFF_SECONDS, CONFLICT_SECONDS, NOTE_SECONDS, Decider, Decision
+from bursar.quota_service.decider import BACKOFF_SECONDS, CONFLICT_SECONDS, NOTE_SECONDS, Decider, PlannedDecision
 
 Answer = dict[str, Any]
 OK: Answer = {"status": 200}
@@ -48,7 +48,7 @@ def ask(one: Decider, *items: Any, type_: str = "ADDED") -> None:
         one.take_request(Event(type_, shown))
 
 
-def told(plan: list[Decision]) -> list[tuple[str, str]]:
+def told(plan: list[PlannedDecision]) -> list[tuple[str, str]]:
     return [(decision.request.key[2], decision.note) for decision in plan]
 
 
@@ -60,8 +60,8 @@ def go(one: Decider, now: float = 0, answer: Answer = OK) -> list[tuple[str, str
     return told(plan)
 
 
-def refusal(code: str, *causes: tuple[str, str], status: int = 409) -> Answer:
-    listed = [{"scope": scope, "dimension": dimension} for scope, dimension in causes]
+def refusal(code: str, *causes: tuple[str, str], status: int = 409, **numbers: str) -> Answer:
+    listed = [{"scope": scope, "dimension": dimension, **numbers} for scope, dimension in causes]
     return {"status": status, "refusal": {"details": {"code": code, "causes": listed}}}
 
 
@@ -179,6 +179,26 @@ def test_a_refusal_of_the_server_is_held_until_its_figures_improve_or_a_backoff_
     assert one.next_due() is None
 
 
+def test_a_refusal_that_was_overtaken_by_better_figures_is_tried_again_soon() -> None:
+    one = decider(figures(clusters=(1, 0)))
+    ask(one, item("c", clusters=1))
+    (decision,) = one.plan(0)
+    one.take_figures(Event("MODIFIED", figures(clusters=(2, 1))))
+    refused = refusal("quota_exceeded", ("tenant:acme", "max_clusters"), limit="1", current_usage="1")
+    one.answered(decision, refused, 0)
+    assert go(one, CONFLICT_SECONDS) == [("c", "")]
+
+
+def test_a_refusal_by_a_scope_that_is_not_known_yet_is_tried_again_when_it_is() -> None:
+    one = decider()
+    ask(one, item("c", clusters=2))
+    refused = refusal("quota_exceeded", ("tenant:parent", "max_clusters"), limit="1", current_usage="0")
+    assert go(one, 0, refused) == [("c", "")]
+    assert go(one, 1) == []
+    one.take_figures(Event("ADDED", figures("tenant:parent", clusters=(2, 0))))
+    assert go(one, 1) == [("c", "")]
+
+
 def test_what_the_server_refuses_is_not_counted_as_used() -> None:
     one = decider(figures(clusters=(1, 0)))
     ask(one, item("a", since=1, clusters=1), item("b", since=2, clusters=1))
@@ -240,6 +260,17 @@ def test_a_watch_that_begins_again_is_believed() -> None:
     one.begin_figures()
     one.take_figures(Event("ADDED", figures(clusters=(2, 1))))
     assert go(one, 1) == [("b", "")]
+
+
+def test_a_note_is_never_longer_than_the_server_takes() -> None:
+    many = [f"dimension-{number}" for number in range(40)]
+    shown, asking = figures(), item("a")
+    shown["quotas"] = {name: {"limit": "1", "accepted": "1"} for name in many}
+    asking["requested"] = dict.fromkeys(many, "1")
+    one = decider(shown)
+    ask(one, asking)
+    ((_, note),) = go(one)
+    assert (len(note), note[-2:]) == (1024, " …")
 
 
 def test_the_item_of_a_decision_is_of_this_request_and_gate() -> None:

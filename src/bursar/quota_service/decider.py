@@ -24,7 +24,8 @@ DECIDE_MAX = 500  # decisions in one call
 BACKOFF_SECONDS = 30.0
 BACKOFF_SECONDS_MAX = 300.0
 NOTE_SECONDS = 60.0  # the shortest time between two notes on one request
-CONFLICT_SECONDS = 2.0
+CONFLICT_SECONDS = 0.5
+NOTE_CHARS_MAX = 1024  # of a reason that the server takes
 
 Amounts = Mapping[str, int]
 Key = tuple[str, str, str]  # kind, namespace, name
@@ -78,7 +79,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PlannedDecision:
     """An approval, or a note of the reason for which a request is left pending."""
 
     request: PendingRequest
@@ -158,6 +159,9 @@ class Decider:
                 self._quotas_in.setdefault(after.namespace, set()).add(after.name)
         if before is not None and (grown := _grown(before, after)):
             self._improved(before, grown)
+        elif before is None and after is not None:
+            # A scope that is new here may have had less headroom when the server refused.
+            self._improved(after, after.figures)
 
     def begin_requests(self) -> None:
         """Forget all requests: the watch begins again."""
@@ -185,17 +189,18 @@ class Decider:
         """Judge requests again that a scope counts, after its headroom has grown in some dimensions."""
         better = {(scope.name, dimension) for dimension in grown}
         for group in [one for one, hold in self._held.items() if hold.causes & better]:
-            del self._held[group]
+            # Its tenant may be unknown here, and so not be below the scope.
+            self._due.add(self._held.pop(group).tenant)
         counted = (name for name in self._requests if scope.tenant == name or scope.name in self._names_above(name))
         self._due.update(counted)
 
     # Plans, and their answers.
 
-    def plan(self, now: float, limit: int = DECIDE_MAX) -> list[Decision]:
+    def plan(self, now: float, limit: int = DECIDE_MAX) -> list[PlannedDecision]:
         """The next decisions, the oldest requests of a tenant first. `answered` or `failed` says how each went."""
         self._due.update(self._overdue(now))
         self._due &= self._requests.keys()
-        decisions: list[Decision] = []
+        decisions: list[PlannedDecision] = []
         for tenant in sorted(self._due, key=self._oldest):
             for decision in self._judged(tenant, now):
                 decisions.append(decision)
@@ -204,7 +209,7 @@ class Decider:
             self._due.discard(tenant)
         return decisions
 
-    def answered(self, decision: Decision, answer: Mapping[str, Any], now: float) -> str:
+    def answered(self, decision: PlannedDecision, answer: Mapping[str, Any], now: float) -> str:
         """Take the answer to a decision; return how it went: approved, noted, or the code of the refusal."""
         request = decision.request
         refusal = answer.get("refusal") or {}
@@ -216,7 +221,7 @@ class Decider:
         if code:
             self._take_back(tried)
         if any(self._requests.get(one.tenant, {}).get(one.key) is not one for one in tried.requests):
-            pass  # The watch has told of a later state, which is judged by itself.
+            pass  # The watch has shown a later state, which is judged by itself.
         elif not code or code in (Code.DECIDED, Code.NOT_FOUND):
             for one in tried.requests:
                 self._forget(one.key)
@@ -228,7 +233,7 @@ class Decider:
             self._due.add(request.tenant)
         return code or "approved"
 
-    def failed(self, decisions: Iterable[Decision]) -> None:
+    def failed(self, decisions: Iterable[PlannedDecision]) -> None:
         """Take that no answer came: the decisions are planned again."""
         for decision in decisions:
             if (tried := self._tried.pop(decision.request.group, None)) is not None:
@@ -254,7 +259,7 @@ class Decider:
     def _oldest(self, tenant: str) -> tuple[str, Key]:
         return min(one.age for one in self._requests[tenant].values())
 
-    def _judged(self, tenant: str, now: float) -> Iterator[Decision]:
+    def _judged(self, tenant: str, now: float) -> Iterator[PlannedDecision]:
         groups: dict[Group, list[PendingRequest]] = {}
         for request in sorted(self._requests[tenant].values(), key=lambda one: one.age):
             groups.setdefault(request.group, []).append(request)
@@ -267,7 +272,7 @@ class Decider:
                 yield from self._note(requests, lacking, now)
             else:
                 self._try(requests, asked)
-                yield Decision(requests[0])
+                yield PlannedDecision(requests[0])
 
     def _lacking(self, request: PendingRequest, asked: Amounts) -> list[Exceeded]:
         """The limits that a request would exceed, nearest scope first."""
@@ -290,19 +295,21 @@ class Decider:
         own = self._scopes.get(tenant_scope(tenant))
         return (tenant_scope(tenant), *map(tenant_scope, own.ancestors if own else ()), SYSTEM_SCOPE)
 
-    def _note(self, requests: Sequence[PendingRequest], lacking: Sequence[Exceeded], now: float) -> Iterator[Decision]:
-        """Notes of the limits that a group would exceed. The figures of tenants above are not told."""
+    def _note(
+        self, requests: Sequence[PendingRequest], lacking: Sequence[Exceeded], now: float
+    ) -> Iterator[PlannedDecision]:
+        """Notes of the limits that a group would exceed. They leave out the figures of tenants above."""
         text = lack_text(requests[0].tenant, lacking)
         for one in requests:
             if one.reason == text:
                 continue
             due = self._noted_at.get(one.key, float("-inf")) + NOTE_SECONDS
             if due <= now:
-                yield Decision(one, text)
+                yield PlannedDecision(one, text)
             else:
                 self._note_at[one.tenant] = min(due, self._note_at.get(one.tenant, due))
 
-    def _noted(self, decision: Decision, now: float) -> None:
+    def _noted(self, decision: PlannedDecision, now: float) -> None:
         """The note stands, or the server refused it because the request has changed."""
         request = decision.request
         self._noted_at[request.key] = now
@@ -330,17 +337,34 @@ class Decider:
         """Hold a refused group back. Another member of its gang, or a change of the request, ends that too."""
         before = self._held.get(request.group)
         tries = before.tries + 1 if before is not None else 1
-        first = CONFLICT_SECONDS if code == Code.CONFLICT else BACKOFF_SECONDS
+        first = BACKOFF_SECONDS
+        if code == Code.CONFLICT or self._is_outdated(refusal):
+            first = CONFLICT_SECONDS
         until = now + min(BACKOFF_SECONDS_MAX, first * 2 ** (tries - 1))
         self._held[request.group] = Hold(request.tenant, tries, until, _causes(refusal))
         if code == Code.QUOTA_EXCEEDED:
             self._noted_at[request.key] = now  # The server has noted its numbers.
 
+    def _is_outdated(self, refusal: Mapping[str, Any]) -> bool:
+        """Whether the figures here have more headroom than the refusal says: they have improved since, or will soon be
+        followed by those of the refusal."""
+        for cause in (refusal.get("details") or {}).get("causes") or []:
+            dimension = dimension_of(str(cause.get("dimension", "")))
+            scope = self._scopes.get(str(cause.get("scope", "")))
+            figure = scope.figures.get(dimension) if scope is not None else None
+            if figure is None or not cause.get("limit"):
+                continue
+            left = amount(dimension, cause["limit"]) - amount(dimension, cause.get("current_usage") or "0")
+            if figure.headroom > left:
+                return True
+        return False
+
 
 def lack_text(tenant: str, lacking: Sequence[Exceeded]) -> str:
     """The exceeded limits as users of a tenant read them: without the figures of scopes above it."""
     own = tenant_scope(tenant)
-    return headroom_text(quota_refusal("request", lacking), lambda scope: scope == own or scope.startswith("quota:"))
+    text = headroom_text(quota_refusal("request", lacking), lambda scope: scope == own or scope.startswith("quota:"))
+    return text if len(text) <= NOTE_CHARS_MAX else f"{text[: NOTE_CHARS_MAX - 2]} …"
 
 
 def _total(requests: Iterable[PendingRequest]) -> dict[str, int]:

@@ -19,12 +19,13 @@ from typing import Any
 import structlog
 
 from bursar.client import ApiError, AsyncClient, BursarError, ConnectionFailed, Forbidden, Unauthorized
-from bursar.quota_service.decider import GATE, Decider, Decision
+from bursar.quota_service.decider import DECIDE_MAX, GATE, Decider, PlannedDecision
 
 log = structlog.get_logger()
 
 PAUSE_SECONDS = 0.5  # after the first failure; doubled with every further one
 PAUSE_SECONDS_MAX = 30.0
+CALL_SECONDS = 0.1  # the shortest time between two calls that are not full
 LINGER_SECONDS = 30.0  # for which quotas are still watched after the last request
 REREAD_SECONDS = 0.5
 REPLACED_SECONDS_MAX = 30.0
@@ -125,9 +126,13 @@ class QuotaService:
             if not plan:
                 await self._wait()
                 continue
+            sent_at = time.monotonic()
             try:
                 await self._send(plan)
                 pause = PAUSE_SECONDS
+                if len(plan) < DECIDE_MAX:
+                    # Requests that come one by one share calls, which the server counts.
+                    await asyncio.sleep(max(0.0, sent_at + CALL_SECONDS - time.monotonic()))
             except (Unauthorized, Forbidden):
                 raise
             except BursarError as error:
@@ -138,7 +143,7 @@ class QuotaService:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - not a secret
                 pause = min(PAUSE_SECONDS_MAX, pause * 2)
 
-    async def _send(self, plan: Sequence[Decision]) -> None:
+    async def _send(self, plan: Sequence[PlannedDecision]) -> None:
         try:
             answers = await self.client.decide_approvals([one.item() for one in plan])
         except BaseException:

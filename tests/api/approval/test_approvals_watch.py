@@ -156,6 +156,35 @@ async def test_an_unknown_revision_is_gone_and_server_sent_events_have_ids(site:
     assert event["id"] == event["object"]["object"]["metadata"]["resourceVersion"]
 
 
+async def test_a_watch_that_is_broken_off_again_and_again_loses_no_change(site: Site) -> None:
+    tenant = await gated(site, limits={"clusters": 12})
+    version = (await site.get("approvals")).version
+
+    async def worker(number: int) -> None:
+        for turn in range(8):
+            name = f"c{number}-{turn}"
+            await claim(site, tenant, name, clusters=1)
+            await decide(site, tenant, name, decision=("approve", "note", "deny")[turn % 3], reason="so")
+
+    working = asyncio.gather(*(worker(number) for number in range(4)))
+    known: dict[str, str] = {}
+    while True:
+        at_end = working.done()
+        async with watching(site, "approvals", tenant=tenant, resourceVersion=version, timeoutSeconds="1") as events:
+            async for event in events:
+                shown = event["object"]
+                version = shown["object"]["metadata"]["resourceVersion"]
+                known[shown["name"]] = event["type"]
+                if len(known) % 3 == 0 and not at_end:
+                    break
+        if at_end:
+            break
+    await working
+    left = {name for name, type_ in known.items() if type_ != "DELETED"}
+    listed = {one["name"] for one in (await site.get("approvals", tenant=tenant)).body["items"]}
+    assert (len(known), left) == (32, listed)
+
+
 # Limits and usage.
 
 

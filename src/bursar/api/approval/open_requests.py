@@ -109,12 +109,15 @@ def _requested(key: Key, doc: bytes, charge: RequestCharge | None) -> dict[str, 
 
 # The watch.
 
+_GATE = GATE_FIELD.encode()
+
 
 class _AtGates(Follower):
     """A follower of requests: it gets only changes of objects that are at a gate, or were before."""
 
     def offer(self, fed: FedChange) -> None:
-        if fed.change.revision > self.after and (GATE_FIELD in fed.fields or GATE_FIELD in (fed.before_fields or {})):
+        # The raw fields are searched, because most changes are of other objects and need not be decoded.
+        if _GATE in fed.change.fields or _GATE in (fed.change.before_fields or b""):
             super().offer(fed)
 
 
