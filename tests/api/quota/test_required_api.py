@@ -1,4 +1,4 @@
-"""Namespaces that require quotas, over the API: the refusal names what no quota covers, and its limits close the gap."""
+"""Namespaces that require quotas, over the API: the refusal names what no quota covers; a quota closes the gap."""
 
 import pytest
 
