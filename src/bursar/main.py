@@ -88,6 +88,7 @@ TOKEN_FILE = click.option(
     "--restored", is_flag=True, help="The database was restored from a backup; give it once, at the first start."
 )
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Number of API processes.")
+@click.option("--no-quota-service", is_flag=True, help="Do not decide requests at the gate quota.")
 @click.option(
     "--user",
     envvar="BURSAR_USER",
@@ -100,7 +101,8 @@ TOKEN_FILE = click.option(
 @CONNECTIONS
 @PER_ADDRESS
 def serve(**options: Any) -> None:
-    """Start everything on this machine: the API, the controller and, without --database-url, PostgreSQL."""
+    """Start everything on this machine: the API, the controller, the quota service and, without --database-url,
+    PostgreSQL."""
     import bursar.serve
 
     settings = _settings(options)
@@ -284,6 +286,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
             admin_token_file=options.get("admin_token_file"),
             show_token=options.get("show_token", False),
             workers=options.get("workers", 1),
+            quota_service=not options.get("no_quota_service", True),
             restored=options.get("restored", False),
             user=options.get("user", ""),
             requests_per_minute=requests_per_minute_from_environment(),
@@ -313,6 +316,7 @@ def main() -> None:
     cli.add_lazy("api", "bursar.main:api", help="Serve only the API.")
     cli.add_lazy("controller", "bursar.main:controller", help="Run only the controller.")
     cli.add_lazy("waldur", "bursar.main:waldur", help="Read budgets from Waldur.")
+    cli.add_lazy("quota-service", "bursar.quota_service.main:quota_service", help="Decide requests by quota.")
     cli.add_lazy("agent", "bursar.agent.main:agent", help="Run the node agent.")
     cli.add_lazy("sim", "bursar.main:sim", help="Simulate nodes.")
     cli.add_lazy("bench", "bursar.bench.main:bench", help="Run benchmarks.")

@@ -1,15 +1,14 @@
 """`bursar serve`: a supervisor that owns PostgreSQL and the listening sockets and restarts its child processes.
 
-The children are the API processes, the controller and, if configured, the Waldur reader. They are started by exec, die
-with the parent, and are restarted when they die alone. If root starts the server, they run as an unprivileged user
-(`--user`); the parent accepts no connections and stays root to restart them. Each process imports only
-its own part: start-up is mostly imports.
+The children are the API processes, the controller, the quota service and, if configured, the Waldur reader. They are
+started by exec, die with the parent, and are restarted when they die alone. If root starts the server, they run as an
+unprivileged user (`--user`); the parent accepts no connections and stays root to restart them. Each process imports
+only its own part: start-up is mostly imports.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
@@ -28,12 +27,18 @@ from bursar.announce import announce
 from bursar.child import READY, ChildProcess
 from bursar.config import Address, ServerSettings, with_password_hidden
 from bursar.logs import set_up_logs
-from bursar.ops.access.token import TokenFileError, ensure_admin_token
+from bursar.ops.access.token import (
+    SERVICE_TOKEN_SECONDS,
+    TokenFileError,
+    ensure_admin_token,
+    renew_service_token,
+)
 from bursar.ops.lifecycle.bootstrap import prepare
 from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.gc_tuning import calm_collector
 from bursar.osuser import SERVER, HandOver, OsUser, OsUserError, hand_over, name_of, system_user
+from bursar.parent import die_with_parent
 from bursar.rlimit import allow_open_files, open_files_max
 from bursar.store.db.database import AWAY, Database, connect
 from bursar.store.db.migrate import MigrationError
@@ -45,7 +50,8 @@ log = structlog.get_logger()
 
 RESERVED_FILES = 256  # descriptors of an API process that are not for HTTP connections
 READY_SECONDS_MAX = 60.0
-_PR_SET_PDEATHSIG = 1
+SERVICE_TOKEN_RENEW_SECONDS = SERVICE_TOKEN_SECONDS / 2
+SERVICE_TOKEN_RETRY_SECONDS = 60.0
 
 
 class ServerStartError(Exception):
@@ -276,15 +282,6 @@ def _on_signals() -> asyncio.Event:
     return stopping
 
 
-def die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent dies (PR_SET_PDEATHSIG), so that no child outlives the server."""
-    if sys.platform != "linux" or "BURSAR_PARENT" not in os.environ:
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != int(os.environ["BURSAR_PARENT"]):
-        raise ServerStartError("the server that started this process is gone")
-
-
 def _listen_metrics(settings: ServerSettings) -> socket.socket | None:
     return listen(settings.metrics, "--metrics") if settings.metrics is not None else None
 
@@ -408,16 +405,26 @@ async def _serve_on(
         settings = replace(settings, tls_cert=cert, tls_key=key)
     token = await _admin_token(settings)
     await _warn_of_agents(settings)
-    over = await asyncio.to_thread(hand_over, user, _files(settings)) if user is not None else None
+    token_file = await _service_token(settings, data, user)
+    readable = [*_files(settings), *([token_file] if token_file is not None else [])]
+    over = await asyncio.to_thread(hand_over, user, readable) if user is not None else None
     children = _children(settings, listeners, over)
     keepers = [asyncio.create_task(child.keep_alive(), name=child.name) for child in children]
     try:
         if await _all_ready(children, stopping):
             announce(settings, listeners[0], token, ca)
+            if token_file is not None:
+                decider = _quota_service(settings, listeners[0], token_file, ca, over)
+                children.append(decider)
+                keepers.append(asyncio.create_task(decider.keep_alive(), name=decider.name))
+                keepers.append(asyncio.create_task(_renew_service_token(settings, token_file, user), name="renewal"))
             await stopping.wait()
         return 0
     finally:
         await asyncio.gather(*(child.stop() for child in children))
+        for keeper in keepers:
+            if keeper.get_name() == "renewal":
+                keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
 
 
@@ -440,6 +447,63 @@ async def _admin_token(settings: ServerSettings) -> str | None:
         return await ensure_admin_token(db, settings.admin_token_file, now())
     finally:
         await db.close()
+
+
+# The quota service.
+
+
+async def _service_token(settings: ServerSettings, data: Path, user: OsUser | None) -> Path | None:
+    """A new token for the quota service, in a file that only its user may read; None if the service is not to run."""
+    if not settings.quota_service:
+        return None
+    path = data / "quota-service.token"
+    try:
+        await asyncio.to_thread(data.mkdir, 0o711 if user is not None else 0o700, parents=True, exist_ok=True)
+        await _new_service_token(settings, path, user)
+    except (OSError, TokenFileError) as error:
+        log.warning(
+            "quota_service_off", message="the quota service does not run: its token cannot be written",
+            path=str(path), error=str(error), next="name a directory with --data, or give --no-quota-service",
+        )  # fmt: skip
+        return None
+    return path
+
+
+async def _new_service_token(settings: ServerSettings, path: Path, user: OsUser | None) -> None:
+    db = await connect(settings.database_url)
+    try:
+        await renew_service_token(db, path, now(), owner=(user.uid, user.gid) if user is not None else None)
+    finally:
+        await db.close()
+
+
+async def _renew_service_token(settings: ServerSettings, path: Path, user: OsUser | None) -> None:
+    """Replace the token in time; the service reads the file again when its present token is refused."""
+    pause = SERVICE_TOKEN_RENEW_SECONDS
+    while True:
+        await asyncio.sleep(pause)
+        try:
+            await _new_service_token(settings, path, user)
+            pause = SERVICE_TOKEN_RENEW_SECONDS
+        except (TokenFileError, *AWAY) as error:  # type: ignore[misc]
+            log.warning("token_not_renewed", message="the token of the quota service is not renewed", error=str(error))
+            pause = SERVICE_TOKEN_RETRY_SECONDS
+
+
+def _quota_service(
+    settings: ServerSettings, listener: socket.socket, token_file: Path, ca: Path | None, over: HandOver | None
+) -> ChildProcess:
+    """The quota service as a child: a client of this server, by its loopback address if it has one."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not listened on
+    scheme = "https" if settings.tls_cert else "http"
+    words = ["quota-service", "--url", f"{scheme}://{Address(host, port)}", "--token-file", str(token_file)]
+    if ca is not None:
+        words += ["--ca-file", str(ca)]
+    elif settings.tls_cert is not None:
+        words += ["--pinned-certificate", str(settings.tls_cert)]  # It may name other hosts than this one.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BURSAR_")}
+    return ChildProcess("quota-service", words, {**environment, "BURSAR_PARENT": str(os.getpid())}, over=over)
 
 
 async def _warn_of_agents(settings: ServerSettings) -> None:

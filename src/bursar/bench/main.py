@@ -109,6 +109,18 @@ def leases(as_json: bool, **options: Any) -> None:
 
 
 @bench.command()
+@count_option("--requests", 10_000, "Number of pending requests.", most=1_000_000)
+@count_option("--tenants", 100, "Number of tenants.", most=9999)
+@count_option("--raises", 20, "Limits to raise, of one tenant after another.", most=9999)
+@json_option
+def approvals(as_json: bool, **options: Any) -> None:
+    """Measure the decisions of one quota service, and the time from a higher limit to the approvals."""
+    from bursar.bench.approvals import run
+
+    _report(run(log=_say, **options), as_json)
+
+
+@bench.command()
 @count_option("--records", 10_000_000, "Records of a year.", least=100)
 @count_option("--tenants", 50, "Number of tenants.", most=9999)
 @count_option("--users", 20, "Users per tenant.")

@@ -18,6 +18,7 @@ from bursar.client.watch import (
     Event,
     Listed,
     WatchSource,
+    end_of,
     reopened,
     revision_of,
     stream,
@@ -173,11 +174,12 @@ class _Figures:
 
 
 def _watch_figures(retries: Retries, path: str, query: Mapping[str, str], timeout_seconds: float | None) -> Feed[Event]:
+    end = end_of(timeout_seconds)
     figures = _Figures()
 
-    def once(end: float) -> Feed[Event]:
+    def once() -> Feed[Event]:
         figures.begin()
         asked = {**query, "sendInitialEvents": "true"}
         yield from stream(path, asked, accepting(as_table=False), end, figures, figures.events)
 
-    return reopened(retries, timeout_seconds, figures, once)
+    return reopened(retries, end, figures, once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any, ClassVar, Generic, TypeVar
 
 from bursar.client import http
@@ -31,10 +32,11 @@ class Kinds(Generic[R]):
         context: str | None = None,
         timeout_seconds: float = 30.0,
         retries: Retries | None = None,
+        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self.context: Context = resolve(url=url, token=token, ca_file=ca_file, context=context)
         self._subject = retries or Retries()
-        self._http = self._transport(**http.options(self.context, timeout_seconds))
+        self._http = self._transport(**http.options(self.context, timeout_seconds, ssl_context))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.context.url!r})"

@@ -157,9 +157,10 @@ def watch_source(
     source: WatchSource, *, resource_version: str = "", timeout_seconds: float | None = None
 ) -> Feed[Event]:
     """Watch the items of a source: present ones as ADDED, then every change."""
+    end = end_of(timeout_seconds)
     position = _Position(source, resource_version)
 
-    def once(end: float) -> Feed[Event]:
+    def once() -> Feed[Event]:
         try:
             if not position.revision:
                 items, revision = yield from source.relist()
@@ -170,7 +171,11 @@ def watch_source(
         except Gone:
             position.revision = ""
 
-    return reopened(source.retries, timeout_seconds, position, once)
+    return reopened(source.retries, end, position, once)
+
+
+def end_of(timeout_seconds: float | None) -> float:
+    return math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
 
 
 class Heard(Protocol):
@@ -179,15 +184,12 @@ class Heard(Protocol):
     received_at: float
 
 
-def reopened(
-    retries: Retries, timeout_seconds: float | None, heard: Heard, once: Callable[[float], Feed[Event]]
-) -> Feed[Event]:
+def reopened(retries: Retries, end: float, heard: Heard, once: Callable[[], Feed[Event]]) -> Feed[Event]:
     """Open a stream again and again until its end, across lost connections."""
-    end = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
     quick_rounds = 0
     while (started_at := time.monotonic()) < end:
         try:
-            yield from once(end)
+            yield from once()
         except (ConnectionFailed, ApiError) as trouble:
             if not trouble.passing or time.monotonic() - heard.received_at > AWAY_SECONDS_MAX:
                 raise

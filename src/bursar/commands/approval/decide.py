@@ -38,6 +38,7 @@ from bursar.core.objects.charge import NOTHING, Charge
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.quota.quota import Move
 from bursar.core.quota.quota_messages import headroom_text, quota_refusal
+from bursar.core.quota.visibility import sight
 from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
@@ -172,8 +173,8 @@ class Decide(Command):
         return with_approval(replace(one, charge=charge), approval, status)
 
     def _leave(self, batch: UnitOfWork, before: Stored, approval: Approval, refusal: Refusal) -> Refusal:
-        """Leave the last gate pending, and store the numbers as its reason."""
-        request, reason = request_in(approval), headroom_text(refusal)
+        """Leave the last gate pending, and store the numbers as its reason, which users of the tenant read."""
+        request, reason = request_in(approval), headroom_text(refusal, sight(batch.tree, before.tenant))
         if request.gates[self.decision.gate].reason != reason:
             noted = without_headroom(request, self.decision, reason, batch.now)
             batch.put(with_approval(before, with_request(approval, noted)), self.origin)

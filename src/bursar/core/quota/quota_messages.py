@@ -79,15 +79,16 @@ def _not_covered(subject: str, bare: Sequence[Exceeded]) -> Refusal:
     return Refusal(Code.QUOTA_EXCEEDED, message, hint, causes)
 
 
-def headroom_text(refusal: Refusal) -> str:
-    """The exceeded limits of a refusal as one line: by how much, and the numbers."""
-    return "; ".join(_lacking(one) for one in refusal.causes) or refusal.message
+def headroom_text(refusal: Refusal, sees: Sees = everything) -> str:
+    """The exceeded limits of a refusal as one line: by how much, and the numbers. Figures of scopes that the reader
+    does not see are left out."""
+    return "; ".join(_lacking(one, sees(one.scope)) for one in refusal.causes) or refusal.message
 
 
-def _lacking(cause: Cause) -> str:
+def _lacking(cause: Cause, is_visible: bool) -> str:
     if cause.scope.startswith(UNCOVERED):
         return cause.message
-    if not cause.limit:
+    if not cause.limit or not is_visible:
         return f"a limit above this tenant has no headroom: {cause.dimension}, requested {cause.requested_delta}"
     dimension = dimension_of(cause.dimension)
     limit, used, asked = (amount(dimension, one) for one in (cause.limit, cause.current_usage, cause.requested_delta))

@@ -16,6 +16,8 @@ from bursar.store.objects.object import decode_charge
 
 SQL = statements("objects/approval")
 
+EMPTY = b"{}"
+
 
 class OpenRequest(NamedTuple):
     """An undecided request, with its object."""
@@ -105,7 +107,7 @@ async def list_open(
     return [
         OpenRequest(
             Key(row["kind"], row["namespace"], row["name"]), row["tenant"], row["gate"], row["since"], row["revision"],
-            row["gang"] or "", decode_charge(row["charge"]), row["doc"], row["status"],
+            row["gang"] or "", decode_charge(row["charge"]), row["doc"], row["status"] or EMPTY,
         )
         for row in rows
     ]  # fmt: skip
