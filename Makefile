@@ -53,7 +53,7 @@ contracts: venv
 	@$(BIN)/lint-imports --no-cache | tail -n 20
 
 soak: venv  ## The long races and fault tests
-	@BURSAR_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal --timeout 1800 -o faulthandler_timeout=3600 tests/ops/quota/test_quota_machine.py tests/ops/quota/test_quota_races.py tests/ops/credit/test_ledger_machine.py tests/ops/credit/test_ledger_faults.py tests/api/http/test_schema.py tests/api/http/test_mutation_fuzz.py tests/loops/test_informer.py tests/loops/test_scheduler_races.py tests/process/test_scheduling.py tests/process/test_agent_outages.py tests/process/test_credit_faults.py tests/process/test_waldur_serve.py tests/store/usage/test_usage_machine.py tests/ops/nodes/test_claims_machine.py
+	@BURSAR_SOAK=1 $(BIN)/pytest -n 2 --dist worksteal --timeout 1800 -o faulthandler_timeout=3600 tests/ops/quota/test_quota_machine.py tests/ops/quota/test_quota_races.py tests/ops/approval/test_approval_machine.py tests/ops/credit/test_ledger_machine.py tests/ops/credit/test_ledger_faults.py tests/api/http/test_schema.py tests/api/http/test_mutation_fuzz.py tests/loops/test_informer.py tests/loops/test_scheduler_races.py tests/process/test_scheduling.py tests/process/test_agent_outages.py tests/process/test_credit_faults.py tests/process/test_waldur_serve.py tests/store/usage/test_usage_machine.py tests/ops/nodes/test_claims_machine.py
 
 bench: venv  ## All benchmarks, briefly
 	@$(BIN)/bursar bench api --seconds 5 --json

@@ -86,11 +86,24 @@ allocations/log                     ASPTUV     -          -      -      -
 allocations/explain                 ASPTUV     -          -      -      -
 allocations/simulate                -          ATU        -      -      -
 allocations/bulk-release            -          ATU        -      -      -
+allocations/approve                 -          AP         -      -      -
+allocations/deny                    -          AP         -      -      -
+allocations/approval                -          -          -      AP     -
 jobs                                ASPTUV     ATU        ATU    ATU    ATU
 jobs/status                         ASPTUV     -          -      -      -
 jobs/explain                        ASPTUV     -          -      -      -
 jobs/cancel                         -          ATU        -      -      -
 jobs/boost                          -          A          -      -      -
+jobs/approve                        -          AP         -      -      -
+jobs/deny                           -          AP         -      -      -
+jobs/approval                       -          -          -      AP     -
+resourceclaims                      ASPTUV     ATU        ASTU   ASTU   ATU
+resourceclaims/status               ASPTUV     -          AS     AS     -
+resourceclaims/approve              -          AP         -      -      -
+resourceclaims/deny                 -          AP         -      -      -
+resourceclaims/approval             -          -          -      AP     -
+approvals                           ASPBTUV    -          -      -      -
+approvals/decide                    -          AP         -      -      -
 pods                                ASPBTUV    -          -      -      -
 pods/log                            ASPTUV     -          -      -      -
 pods/eviction                       -          A          -      -      -
@@ -152,8 +165,11 @@ REFUSED = {
     "replaceAllocation": {422},  # a spec stays
     "replaceJob": {422},
 }  # fmt: skip
+# Operations that decide a request once, and that answer 409 where nothing is to be decided.
+DECISIONS = ("/approve", "/deny", "/approval")
 # Answers about a target that is hidden or absent, other than 404.
 HIDDEN_OTHERWISE = {
+    "approveApprovalsDecide": 200,  # each item has its own answer
     "claimNode": 403,  # nodes are seen by everybody
     "releaseNode": 403,
     "createNamespace": 403,
@@ -205,7 +221,8 @@ def statuses(caller: Caller, filled: Filled, expected: Outcome) -> set[int]:
         case Outcome.FORBIDDEN:
             return {403}
         case Outcome.DONE:
-            return REFUSED.get(operation.id, {200, 201, 202})
+            decides = operation.path.endswith(DECISIONS)
+            return {200, 409} if decides else REFUSED.get(operation.id, {200, 201, 202})
     is_act = operation.method != "GET" or operation.id in OF_THE_NODE
     if caller.role in ("node", "joining node") and operation.noun == "nodes" and is_act:
         return {403}  # for others

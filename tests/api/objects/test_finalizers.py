@@ -24,6 +24,7 @@ SPECS: dict[str, Document] = {
     "Job": TEMPLATE,
     "Node": {"capacity": {"cpu": "8"}},
     "Queue": {},
+    "ResourceClaim": {"resources": {"clusters": 1}},
     "ResourceQuota": {"hard": {"cpu": "10"}},
     "Tenant": {},
     "Tier": {},

@@ -118,8 +118,8 @@ def absent(fingerprints: Marks) -> Target:
 
 
 # Parts that have a name of their own and no content.
-_NAMES = ("namespace", "resourcequota", "node", "claimed", "queue", "priorityclass", "tier", "webhook", "leased",
-          "colleague")  # fmt: skip
+_NAMES = ("namespace", "resourcequota", "node", "claimed", "resourceclaim", "queue", "priorityclass", "tier", "webhook",
+          "leased", "colleague")  # fmt: skip
 # Parts that everybody sees.
 PUBLIC = frozenset({"node", "claimed", "queue", "priorityclass", "tier"})
 
@@ -144,7 +144,8 @@ async def _settled(site: Site, fingerprints: Marks, family: str, parent: str) ->
         note = "public" if fingerprints.known[name].public else own(**more)
         return {"name": name, "labels": {FAMILY: family}, "annotations": {"note": note}}
 
-    spec = {"displayName": own(), **({"parent": parent} if parent else {})}
+    policy = {"gates": ["manual"], "kinds": ["ResourceClaim"]}
+    spec = {"displayName": own(), "approval": policy, **({"parent": parent} if parent else {})}
     _done(await site.post("tenants", {"metadata": meta(tenant), "spec": spec}))
     space = meta(names["namespace"])
     space["labels"]["bursar.io/tenant"] = tenant
@@ -210,6 +211,8 @@ async def _furnish_work(
     job = {"metadata": meta(names["job"]), "spec": {"completions": 1, "template": {"spec": template}}}
     job["metadata"]["annotations"][LAST_APPLIED] = json.dumps(job)
     _done(await site.post(f"namespaces/{space}/jobs", job, token=tokens["user"]))
+    claim = {"metadata": meta(names["resourceclaim"]), "spec": {"resources": {"clusters": 1}}}
+    _done(await site.post(f"namespaces/{space}/resourceclaims", claim, token=tokens["user"]))
 
 
 async def _furnish_money(site: Site, fingerprints: Marks, names: dict[str, str], token: str) -> None:

@@ -130,7 +130,8 @@ class Filled:
 # The part of a target that a path's {name} is the name of, by the word before it.
 NOUNS = {
     "allocations": "allocation", "jobs": "job", "leases": "lease", "namespaces": "namespace", "nodes": "node",
-    "pods": "allocation", "priorityclasses": "priorityclass", "queues": "queue", "resourcequotas": "resourcequota",
+    "pods": "allocation", "priorityclasses": "priorityclass", "queues": "queue", "resourceclaims": "resourceclaim",
+    "resourcequotas": "resourcequota",
     "tenants": "tenant", "tiers": "tier", "tokens": "token", "webhooks": "webhook",
 }  # fmt: skip
 # Other variables of paths.
@@ -157,9 +158,9 @@ QUERY: dict[str, Callable[[Target], str] | None] = {
     **dict.fromkeys(
         ("after", "allowWatchBookmarks", "anchor", "at", "by", "class", "continue", "days", "dryRun", "effective_from",
          "epoch", "fieldManager", "fieldSelector", "fieldValidation", "follow", "force", "format", "from",
-         "gracePeriodSeconds", "history", "includeObject", "labelSelector", "limit", "limitBytes", "offset", "period",
-         "pretty", "propagationPolicy", "resource", "resourceVersion", "resourceVersionMatch", "sendInitialEvents",
-         "state", "tailLines", "timeoutSeconds", "to", "users", "watch")
+         "gate", "gracePeriodSeconds", "history", "includeObject", "labelSelector", "limit", "limitBytes", "offset",
+         "period", "pretty", "propagationPolicy", "resource", "resourceVersion", "resourceVersionMatch",
+         "sendInitialEvents", "state", "tailLines", "timeoutSeconds", "to", "users", "watch")
     ),
 }  # fmt: skip
 # Operations that are given only these of the parameters: the others say the same, or go with the body's.
@@ -173,6 +174,7 @@ SPECS: dict[str, Document] = {
     "Job": {"spec": {"completions": 1, "template": {"spec": WORK}}},
     "Node": {"spec": {"capacity": {"cpu": "8"}}},
     "PriorityClass": {"value": 5},
+    "ResourceClaim": {"spec": {"resources": {"clusters": 1}}},
     "ResourceQuota": {"spec": {"hard": {"cpu": "50"}}},
     "Settings": {"metadata": {"name": "system"}},
 }
@@ -180,6 +182,8 @@ SPECS: dict[str, Document] = {
 WITHOUT = {"NewPrice": ("gpu_type",), "NewRefund": ("lease_id",), "NewAdjustment": ("lease_id",)}
 PATCHES: dict[str, Document] = {
     "patchAllocationStatus": {"status": {"phase": "Running"}},
+    "patchAllocationApproval": {"reason": "seen"},
+    "patchResourceClaimStatus": {"status": {"state": "Ready"}},
     "patchNodeStatus": {"status": {"allocatable": {"cpu": "4"}}},
 }
 
@@ -285,6 +289,9 @@ class Filler:
         if operation.method == "PATCH" and operation.body in ("", "JSONPatch"):
             return operation.media, PATCHES.get(operation.id, {"metadata": {"labels": {"touched": "yes"}}})
         match operation.id:
+            case "approveApprovalsDecide":
+                claim = {"kind": "ResourceClaim", "namespace": names["namespace"], "name": names["resourceclaim"]}
+                return operation.media, {"items": [{**claim, "decision": "note", "reason": "a test"}]}
             case "claimNode":
                 return operation.media, {"reason": "a test", "user": f"{target.tenant}/{names['user']}"}
             case "createPodEviction":

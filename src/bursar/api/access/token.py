@@ -187,13 +187,13 @@ def _read(document: Any) -> NewToken | Refusal:
 
 
 def _approver_fault(wanted: NewToken) -> Refusal | None:
-    """Tokens of approvers name their tenants and gates; other tokens have neither."""
+    """Tokens of approvers name their tenants and gates, or decide nothing; other tokens have neither."""
     if wanted.role != Role.APPROVER:
         return invalid("tenants and gates are for tokens of role approver") if wanted.tenants or wanted.gates else None
-    if not wanted.tenants or not wanted.gates:
+    if not wanted.tenants:
         return invalid(
-            "a token of role approver names the tenants and the gates that it decides",
-            hint='For all of them: "tenants": ["*"], "gates": ["*"].',
+            "a token of role approver names the tenants that it sees, and the gates that it decides for them",
+            hint='For all of them: "tenants": ["*"], "gates": ["*"]. Without gates it decides nothing.',
         )
     causes = tuple(gate_faults("gates", wanted.gates, EVERY))
     return invalid("; ".join(one.message for one in causes), *causes) if causes else None

@@ -24,6 +24,7 @@ from bursar.api.objects.object import find, key_of, kind_of, may_see, recall, wr
 from bursar.api.objects.watch import is_watch
 from bursar.commands.command import Reply, Written
 from bursar.commands.objects.gate import approval_of
+from bursar.commands.objects.object import conflict
 from bursar.core.objects.approval import MANUAL_GATE, ApprovalState, Decision, Verdict
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.access import EVERY, Identity, Role
@@ -51,6 +52,7 @@ class DecideBody(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     gate: str = ""
     reason: str = ""
     until: str = ""
+    resource_version: str = ""
 
 
 class ApprovalPatch(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -60,6 +62,7 @@ class ApprovalPatch(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     gate: str = ""
     reason: str = ""
     until: str = ""
+    resource_version: str = ""
 
 
 class DecideItem(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -71,6 +74,7 @@ class DecideItem(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
     gate: str = ""
     reason: str = ""
     until: str = ""
+    resource_version: str = ""
 
 
 class DecideItems(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
@@ -161,12 +165,12 @@ async def _decide(call: Call, body: type[DecideBody | ApprovalPatch], verdict: V
             return faulty("decision", [field_fault("state", "must be approved, denied or pending")])
         verdict = _PATCHES[wanted.state]
     assert verdict is not None, "the route or the body names it"
-    if causes := [*words_faults(reason=wanted.reason), *_until_faults("until", wanted.until)]:
+    if causes := [*words_faults(reason=wanted.reason), *_until_faults("until", wanted.until, verdict)]:
         return faulty("decision", causes)
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return await written_answer(call, kind_of(call), await recall(call, idempotency_key, found))
-    one = _judgement(call, found, verdict, wanted.gate, wanted.reason, wanted.until)
+    one = _judgement(call, found, verdict, wanted)
     reply: Reply = one
     if isinstance(one, Judgement):
         reply = await ops.decide(call.context.runtime, one, idempotency_key=idempotency_key, dry_run=dry)
@@ -174,26 +178,32 @@ async def _decide(call: Call, body: type[DecideBody | ApprovalPatch], verdict: V
     return await written_answer(call, kind_of(call), reply)
 
 
-def _judgement(call: Call, found: Stored, verdict: Verdict, gate: str, reason: str, until: str) -> Judgement | Refusal:
+def _judgement(
+    call: Call, found: Stored, verdict: Verdict, wanted: DecideBody | ApprovalPatch | DecideItem
+) -> Judgement | Refusal:
     """The decision on a request, at the named gate or at the one that is decided next."""
+    gate, reason, until = wanted.gate, wanted.reason, wanted.until
+    if wanted.resource_version not in ("", str(found.revision)):
+        return conflict(found.key, f"its resourceVersion is {found.revision}, not {wanted.resource_version[:63]}")
     approval = approval_of(found)
     request = approval.open if approval is not None else None
     gate = gate or (request.gate if request is not None else "")
     if refusal := _barred(call, found):
         return refusal
-    if gate and not decides(call.identity, gate):  # a request without an open gate is decided already
-        own = ", ".join(_gates(call.identity))
+    # Without a gate to decide, the answer is the state of the request.
+    if gate and not decides(call.identity, gate):
+        own = ", ".join(_gates(call.identity)) or "none"
         return Refusal(
             Code.FORBIDDEN,
-            f"{call.identity.user} may not decide gate {gate[:63]!r}, only {own}",
-            f"Name one of your gates: {own}.",
+            f"{call.identity.user} may not decide gate {gate[:63]!r}; its gates are {own}",
+            "Use a token that names this gate.",
         )
     verb = {Verdict.APPROVE: "approve", Verdict.DENY: "deny", Verdict.NOTE: "note"}[verdict]
     origin = Origin(call.identity.actor, verb, f"{gate}: {reason}" if reason else gate)
     decision = Decision(gate, verdict, origin.actor.partition(":")[2], reason, _second(until) if until else "")
     tenants = tuple(name for name, _ in call.identity.tenants)
     within = call.identity.tenant if call.identity.role is Role.TENANT_ADMIN else ""
-    return Judgement(found, decision, origin, tenants, within)
+    return Judgement(found, decision, origin, tenants, within, pinned=bool(wanted.resource_version))
 
 
 def _barred(call: Call, found: Stored) -> Refusal | None:
@@ -222,9 +232,11 @@ def _gates(identity: Identity) -> tuple[str, ...]:
     return (MANUAL_GATE,) if identity.role is Role.TENANT_ADMIN else identity.gates
 
 
-def _until_faults(field: str, until: str) -> list[Cause]:
+def _until_faults(field: str, until: str, verdict: str) -> list[Cause]:
     if not until:
         return []
+    if verdict != Verdict.APPROVE:
+        return [field_fault(field, "is the end of an approval: only approve takes it")]
     if faults := instant_faults(field, until):
         return faults
     return [] if _second(until) > timestamp(now()) else [field_fault(field, "must be in the future")]
@@ -248,13 +260,33 @@ async def decide_many(call: Call) -> Outcome:
         return faulty("decision", [field_fault("items", f"must have between 1 and {ITEMS_MAX} entries")])
     if causes := [fault for index, item in enumerate(wanted.items) for fault in _item_faults(index, item)]:
         return faulty("decision", causes[:50])
-    judged = await asyncio.gather(*(_item_judgement(call, item) for item in wanted.items))
+    judged = _bounded(await asyncio.gather(*(_item_judgement(call, item) for item in wanted.items)))
     ready = [one for one in judged if isinstance(one, Judgement)]
     replies = iter(await ops.decide_many(call.context.runtime, ready, dry_run=dry) if ready else ())
     _forget_tree(call, ready)
     answers = [next(replies) if isinstance(one, Judgement) else one for one in judged]
     shown = [_shown(call, item, reply) for item, reply in zip(wanted.items, answers, strict=True)]
     return Answer(200, encode(DecidedItems(shown)))
+
+
+def _bounded(judged: list[Judgement | Refusal]) -> list[Judgement | Refusal]:
+    """The decisions, and a refusal of each that would create too many allocations together with those before it."""
+    bounded: list[Judgement | Refusal] = []
+    created = 0
+    for one in judged:
+        more = ops.allocations_of(one) if isinstance(one, Judgement) else 0
+        if created and created + more > ops.ALLOCATIONS_MAX:
+            bounded.append(
+                Refusal(
+                    Code.UNPROCESSABLE,
+                    f"its {more} allocations and those of the items before it are more than {ops.ALLOCATIONS_MAX}",
+                    "Decide it in another request.",
+                )
+            )
+            continue
+        created += more
+        bounded.append(one)
+    return bounded
 
 
 def _item_faults(index: int, item: DecideItem) -> Iterator[Cause]:
@@ -265,7 +297,7 @@ def _item_faults(index: int, item: DecideItem) -> Iterator[Cause]:
     if item.decision not in tuple(Verdict):
         yield field_fault(f"{path}.decision", f"must be one of {', '.join(Verdict)}")
     yield from words_faults(**{f"{path}.reason": item.reason})
-    yield from _until_faults(f"{path}.until", item.until)
+    yield from _until_faults(f"{path}.until", item.until, item.decision)
 
 
 async def _item_judgement(call: Call, item: DecideItem) -> Judgement | Refusal:
@@ -276,7 +308,7 @@ async def _item_judgement(call: Call, item: DecideItem) -> Judgement | Refusal:
         return found
     if not await may_see(call, found) or item.uid not in ("", found.uid):
         return Refusal(Code.NOT_FOUND, f'{kind.plural} "{item.name[:253]}" not found')
-    return _judgement(call, found, Verdict(item.decision), item.gate, item.reason, item.until)
+    return _judgement(call, found, Verdict(item.decision), item)
 
 
 def _shown(call: Call, item: DecideItem, reply: Reply) -> DecidedItem:

@@ -10,9 +10,10 @@ from msgspec import Struct
 
 from bursar.api.http.route import Answer, Call, Outcome, Param
 from bursar.core.credit.hash_chain import Anchor, Finding
+from bursar.core.values.access import reach
 from bursar.core.values.instant import timestamp
 from bursar.core.values.money import credits_of
-from bursar.core.values.refusal import Refusal, field_fault, invalid
+from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
 from bursar.ops.credit import ledger_verify, seal
 from bursar.ops.credit.statement import system_balances
 from bursar.wire.shared.document import encode
@@ -32,7 +33,7 @@ class FindingView(Struct):
     message: str
 
 
-class Verdict(Struct):
+class LedgerVerdict(Struct):
     """The result of a verification. `sound` refers to the blocks up to `through`; if there is `more`, continue with it
     as `after`. `head` is the newest block and its hash: with it, a reader can prove later that no earlier entry was
     changed."""
@@ -61,7 +62,16 @@ class LedgerStanding(Struct):
     accounts: dict[str, str]
 
 
+def _of_some(call: Call) -> Refusal | None:
+    """Refuse callers who see only some tenants: the ledger is that of all."""
+    if reach(call.identity).everything:
+        return None
+    return Refusal(Code.FORBIDDEN, f"role {call.identity.role} of some tenants may not read the ledger of all tenants")
+
+
 async def show(call: Call) -> Outcome:
+    if refusal := _of_some(call):
+        return refusal
     standing = await seal.load_standing(call.context.runtime)
     shown = LedgerStanding(
         standing.last,
@@ -79,6 +89,8 @@ async def show(call: Call) -> Outcome:
 
 
 async def verify(call: Call) -> Outcome:
+    if refusal := _of_some(call):
+        return refusal
     after, anchor = _number(call), _anchor(call)
     if isinstance(after, Refusal):
         return after
@@ -86,7 +98,7 @@ async def verify(call: Call) -> Outcome:
         return anchor
     found = await ledger_verify.verify(call.context.runtime, after=after, anchor=anchor)
     head = f"{found.head.block}:{found.head.hash.hex()}" if found.head is not None else ""
-    verdict = Verdict(
+    verdict = LedgerVerdict(
         found.sound,
         [_view(one) for one in found.findings],
         found.through,

@@ -282,6 +282,13 @@ def finalizers_refused(call: Call, kind: Kind, one: Object, before: Stored | Non
             f"role {call.identity.role} may not change the finalizers of {kind.plural}",
             "Ask an administrator of the system, or leave metadata.finalizers as it is.",
         )
+    if kind.charged_until_gone and call.identity.role not in (Role.SYSTEM_ADMIN, Role.SERVICE):
+        return Refusal(
+            Code.FORBIDDEN,
+            f"the finalizers of {kind.plural} are for the operators that provide them: "
+            f"role {call.identity.role} may not change them",
+            "Leave metadata.finalizers as it is; the operator removes its own once everything is taken back.",
+        )
     new = added(were, are)
     wrong = reserved(new)
     if new and before is not None and is_ending(before.doc):

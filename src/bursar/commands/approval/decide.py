@@ -6,7 +6,7 @@ headroom, the last gate stays pending and says why, and the gates that were pass
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from bursar.commands.command import Answers, Command, Result, weight_of_drafts
@@ -35,7 +35,7 @@ from bursar.core.objects.approval import (
     without_headroom,
 )
 from bursar.core.objects.charge import NOTHING, Charge
-from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.objects.object import UNASSIGNED, Key, Origin, Stored
 from bursar.core.quota.quota import Move
 from bursar.core.quota.quota_messages import headroom_text, quota_refusal
 from bursar.core.quota.visibility import sight
@@ -43,7 +43,7 @@ from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
 from bursar.wire.kinds.registry import BY_NAME
-from bursar.wire.shared.document import is_ending
+from bursar.wire.shared.document import generation_of, is_ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,8 @@ class Decide(Command):
     tenant: str  # its tenant when access was checked
     decides_for: tuple[str, ...] = ()  # the tenants of the approver
     gang: str = ""
+    generation: int = 0  # of the spec that was read and judged
+    pinned: int | None = None  # the newest revision of what the approver has seen, if they name one
 
     @property
     def changes_tree(self) -> bool:
@@ -79,6 +81,9 @@ class Decide(Command):
         if before.uid != self.uid or before.gang != self.gang:
             return conflict(self.key, "it was deleted and created again")
         approval = approval_of(before)
+        if generation_of(before.doc) != self.generation or self._has_changed(batch):
+            state = f"it is {approval.state}" if approval is not None else "it needs no approval"
+            return conflict(self.key, f"it was changed meanwhile; {state}")
         if approval is None:
             return Refusal(Code.DECIDED, f"{name_of(self.key)} needs no approval")
         if refusal := self._refusal(batch, before, approval):
@@ -98,14 +103,31 @@ class Decide(Command):
         request = request_in(approval)
         if refusal := undecidable(name_of(self.key), request, self.decision.gate):
             return refusal
-        requester = str(status_of(before).get("user", ""))
-        if not request.self_approval and is_own_request(requester, self.decision.by, self.decides_for):
+        own = (
+            one for one in self._requesters(batch, before) if is_own_request(one, self.decision.by, self.decides_for)
+        )
+        if not request.self_approval and (requester := next(own, None)) is not None:
             return Refusal(
                 Code.FORBIDDEN,
                 f"{name_of(self.key)} was requested by {requester}: nobody approves their own request",
                 "Ask another approver, or let the tenant's policy allow it: spec.approval.selfApproval.",
             )
         return self._incomplete(batch) if self.decision.verdict is Verdict.APPROVE else None
+
+    def _has_changed(self, batch: UnitOfWork) -> bool:
+        """Whether the request, or one that is decided with it, is newer than the revision that the approver named."""
+        if self.pinned is None:
+            return False
+        each = {one.key: one for one in (batch.objects[self.key], *self.decided_together(batch))}
+        return any(one.revision == UNASSIGNED or one.revision > self.pinned for one in each.values())
+
+    def _requesters(self, batch: UnitOfWork, before: Stored) -> Iterator[str]:
+        """The users who asked for what is decided together, and for growth of it."""
+        for one in (before, *self.decided_together(batch)):
+            yield str(status_of(one).get("user", ""))
+            approval = approval_of(one)
+            if approval is not None and (request := approval.open) is not None and request.user:
+                yield request.user
 
     def _incomplete(self, batch: UnitOfWork) -> Refusal | None:
         """The refusal of approving a part of a gang."""
@@ -173,7 +195,8 @@ class Decide(Command):
         return with_approval(replace(one, charge=charge), approval, status)
 
     def _leave(self, batch: UnitOfWork, before: Stored, approval: Approval, refusal: Refusal) -> Refusal:
-        """Leave the last gate pending, and store the numbers as its reason, which users of the tenant read."""
+        """Leave the last gate pending, and store why as its reason, which users of the tenant read: the numbers, or what
+        else is in the way."""
         request, reason = request_in(approval), headroom_text(refusal, sight(batch.tree, before.tenant))
         if request.gates[self.decision.gate].reason != reason:
             noted = without_headroom(request, self.decision, reason, batch.now)
@@ -219,11 +242,10 @@ class DecideJob(Decide):
         if before.revision != self.expected:
             return conflict(self.key)
         if taken := next((one.key for one in self.drafts if one.key in batch.objects), None):
-            return already_exists(taken)
+            return self._leave(batch, before, approval, already_exists(taken))
         drafts = admit(batch, self.drafts, self.drafts_gang, "job", sight_of(batch, self))
         if isinstance(drafts, Refusal):
-            exceeded = drafts.code is Code.QUOTA_EXCEEDED
-            return self._leave(batch, before, approval, drafts) if exceeded else drafts
+            return self._leave(batch, before, approval, drafts)
         batch.counters.move([Move(self.key.namespace, before.charge)])
         status = status_of(before) | {"active": len(drafts), "startedIndexes": len(drafts)}
         write = batch.put(with_approval(replace(before, charge=NOTHING), after, status), self.origin)

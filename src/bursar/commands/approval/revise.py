@@ -19,7 +19,14 @@ from bursar.commands.objects.gate import (
     with_approval,
     without_request,
 )
-from bursar.commands.objects.object import ChangeObject, ObjectChange, change_object, sight_of
+from bursar.commands.objects.object import (
+    ChangeObject,
+    ObjectChange,
+    change_object,
+    conflict,
+    sight_of,
+    submitter,
+)
 from bursar.commands.objects.status import status_of
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.approval import Approval, ApprovalState, requested
@@ -31,7 +38,7 @@ from bursar.core.quota.tenant_tree import approval_policy
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
 from bursar.wire.kinds.registry import BY_NAME
-from bursar.wire.shared.document import encode
+from bursar.wire.shared.document import encode, is_ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +53,10 @@ class ReviseRequest(ChangeObject):
         yield self.key.namespace, pending_charge(draft.charge)
 
     def _save_changed(self, batch: UnitOfWork, before: Stored) -> Result:
-        after = _revised(batch, before, charged(batch, self.draft))
+        draft = charged(batch, self.draft)
+        if is_ending(before.doc) and grows(without_request(before.charge.accepted), draft.charge.accepted):
+            return conflict(self.key, "it is being deleted")
+        after = _asked_by(submitter(self.origin), _revised(batch, before, draft))
         if exceeded := batch.counters.move([Move(self.key.namespace, before.charge, after.charge)]):
             return quota_refusal(self.subject, exceeded, sight_of(batch, self))
         return batch.put(after, self.origin)
@@ -63,6 +73,16 @@ def _revised(batch: UnitOfWork, before: Stored, draft: Stored) -> Stored:
         return _growing(batch, before, draft, approval, held, gates)
     granted = replace(draft, status=encode(status_of(draft) | BY_NAME[draft.key.kind].granted(wanted)))
     return granted if approval is None else with_approval(granted, replace(approval, change=None))
+
+
+def _asked_by(user: str, one: Stored) -> Stored:
+    """The object whose new request names the user who asked for it."""
+    approval = approval_of(one)
+    request = approval.open if approval is not None else None
+    if approval is None or request is None or request.user or status_of(one).get("user") == user:
+        return one
+    asked = replace(request, user=user)
+    return with_approval(one, asked if request is approval else replace(approval, change=asked))
 
 
 def _asked_again(

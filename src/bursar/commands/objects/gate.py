@@ -129,6 +129,15 @@ def without_request(amounts: Amounts) -> Amounts:
     return {name: value for name, value in amounts.items() if name != PENDING_REQUESTS}
 
 
+def without_growth(one: Stored) -> Stored:
+    """An approved request that is being deleted: growth that is pending is not asked for any more."""
+    approval = approval_of(one)
+    if approval is None or approval.state is ApprovalState.PENDING or approval.open is None:
+        return one
+    charge = replace(one.charge, accepted=without_request(one.charge.accepted), due={})
+    return with_approval(replace(one, charge=charge), replace(approval, change=None))
+
+
 def decoded(kind: Kind, one: Stored, status: dict[str, Any]) -> Object:
     """The object with a status, as its kind's hooks take it."""
     return msgspec.convert({**msgspec.json.decode(one.doc), "status": status}, kind.type)

@@ -17,7 +17,9 @@ from bursar.commands.objects.gate import (
     held_back,
     kept_fields,
     pending_charge,
+    with_approval,
     withdrawn,
+    without_growth,
 )
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.allocation import Gang, GangKey, GangRow
@@ -113,7 +115,17 @@ class CreateObject(Command):
             return quota_refusal(self.subject, exceeded, sight_of(batch, self))
         if self.gang is not None and row is not None:
             batch.set_gang((self.key.namespace, self.gang.group_id), replace(row, members=row.members + 1))
+            self._ask_again(batch, self.gang, draft)
         return self._save(batch, draft)
+
+    def _ask_again(self, batch: UnitOfWork, gang: Gang, draft: Stored) -> None:
+        """Have the members of a gang that passed gates pass them again with a new one: a smaller set was judged."""
+        fresh = approval_of(draft)
+        assert fresh is not None, "the draft awaits approval"
+        for one in batch.members(self.key.namespace, gang.group_id):
+            if awaits_approval(one) and (approval := approval_of(one)) is not None and approval.passed:
+                again = replace(approval, gates=fresh.gates, reason="", by="", until="")
+                batch.put(with_approval(one, again), self.origin)
 
     def _gang_row(self, batch: UnitOfWork, gang: Gang) -> GangRow:
         row = batch.gangs.get((self.key.namespace, gang.group_id))
@@ -237,7 +249,9 @@ class DeleteObject(Command):
         if awaits_approval(before):
             before = withdrawn(before, batch.now)
         elif BY_NAME[self.key.kind].charged_until_gone and finalizers_of(before.doc):
-            return removal.remove(batch, before, self.origin)
+            last = without_growth(before)
+            batch.counters.move([Move(self.key.namespace, before.charge, last.charge)])
+            return removal.remove(batch, before, self.origin, last)
         if before.charge is not NOTHING:
             batch.counters.move([Move(self.key.namespace, before.charge)])
             before = replace(before, charge=NOTHING)
@@ -387,8 +401,7 @@ def submitter(origin: Origin) -> str:
 _DECIDED = ("approval", "granted", "user")
 
 
-def _next_status(kind: Kind, before: Stored, one: Object) -> bytes:
-    status = encode(one.status) if getattr(one, "status", None) else EMPTY
+def _next_status(kind: Kind, before: Stored, status: bytes) -> bytes:
     if not kind.requestable or status == before.status:
         return status
     was = msgspec.json.decode(before.status)
@@ -398,7 +411,10 @@ def _next_status(kind: Kind, before: Stored, one: Object) -> bytes:
 
 def changed_draft(kind: Kind, before: Stored, one: Object, *, spec_changed: bool, keep_charge: bool) -> Stored:
     """The next version of an object: its identity stays, whatever the client sent."""
-    status = _next_status(kind, before, one)
+    said = encode(one.status) if getattr(one, "status", None) else EMPTY
+    status = _next_status(kind, before, said)
+    if status != said:
+        one = msgspec.convert(msgspec.to_builtins(one) | {"status": msgspec.json.decode(status)}, kind.type)
     kind.normalise(one)
     metadata = one.metadata
     metadata.uid = before.uid

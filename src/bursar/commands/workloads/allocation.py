@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from bursar.commands.command import Command, Result
+from bursar.commands.objects.gate import awaits_approval, withdrawn
 from bursar.commands.objects.object import NO_PRECONDITIONS, DeletePreconditions, ObjectDeletion, conflict, not_found
 from bursar.commands.objects.removal import remove
 from bursar.commands.objects.status import drop_conditions, set_condition, status_of
@@ -73,6 +74,8 @@ class Release(Command):
             if phase_of(before) not in ENDED:
                 status |= {"phase": Phase.CANCELLED, "endTime": timestamp(batch.now)}
             last = with_status(before, status, charge=NOTHING)
+            if awaits_approval(before):
+                last = withdrawn(last, batch.now)
             return remove(batch, before, self.origin, last)
         return self._stop(batch, before)
 

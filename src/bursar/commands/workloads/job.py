@@ -311,10 +311,12 @@ def admit(
     if row.min_members != gang.min_members:
         return gang_differs(gang, row)
     row = replace(row, members=row.members + len(drafts))
-    if not row.charged and row.members < row.min_members:
+    members = batch.members(*key)
+    # Members that await approval are charged by their approval, and all others that are not charged yet with them.
+    if not row.charged and (row.members < row.min_members or any(map(awaits_approval, members))):
         batch.set_gang(key, row)
         return [replace(one, charge=deferred(one.charge)) for one in drafts]
-    waiting = [one for one in batch.members(*key) if one.charge.due]
+    waiting = [one for one in members if one.charge.due and not awaits_approval(one)]
     if exceeded := batch.counters.move(
         moves + [Move(namespace, one.charge, fallen_due(one.charge)) for one in waiting]
     ):

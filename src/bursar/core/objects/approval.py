@@ -16,7 +16,6 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from bursar.core.values.access import EVERY
 from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
@@ -65,7 +64,7 @@ class Verdict(StrEnum):
 
 
 class OnEnd(StrEnum):
-    """What becomes of approved work when its approval ends."""
+    """The effect of the end of an approval on what it holds."""
 
     RELEASE = "release"  # it is stopped with its grace period, and its charge given back
     FREEZE = "freeze"  # it goes on, and cannot grow
@@ -106,6 +105,7 @@ class Approval(Struct, frozen=True, rename="camel", omit_defaults=True):
     gates: dict[str, GateStatus] = {}
     reason: str = ""
     by: str = ""  # the approver at the last decided gate
+    user: str = ""  # the user who asked for growth or asked again, if that is not the request's own
     at: str = ""  # the time of the state
     until: str = ""  # the time at which the approval ends
     pending_until: str = ""  # the time at which an undecided request expires
@@ -120,6 +120,11 @@ class Approval(Struct, frozen=True, rename="camel", omit_defaults=True):
         if self.state is not ApprovalState.PENDING:
             return ""
         return next((name for name, gate in self.gates.items() if gate.state is ApprovalState.PENDING), "")
+
+    @property
+    def passed(self) -> bool:
+        """Whether any gate is passed."""
+        return any(one.state is ApprovalState.APPROVED for one in self.gates.values())
 
     @property
     def open(self) -> Approval | None:
@@ -275,13 +280,10 @@ def is_own_request(requester: str, by: str, tenants: Iterable[str]) -> bool:
     """Whether an approver decides on a request of their own.
 
     A requester is `tenant/user`, or `user` for users of no tenant. The same person may have a token as an approver,
-    which names no tenant: the same user name counts as the same person, if the approver decides for that tenant.
+    which belongs to no tenant and decides for some: then the same user name counts as the same person.
     """
-    if requester == by:
-        return True
-    tenant, slash, user = requester.partition("/")
-    decides_there = set(tenants)
-    return bool(slash) and user == by and bool(decides_there & {tenant, EVERY})
+    _, of_a_tenant, user = requester.partition("/")
+    return requester == by or (bool(of_a_tenant) and user == by and any(tenants))
 
 
 def waiting_text(gate: str) -> str:

@@ -82,6 +82,8 @@ def _not_covered(subject: str, bare: Sequence[Exceeded]) -> Refusal:
 def headroom_text(refusal: Refusal, sees: Sees = everything) -> str:
     """The exceeded limits of a refusal as one line: by how much, and the numbers. Figures of scopes that the reader
     does not see are left out."""
+    if refusal.code is not Code.QUOTA_EXCEEDED:
+        return refusal.message
     return "; ".join(_lacking(one, sees(one.scope)) for one in refusal.causes) or refusal.message
 
 

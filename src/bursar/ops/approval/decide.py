@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from bursar.commands.approval.decide import Decide, DecideJob, DecideMany
 from bursar.commands.approval.expire import ApprovalTimer
@@ -21,10 +22,12 @@ from bursar.core.values.replace import replace
 from bursar.ops.objects.object import TRIES_MAX, get
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.workloads.job import member_drafts
-from bursar.wire.kinds.job import JOB, plan_of
+from bursar.wire.kinds.job import JOB, PARALLELISM_MAX, plan_of
 from bursar.wire.kinds.quotarequest import QUOTA_REQUEST
+from bursar.wire.shared.document import generation_of
 
 TIMER = Origin("system:approvals", "expire")
+ALLOCATIONS_MAX: Final = PARALLELISM_MAX  # of the jobs that are approved in one transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class Judgement:
     origin: Origin
     decides_for: tuple[str, ...] = ()
     within: str = ""
+    pinned: bool = False  # whether only this version is decided
 
     @property
     def changes_tree(self) -> bool:
@@ -52,12 +56,14 @@ def decide_command(one: Judgement, idempotency_key: IdempotencyKey | None = None
     if before.key.kind == QUOTA_REQUEST.name:
         return DecideLimits(
             key=before.key, origin=one.origin, idempotency_key=idempotency_key, decision=one.decision, uid=before.uid,
-            tenant=before.tenant, decides_for=one.decides_for, within=one.within,
+            tenant=before.tenant, decides_for=one.decides_for, generation=generation_of(before.doc),
+            pinned=before.revision if one.pinned else None, within=one.within,
         )  # fmt: skip
     if before.key.kind != JOB.name:
         return Decide(
             key=before.key, origin=one.origin, idempotency_key=idempotency_key, decision=one.decision, uid=before.uid,
-            tenant=before.tenant, decides_for=one.decides_for, gang=before.gang,
+            tenant=before.tenant, decides_for=one.decides_for, gang=before.gang, generation=generation_of(before.doc),
+            pinned=before.revision if one.pinned else None,
         )  # fmt: skip
     spec, status = spec_in(before.doc), status_of(before)
     approves = one.decision.verdict is Verdict.APPROVE
@@ -68,7 +74,8 @@ def decide_command(one: Judgement, idempotency_key: IdempotencyKey | None = None
     )  # fmt: skip
     return DecideJob(
         key=before.key, origin=one.origin, idempotency_key=idempotency_key, decision=one.decision, uid=before.uid,
-        tenant=before.tenant, decides_for=one.decides_for, expected=before.revision, drafts=drafts, drafts_gang=gang,
+        tenant=before.tenant, decides_for=one.decides_for, generation=generation_of(before.doc),
+        pinned=before.revision if one.pinned else None, expected=before.revision, drafts=drafts, drafts_gang=gang,
     )  # fmt: skip
 
 
@@ -84,8 +91,16 @@ async def decide(
         found = await get(runtime, one.before.key)
         if isinstance(found, Refusal) or found.revision == one.before.revision or found.uid != one.before.uid:
             return reply
+        if one.pinned or generation_of(found.doc) != generation_of(one.before.doc):
+            return reply  # The approver has judged another version.
         one = replace(one, before=found)
     return reply
+
+
+def allocations_of(one: Judgement) -> int:
+    """The number of allocations that an approval creates."""
+    is_job = one.before.key.kind == JOB.name and one.decision.verdict is Verdict.APPROVE
+    return plan_of(spec_in(one.before.doc)).width if is_job else 0
 
 
 async def decide_many(runtime: Runtime, items: Sequence[Judgement], *, dry_run: bool = False) -> Sequence[Reply]:

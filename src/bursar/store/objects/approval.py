@@ -15,7 +15,6 @@ from bursar.store.db.sql_loader import statements
 from bursar.store.objects.object import decode_charge
 
 SQL = statements("objects/approval")
-
 EMPTY = b"{}"
 
 

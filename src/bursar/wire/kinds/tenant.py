@@ -35,6 +35,7 @@ FLAT_FIELDS = (
     "parent",
     "enforcement",
     "display_name",
+    "approval",
     "approval_policy",
     "sensitive",
     "user_priority_max",

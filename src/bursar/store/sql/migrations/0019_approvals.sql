@@ -17,3 +17,5 @@ CREATE INDEX approval_due ON approval (due) WHERE due <> '';
 -- The tenants and the gates that an approver decides for; `*` is every one.
 ALTER TABLE token ADD COLUMN tenants text[] NOT NULL DEFAULT '{}';
 ALTER TABLE token ADD COLUMN gates text[] NOT NULL DEFAULT '{}';
+-- Approvers saw everything, and there was nothing to decide.
+UPDATE token SET tenants = '{*}' WHERE role = 'approver';

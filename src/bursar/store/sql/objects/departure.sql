@@ -18,10 +18,10 @@ WITH accounts AS (
       FROM (SELECT id, revoked_at FROM token WHERE tenant = $1 ORDER BY id FOR NO KEY UPDATE) AS was
      WHERE token.id = was.id
     RETURNING token.id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at,
-              used_at, used_key, token.revoked_at, was.revoked_at IS NULL AS lived
+              used_at, used_key, token.revoked_at, tenants, gates, was.revoked_at IS NULL AS lived
 )
 SELECT id, hash, role, tenant, tenant_uid, username, node, single_use, created_at, created_by, expires_at, used_at,
-       used_key, revoked_at
+       used_key, revoked_at, tenants, gates
   FROM tokens
  WHERE lived
  ORDER BY id;
