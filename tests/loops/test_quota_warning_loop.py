@@ -12,6 +12,7 @@ from bursar.loops import quota_warning
 from bursar.loops.quota_warning import Reviewed, review
 from bursar.ops.objects import object as object_ops
 from bursar.ops.runtime.runtime import Runtime
+from bursar.store.quota import quota as quota_store
 from support.approval.requests import claim
 from support.runtime.runtime import change, code, create, delete, namespace, tenant
 from support.scheduling.schedulers import term
@@ -117,13 +118,13 @@ async def test_work_grows_with_what_changed(acme: Runtime, monkeypatch: pytest.M
     last = Reviewed()
     await review(acme, last)
     asked: list[list[str]] = []
-    load = quota_warning.quota_store.load_scopes
+    load = quota_store.load_scopes
 
     async def counted(db: Any, scopes: list[str]) -> Any:
         asked.append(list(scopes))
         return await load(db, scopes)
 
-    monkeypatch.setattr(quota_warning.quota_store, "load_scopes", counted)
+    monkeypatch.setattr(quota_store, "load_scopes", counted)
     await review(acme, last)
     assert asked == [], "nothing changed"
     await claim(acme, "acme", "a", clusters=1)

@@ -53,7 +53,8 @@ async def show_metrics(call: Call) -> Outcome:
         return Refusal(
             Code.FORBIDDEN,
             f"role {identity.role} may not read the metrics of all tenants",
-            "Use a token of a role that sees everything, such as an approver of all tenants, or serve them with --metrics HOST:PORT.",
+            "Use a token that sees everything, such as that of an approver of all tenants, or serve them with "
+            "--metrics HOST:PORT.",
         )
     return Answer(200, await read_metrics(call.context), CONTENT_TYPE_LATEST)
 

@@ -195,8 +195,8 @@ class Decide(Command):
         return with_approval(replace(one, charge=charge), approval, status)
 
     def _leave(self, batch: UnitOfWork, before: Stored, approval: Approval, refusal: Refusal) -> Refusal:
-        """Leave the last gate pending, and store why as its reason, which users of the tenant read: the numbers, or what
-        else is in the way."""
+        """Leave the last gate pending, and store why: the numbers, or what else is in the way. Users of the tenant read
+        it."""
         request, reason = request_in(approval), headroom_text(refusal, sight(batch.tree, before.tenant))
         if request.gates[self.decision.gate].reason != reason:
             noted = without_headroom(request, self.decision, reason, batch.now)
