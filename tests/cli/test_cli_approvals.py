@@ -109,13 +109,13 @@ def test_a_token_of_an_approver_names_tenants_and_gates(
 ) -> None:
     claim(user, gated, "c", 1)
     asked = ("token", "create", "--role", "approver", "--user", "ann")
-    assert "names the tenants and the gates" in bursar(server, *asked, code=1).stderr
+    assert "names the tenants that it sees, and the gates" in bursar(server, *asked, code=1).stderr
     token = bursar(server, *asked, "--decides-for", gated, "--gate", "external:itsm").stdout.strip()
     assert bursar(server, "approvals", token=token).stderr == "No request awaits approval.\n", (
         "it is not its gate's turn"
     )
     barred = bursar(server, "approvals", "approve", "claim/c", "-n", gated, token=token, code=4)
-    assert "may not decide gate 'manual', only external:itsm" in barred.stderr
+    assert "may not decide gate 'manual'; its gates are external:itsm" in barred.stderr
     bursar(server, "approvals", "approve", "claim/c", "-n", gated)
     assert "resourceclaim/c" in bursar(server, "approvals", token=token).stdout
     bursar(server, "approvals", "approve", "claim/c", "-n", gated, token=token)

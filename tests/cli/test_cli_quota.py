@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from bursar.cli.main import cli
 from bursar.cli.quota.quota import bar
 from bursar.client import Client
+from support.nodes.placed_work import until
 from support.process.commands import bursar
 from support.process.server import Server
 
@@ -104,3 +105,15 @@ def test_the_first_word_is_a_command_or_a_tenant() -> None:
     assert {line.split()[0] for line in shown.output.split("Commands:")[1].splitlines() if line.strip()} == {
         "show", "set", "unset", "request",
     }  # fmt: skip
+
+
+def test_a_warning_is_an_event_of_the_tenant(server: Server, admin: Client, team: str) -> None:
+    bursar(server, "quota", "set", team, "clusters=10")
+    claim = {"metadata": {"name": "c"}, "spec": {"resources": {"clusters": 9}}}
+    admin.resourceclaims(team).create(claim)
+    until(lambda: (admin.tenants.get(team).get("status") or {}).get("quotaWarnings") == {"clusters": 80})
+    shown = bursar(server, "describe", "tenant", team, token=token_of(admin, "user", team)).stdout
+    assert "QuotaWarning" in shown
+    assert "90 % of the limit on max_clusters is used: 9 of 10" in shown
+    warned = bursar(server, "get", "tenants", "--field-selector", "status.quota=Warning").stdout
+    assert any(line.split()[0] == team for line in warned.splitlines())

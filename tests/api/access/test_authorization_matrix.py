@@ -103,8 +103,12 @@ resourceclaims/status               ASPTUV     -          AS     AS     -
 resourceclaims/approve              -          AP         -      -      -
 resourceclaims/deny                 -          AP         -      -      -
 resourceclaims/approval             -          -          -      AP     -
+quotarequests                       ASPTUV     AT         AT     AT     AT
+quotarequests/approve               -          APT        -      -      -
+quotarequests/deny                  -          APT        -      -      -
+quotarequests/approval              -          -          -      AP     -
 approvals                           ASPBTUV    -          -      -      -
-approvals/decide                    -          AP         -      -      -
+approvals/decide                    -          APT        -      -      -
 pods                                ASPBTUV    -          -      -      -
 pods/log                            ASPTUV     -          -      -      -
 pods/eviction                       -          A          -      -      -

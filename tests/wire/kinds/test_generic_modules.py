@@ -72,6 +72,7 @@ ABOUT = {
     # Namespaces that are emptied; tenants whose budgets are watched.
     "loops/housekeeping.py": ("Namespace", "namespaces"),
     "loops/budget.py": ("Tenant",),
+    "loops/quota_warning.py": ("Tenant",),
     # Kubernetes' own: paths inside a namespace, and what kubectl sends as protobuf.
     "api/site/discovery.py": ("namespaces",),
     "wire/shared/protobuf.py": ("Namespace", "ResourceQuota"),

@@ -60,7 +60,8 @@ def decide_command(one: Judgement, idempotency_key: IdempotencyKey | None = None
     if before.key.kind == QUOTA_REQUEST.name:
         return DecideLimits(
             key=before.key, origin=one.origin, idempotency_key=idempotency_key, decision=one.decision, uid=before.uid,
-            tenant=before.tenant, decides_for=one.decides_for, within=one.within,
+            tenant=before.tenant, decides_for=one.decides_for, generation=generation_of(before.doc),
+            pinned=before.revision if one.pinned else None, within=one.within,
         )  # fmt: skip
     if before.key.kind != JOB.name:
         return Decide(

@@ -42,7 +42,6 @@ from bursar.store.access.token import TokenRecord
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.db.database import Connection
 from bursar.store.nodes import node as node_store
-from bursar.store.objects import member as member_store
 from bursar.store.objects import object as object_store
 from bursar.store.objects.change import save_notes
 from bursar.store.objects.departure import file_away

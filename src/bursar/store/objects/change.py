@@ -117,6 +117,11 @@ async def load_with_field(db: Connection, after: int, until: int, field: str, li
     return [_change(row) for row in await db.fetch(SQL.with_field_between, after, until, field, limit)]
 
 
+async def list_tenants_between(db: Connection, after: int, until: int) -> list[str]:
+    """List the tenants whose objects changed in (after, until]."""
+    return [row["tenant"] for row in await db.fetch(SQL.tenants_between, after, until) if row["tenant"]]
+
+
 async def load_position(db: Connection) -> FeedPosition:
     return FeedPosition(*await db.fetchrow(SQL.position))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -47,6 +48,16 @@ BILLING_MODE = "billing_mode"  # the flat name of spec.billing.mode
 BUDGET_WARNING = "BudgetWarning"
 BUDGET_EXHAUSTED = "BudgetExhausted"
 BUDGET_FIELD = "status.budget"
+# The condition of a tenant that has used much of a limit, and the field to select by.
+QUOTA_WARNING = "QuotaWarning"
+QUOTA_FIELD = "status.quota"
+
+
+class QuotaState(StrEnum):
+    """Whether a tenant has used much of a limit."""
+
+    WITHIN = "Within"
+    WARNING = "Warning"
 
 
 class TenantSpec(Wire):
@@ -72,6 +83,7 @@ class TenantSpec(Wire):
 
 class TenantStatus(Wire):
     conditions: list[Condition] | UnsetType = UNSET
+    quota_warnings: dict[str, int] | UnsetType = UNSET  # the reached mark of each limit, in percent
 
 
 class Tenant(Wire, kw_only=True):
@@ -181,6 +193,7 @@ def _fields(tenant: Tenant) -> Fields:
         "spec.parent": spec.parent or "",
         "spec.tier": spec.tier or "",
         BUDGET_FIELD: state_in(conditions),
+        QUOTA_FIELD: QuotaState.WARNING if status.quota_warnings else QuotaState.WITHIN,
     }
 
 
@@ -215,7 +228,7 @@ TENANT = Kind(
         ),
     ),
     check=_check,
-    selectable=("spec.parent", "spec.tier", BUDGET_FIELD),
+    selectable=("spec.parent", "spec.tier", BUDGET_FIELD, QUOTA_FIELD),
     fields=_fields,
     columns=(
         column("Parent", "spec.parent", default="<none>"),
@@ -235,5 +248,7 @@ TENANT = Kind(
     words={
         "TenantSpec.parent": "The parent tenant, whose limits apply to it too.",
         "TenantSpec.tier": "The tier with its default limits.",
+        "TenantSpec.warnAt": "Percentages of a limit at which to warn, by dimension; `*` is every other one.",
+        "TenantStatus.quotaWarnings": "The reached mark of each limit, in percent.",
     },
 )

@@ -25,6 +25,9 @@ SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, befor
  ORDER BY revision
  LIMIT $4;
 
+-- name: tenants_between
+SELECT DISTINCT unnest(ARRAY[tenant, before_tenant]) AS tenant FROM change WHERE revision > $1 AND revision <= $2;
+
 -- name: position
 SELECT value, floor FROM revision WHERE id = 1;
 
