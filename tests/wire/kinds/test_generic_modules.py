@@ -60,7 +60,6 @@ ABOUT = {
     "ops/workloads/*": ("Allocation", "Job", "PriorityClass", "Queue"),
     "loops/jobs.py": ("Allocation", "Job"),
     "ops/scheduling/plan_commands.py": ("Allocation",),
-    "ops/approval/decide.py": ("Job",),
     "rpc/codec.py": ("Job",),
     "cli/workloads/*": ("Allocation", "Job", "allocations", "jobs", "nodes", "priorityclasses", "queues", "Namespace"),
     # Nodes, and what their agents are told.
