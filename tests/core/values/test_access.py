@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from bursar.core.values.access import (
     ANY,
+    DELEGATE,
     EVERY,
+    JOINING,
     VERBS,
     Identity,
     Reach,
@@ -345,7 +347,7 @@ def test_identities_that_cannot_be(role: Role, user: str, tenant: str, node: str
 
 def test_the_documentation_s_table_names_every_role_once_for_each_rule() -> None:
     rows = POLICY.table()
-    assert {row[0] for row in rows} == {"everybody", "node (bootstrap token)", *map(str, Role)}
+    assert {row[0] for row in rows} == {"everybody", JOINING, DELEGATE, *map(str, Role)}
     assert ("system-admin", "*", "*") in rows
     assert len(set(rows)) == len(rows)
 

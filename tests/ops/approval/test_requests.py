@@ -312,7 +312,8 @@ async def test_a_deleted_claim_is_charged_until_its_operator_is_done(runtime: Ru
     for _ in range(2):
         assert code(await delete(runtime, "ResourceClaim", "acme", "c")) == "ok"
     assert (await used(runtime, "acme", "clusters"), await used(runtime, "acme", PENDING)) == (2, 0)
-    assert "change" not in await approval(runtime, "ResourceClaim", "acme", "c")
+    growth = (await approval(runtime, "ResourceClaim", "acme", "c"))["change"]
+    assert (growth["state"], growth["reason"]) == ("expired", "Withdrawn")
     assert code(await change(runtime, "ResourceClaim", "acme", "c", resources={"clusters": 9})) == "conflict"
     assert code(await finalizer(runtime, "c")) == "ok"
     assert await used(runtime, "acme", "clusters") == 0

@@ -105,7 +105,7 @@ class ApprovalTimer(Command):
         return put(batch, with_approval(before, after), ending_news(after), self.origin)
 
     def _end(self, batch: UnitOfWork, before: Stored, approval: Approval) -> Result:
-        """End the approval. What is being deleted keeps its charge until it is gone."""
+        """End the approval. An object that is being deleted keeps its charge until it is gone."""
         after = ended(approval, batch.now)
         if is_ending(before.doc):
             return put_quietly(batch, with_approval(before, after), ended_news(after), self.origin)

@@ -72,7 +72,7 @@ def _revised(batch: UnitOfWork, before: Stored, draft: Stored) -> Stored:
     if approval is not None and approval.state is not ApprovalState.APPROVED and not held:
         return _asked_again(batch, before, draft, approval, gates)
     if approval is not None and approval.frozen:
-        gates = gates or tuple(approval.gates)  # What is frozen grows only by a new approval.
+        gates = gates or tuple(approval.gates)  # A frozen request grows only by a new approval.
     if grows(held, wanted) and gates:
         return _growing(batch, before, draft, approval, held, gates)
     granted = replace(draft, status=encode(status_of(draft) | BY_NAME[draft.key.kind].granted(wanted)))

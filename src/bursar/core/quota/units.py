@@ -71,7 +71,7 @@ def units_in(parts: Amounts, amounts: Amounts) -> int:
 
 
 def charged(policy: QuotaPolicy, charge: Charge, *, placed: bool) -> Charge:
-    """The charge of a new object under the settings. What is stored stays as it is when the settings change."""
+    """The charge of a new object under the settings. Stored charges stay as they are when the settings change."""
     if not policy.converts:
         return charge
     known: tuple[QuotaPolicy, Charge] | None = charge.known.get(QuotaPolicy)
