@@ -18,7 +18,7 @@ from bursar.commands.objects.gate import (
     with_approval,
     without_request,
 )
-from bursar.commands.objects.object import already_exists, conflict, not_found, plural_of, sight_of
+from bursar.commands.objects.object import already_exists, conflict, namespace_refusal, not_found, plural_of, sight_of
 from bursar.commands.objects.status import status_of, unchanged
 from bursar.commands.workloads.allocation import leave_gang
 from bursar.commands.workloads.job import MANY, admit, charges_of
@@ -106,7 +106,10 @@ class Decide(Command):
                 f"{name_of(self.key)} was requested by {requester}: nobody approves their own request",
                 "Ask another approver, or let the tenant's policy allow it: spec.approval.selfApproval.",
             )
-        return self._incomplete(batch) if self.decision.verdict is Verdict.APPROVE else None
+        if self.decision.verdict is not Verdict.APPROVE:
+            return None
+        closed = namespace_refusal(batch, self.key) if self.key.namespace else None
+        return closed or self._incomplete(batch)
 
     def _has_changed(self, batch: UnitOfWork, before: Stored) -> bool:
         """Whether the spec is another than the one that was judged, or whether the request, or one that is decided with
