@@ -31,6 +31,7 @@ from support.runtime.runtime import (
     allocation,
     assert_counters_equal_charges,
     bind,
+    bind_unit,
     change,
     code,
     counters,
@@ -408,17 +409,24 @@ class Approvals(RuntimeMachine):
     def bind(self, data: st.DataObject) -> None:
         """A scheduler that did not look whether it is approved."""
         one = data.draw(st.sampled_from([one for one in self.model.all.values() if one.kind == "Allocation"]))
-        reply = self.run(bind(self.runtime, one.space, one.name, "n1"))
         if one.state != "approved" or one.bound:
+            assert code(self.run(bind(self.runtime, one.space, one.name, "n1"))) == "stale"
+            return
+        gang = self.model.members(one.space, one.gang) if one.gang else [one]
+        unit = [each for each in gang if each.state == "approved" and not each.bound]
+        reply = self.run(bind_unit(self.runtime, one.space, {each.name: ("n1",) for each in unit}))
+        if len(unit) < min(2, len(gang)) and not any(each.bound for each in gang):
             assert code(reply) == "stale", reply
             return
+        more = total(each.held for each in unit)
         full = any(
-            one.held.get(name, 0) and self.model.used(scope, name)[1] + one.held.get(name, 0) > hard
+            more[name] and self.model.used(scope, name)[1] + more[name] > hard
             for scope in (one.space, "org")
             for name, hard in self.model.limits[scope].items()
         )
         assert code(reply) == ("quota_exceeded" if full else "ok"), reply
-        one.bound = not full
+        for each in unit:
+            each.bound = not full
 
     @precondition(lambda self: any(one.bound for one in self.model.all.values()))
     @rule(data=st.data())

@@ -368,6 +368,8 @@ async def test_a_namespace_is_emptied_of_pending_and_held_claims(runtime: Runtim
     await allocation(runtime, "acme", "a", cpu=1)
     await job(runtime, "train", completions=1)
     assert code(await delete(runtime, "Namespace", "", "acme")) == "ok"
+    for kind, name in (("ResourceClaim", "pending"), ("Job", "train")):
+        assert code(await decide(runtime, kind, "acme", name)) == "terminating", "nothing new comes to be there"
     for kind, name in (("ResourceClaim", "pending"), ("ResourceClaim", "held"), ("Allocation", "a"), ("Job", "train")):
         found = await get(runtime, kind, "acme", name)
         command = delete_command(BY_NAME[kind], found, Origin("system", "delete"), preconditions=DeletePreconditions())

@@ -19,7 +19,7 @@ from bursar.commands.objects.gate import (
     with_approval,
     without_request,
 )
-from bursar.commands.objects.object import already_exists, conflict, not_found, plural_of, sight_of
+from bursar.commands.objects.object import already_exists, conflict, namespace_refusal, not_found, plural_of, sight_of
 from bursar.commands.objects.status import status_of, unchanged
 from bursar.commands.workloads.allocation import leave_gang
 from bursar.commands.workloads.job import MANY, admit, charges_of
@@ -62,7 +62,7 @@ class Decide(Command):
     tenant: str  # its tenant when access was checked
     decides_for: tuple[str, ...] = ()  # the tenants of the approver
     gang: str = ""
-    generation: int = 0  # of the spec that was read and judged
+    generation: int | None = None  # of the spec that was read and judged
     pinned: int | None = None  # the newest revision of what the approver has seen, if they name one
 
     @property
@@ -85,7 +85,7 @@ class Decide(Command):
         if before.uid != self.uid or before.gang != self.gang:
             return conflict(self.key, "it was deleted and created again")
         approval = approval_of(before)
-        if generation_of(before.doc) != self.generation or self._has_changed(batch):
+        if self._has_changed(batch, before):
             state = f"it is {approval.state}" if approval is not None else "it needs no approval"
             return conflict(self.key, f"it was changed meanwhile; {state}")
         if approval is None:
@@ -116,13 +116,19 @@ class Decide(Command):
                 f"{name_of(self.key)} was requested by {requester}: nobody approves their own request",
                 "Ask another approver, or let the tenant's policy allow it: spec.approval.selfApproval.",
             )
-        return self._incomplete(batch) if self.decision.verdict is Verdict.APPROVE else None
+        if self.decision.verdict is not Verdict.APPROVE:
+            return None
+        closed = namespace_refusal(batch, self.key) if self.key.namespace else None
+        return closed or self._incomplete(batch)
 
-    def _has_changed(self, batch: UnitOfWork) -> bool:
-        """Whether the request, or one that is decided with it, is newer than the revision that the approver named."""
+    def _has_changed(self, batch: UnitOfWork, before: Stored) -> bool:
+        """Whether the spec is another than the one that was judged, or whether the request, or one that is decided with
+        it, is newer than the revision that the approver named."""
+        if self.generation not in (None, generation_of(before.doc)):
+            return True
         if self.pinned is None:
             return False
-        each = {one.key: one for one in (batch.objects[self.key], *self.decided_together(batch))}
+        each = {one.key: one for one in (before, *self.decided_together(batch))}
         return any(one.revision == UNASSIGNED or one.revision > self.pinned for one in each.values())
 
     def _requesters(self, batch: UnitOfWork, before: Stored) -> Iterator[str]:
