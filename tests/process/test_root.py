@@ -29,6 +29,7 @@ def test_only_the_parent_stays_root(server: OwnServer) -> None:
     databases = [pid for pid, (command, *_) in owners.items() if "postgres" in command and pid not in serving]
     assert len(serving) >= 2
     assert databases
+    assert any("quota-service" in owners[pid][0] for pid in serving)
     for pids, name in ((serving, "bursar"), (databases, "bursar-db")):
         user = find_user(name)
         assert user is not None
@@ -37,6 +38,8 @@ def test_only_the_parent_stays_root(server: OwnServer) -> None:
             assert uids == {user.uid}, owners[pid]
             assert groups <= set(user.groups)
             assert effective == 0
+    token = (server.data / "quota-service.token").stat()
+    assert (token.st_uid, token.st_mode & 0o777) == (system_user("bursar").uid, 0o600)
 
 
 @pytest.mark.parametrize("part", ["api", "controller"])

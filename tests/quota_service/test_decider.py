@@ -71,8 +71,8 @@ def lacking(name: str, over: int, limit: int, used: int, asked: int) -> str:
 
 def test_the_oldest_of_a_tenant_come_first_and_one_that_does_not_fit_holds_up_none() -> None:
     one = decider(figures(clusters=(10, 4)))
-    ask(one, item("small", since=3, clusters=1), item("large", since=2, clusters=5), item("first", since=1, clusters=4))
-    assert go(one) == [("first", ""), ("large", lacking("clusters", 3, 10, 8, 5)), ("small", "")]
+    ask(one, item("new", since=3, clusters=1), item("large", since=2, clusters=5), item("old", since=1, clusters=4))
+    assert go(one) == [("old", ""), ("large", lacking("clusters", 3, 10, 8, 5)), ("new", "")]
     assert len(one) == 1
 
 

@@ -100,13 +100,14 @@ async def test_changes_of_other_objects_neither_reach_nor_delay_the_watch(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "QUEUE_MAX", 3)
-    tenant, free = await gated(site), await site.namespace()
+    tenant, other, free = await gated(site), await gated(site), await site.namespace()
     async with watching(site, "approvals", tenant=tenant, sendInitialEvents="true") as events:
         await take(events, 1)
         made = (
             site.post(f"namespaces/{free}/allocations", {"metadata": {"name": f"a{n}"}, "spec": {}}) for n in range(9)
         )
         await asyncio.gather(*made)
+        await claim(site, other, "of-another", clusters=1)
         await claim(site, tenant, "c", clusters=1)
         assert told(await take(events, 1)) == [("ADDED", "ResourceClaim", "c", "quota")]
 
