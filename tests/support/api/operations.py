@@ -130,8 +130,8 @@ class Filled:
 # The part of a target that a path's {name} is the name of, by the word before it.
 NOUNS = {
     "allocations": "allocation", "jobs": "job", "leases": "lease", "namespaces": "namespace", "nodes": "node",
-    "pods": "allocation", "priorityclasses": "priorityclass", "queues": "queue", "resourceclaims": "resourceclaim",
-    "resourcequotas": "resourcequota",
+    "pods": "allocation", "priorityclasses": "priorityclass", "queues": "queue", "quotarequests": "quotarequest",
+    "resourceclaims": "resourceclaim", "resourcequotas": "resourcequota",
     "tenants": "tenant", "tiers": "tier", "tokens": "token", "webhooks": "webhook",
 }  # fmt: skip
 # Other variables of paths.
@@ -174,6 +174,7 @@ SPECS: dict[str, Document] = {
     "Job": {"spec": {"completions": 1, "template": {"spec": WORK}}},
     "Node": {"spec": {"capacity": {"cpu": "8"}}},
     "PriorityClass": {"value": 5},
+    "QuotaRequest": {"spec": {"limits": {"seats": 99}}},
     "ResourceClaim": {"spec": {"resources": {"clusters": 1}}},
     "ResourceQuota": {"spec": {"hard": {"cpu": "50"}}},
     "Settings": {"metadata": {"name": "system"}},
@@ -183,6 +184,7 @@ WITHOUT = {"NewPrice": ("gpu_type",), "NewRefund": ("lease_id",), "NewAdjustment
 PATCHES: dict[str, Document] = {
     "patchAllocationStatus": {"status": {"phase": "Running"}},
     "patchAllocationApproval": {"reason": "seen"},
+    "patchQuotaRequestApproval": {"reason": "seen"},
     "patchResourceClaimStatus": {"status": {"state": "Ready"}},
     "patchNodeStatus": {"status": {"allocatable": {"cpu": "4"}}},
 }
@@ -228,6 +230,8 @@ class Filler:
     def _name(self, operation: Operation, variable: str, target: Target) -> str:
         if variable == "name" and operation.noun == "settings":
             return "system"
+        if variable == "dimension":
+            return "seats"
         part = OTHERS.get(operation.id) or NOUNS.get(operation.noun) if variable == "name" else VARIABLES.get(variable)
         if part not in target.names:
             raise Unfilled(
@@ -292,6 +296,10 @@ class Filler:
             case "approveApprovalsDecide":
                 claim = {"kind": "ResourceClaim", "namespace": names["namespace"], "name": names["resourceclaim"]}
                 return operation.media, {"items": [{**claim, "decision": "note", "reason": "a test"}]}
+            case "replaceTenantLimitsAtApiV1TenantsNameLimits":
+                return operation.media, {"limits": {"seats": 1}}
+            case "replaceTenantLimitsAtApiV1TenantsNameLimitsDimension":
+                return operation.media, {"limit": 1}
             case "claimNode":
                 return operation.media, {"reason": "a test", "user": f"{target.tenant}/{names['user']}"}
             case "createPodEviction":

@@ -9,7 +9,9 @@ import msgspec
 MEDIA_TYPE = "application/cloudevents+json"
 SOURCE = "/bursar/ledger"
 BUDGET_SOURCE = "/bursar/budget"
+QUOTA_SOURCE = "/bursar/quota"
 BUDGET = "budget."  # prefix of the types of notifications about a tenant's hours
+QUOTA = "quota."  # prefix of the types of notifications about a tenant's limits
 TYPE_PREFIX = "io.bursar."
 
 
@@ -35,6 +37,7 @@ def event_id(number: int, at: datetime) -> str:
 
 def cloud_event(number: int, type_: str, tenant: str, subject: str, data: bytes, at: datetime) -> bytes:
     time = at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    source = BUDGET_SOURCE if type_.startswith(BUDGET) else SOURCE
+    sources = {BUDGET: BUDGET_SOURCE, QUOTA: QUOTA_SOURCE}
+    source = next((one for prefix, one in sources.items() if type_.startswith(prefix)), SOURCE)
     told = msgspec.Raw(data.strip())
     return _encode(CloudEvent(event_id(number, at), TYPE_PREFIX + type_, subject, tenant, time, told, source))
