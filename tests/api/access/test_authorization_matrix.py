@@ -107,6 +107,7 @@ quotarequests                       ASPTUV     AT         AT     AT     AT
 quotarequests/approve               -          APT        -      -      -
 quotarequests/deny                  -          APT        -      -      -
 quotarequests/approval              -          -          -      AP     -
+quotas                              ASPBTUV    -          -      -      -
 approvals                           ASPBTUV    -          -      -      -
 approvals/decide                    -          APT        -      -      -
 pods                                ASPBTUV    -          -      -      -
@@ -171,6 +172,7 @@ REFUSED = {
     f"{_CLAIM}Approve": _DECIDED,
     f"{_CLAIM}Deny": _DECIDED,
     "createPayments": {401},  # it is not signed
+    "createQuotaRequest": {201, 422},  # the limit may be gone
     "createSettings": {409},  # there are some
     "deleteAllTenants": {409},
     "deleteSettings": {403},
@@ -180,6 +182,7 @@ REFUSED = {
     "getPodLog": {503},
     "replaceAllocation": {422},  # a spec stays
     "replaceJob": {422},
+    "replaceQuotaRequest": {422},
 }  # fmt: skip
 # Operations that decide a request once, and that answer 409 where nothing is to be decided.
 DECISIONS = ("/approve", "/deny", "/approval")
@@ -239,6 +242,8 @@ def statuses(caller: Caller, filled: Filled, expected: Outcome) -> set[int]:
             return {403}
         case Outcome.DONE:
             decides = operation.path.endswith(DECISIONS)
+            if decides and caller.role == "tenant-admin":
+                return {200, 403, 409}  # administrators of tenants decide for the tenants directly below alone
             return {200, 409} if decides else REFUSED.get(operation.id, {200, 201, 202})
     is_act = operation.method != "GET" or operation.id in OF_THE_NODE
     if caller.role in ("node", "joining node") and operation.noun == "nodes" and is_act:

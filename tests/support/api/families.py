@@ -118,8 +118,8 @@ def absent(fingerprints: Marks) -> Target:
 
 
 # Parts that have a name of their own and no content.
-_NAMES = ("namespace", "resourcequota", "node", "claimed", "resourceclaim", "queue", "priorityclass", "tier", "webhook",
-          "leased", "colleague")  # fmt: skip
+_NAMES = ("namespace", "resourcequota", "node", "claimed", "resourceclaim", "quotarequest", "queue", "priorityclass",
+          "tier", "webhook", "leased", "colleague")  # fmt: skip
 # Parts that everybody sees.
 PUBLIC = frozenset({"node", "claimed", "queue", "priorityclass", "tier"})
 
@@ -145,7 +145,7 @@ async def _settled(site: Site, fingerprints: Marks, family: str, parent: str) ->
         return {"name": name, "labels": {FAMILY: family}, "annotations": {"note": note}}
 
     policy = {"gates": ["manual"], "kinds": ["ResourceClaim"]}
-    spec = {"displayName": own(), "approval": policy, **({"parent": parent} if parent else {})}
+    spec = {"displayName": own(), "approval": policy, "limits": {"seats": 1}, **({"parent": parent} if parent else {})}
     _done(await site.post("tenants", {"metadata": meta(tenant), "spec": spec}))
     space = meta(names["namespace"])
     space["labels"]["bursar.io/tenant"] = tenant
@@ -220,6 +220,8 @@ async def _furnish_work(
     _done(await site.post(f"namespaces/{space}/jobs", job, token=tokens["user"]))
     claim = {"metadata": meta(names["resourceclaim"]), "spec": {"resources": {"clusters": 1}}}
     _done(await site.post(f"namespaces/{space}/resourceclaims", claim, token=tokens["user"]))
+    request = {"metadata": meta(names["quotarequest"]), "spec": {"limits": {"seats": 2}}}
+    _done(await site.post(f"namespaces/{space}/quotarequests", request, token=tokens["tenant-admin"]))
 
 
 async def _furnish_money(site: Site, fingerprints: Marks, names: dict[str, str], token: str) -> None:

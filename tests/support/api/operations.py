@@ -131,6 +131,7 @@ class Filled:
 NOUNS = {
     "allocations": "allocation", "jobs": "job", "leases": "lease", "members": "member", "namespaces": "namespace",
     "nodes": "node", "pods": "allocation", "priorityclasses": "priorityclass", "queues": "queue",
+    "quotarequests": "quotarequest",
     "resourceclaims": "resourceclaim", "resourcequotas": "resourcequota",
     "tenants": "tenant", "tiers": "tier", "tokens": "token", "webhooks": "webhook",
 }  # fmt: skip
@@ -174,6 +175,7 @@ SPECS: dict[str, Document] = {
     "Job": {"spec": {"completions": 1, "template": {"spec": WORK}}},
     "Node": {"spec": {"capacity": {"cpu": "8"}}},
     "PriorityClass": {"value": 5},
+    "QuotaRequest": {"spec": {"limits": {"seats": 99}}},
     "ResourceQuota": {"spec": {"hard": {"cpu": "50"}}},
     "ResourceClaim": {"spec": {"resources": {"clusters": 1}}},
     "Settings": {"metadata": {"name": "system"}},
@@ -183,6 +185,7 @@ WITHOUT = {"NewPrice": ("gpu_type",), "NewRefund": ("lease_id",), "NewAdjustment
 PATCHES: dict[str, Document] = {
     "patchAllocationStatus": {"status": {"phase": "Running"}},
     "patchAllocationApproval": {"reason": "seen"},
+    "patchQuotaRequestApproval": {"reason": "seen"},
     "patchResourceClaimStatus": {"status": {"state": "Ready"}},
     "patchNodeStatus": {"status": {"allocatable": {"cpu": "4"}}},
 }
@@ -228,6 +231,8 @@ class Filler:
     def _name(self, operation: Operation, variable: str, target: Target) -> str:
         if variable == "name" and operation.noun == "settings":
             return "system"
+        if variable == "dimension":
+            return "seats"
         part = OTHERS.get(operation.id) or NOUNS.get(operation.noun) if variable == "name" else VARIABLES.get(variable)
         if part not in target.names:
             raise Unfilled(
@@ -296,11 +301,12 @@ class Filler:
             case "approveApprovalsDecide":
                 claim = {"kind": "ResourceClaim", "namespace": names["namespace"], "name": names["resourceclaim"]}
                 return operation.media, {"items": [{**claim, "decision": "note", "reason": "a test"}]}
+            case "replaceTenantLimitsAtApiV1TenantsNameLimits":
+                return operation.media, {"limits": {"seats": 1}}
+            case "replaceTenantLimitsAtApiV1TenantsNameLimitsDimension":
+                return operation.media, {"limit": 1}
             case "claimNode":
                 return operation.media, {"reason": "a test", "user": f"{target.tenant}/{names['user']}"}
-            case "approveApprovalsDecide":
-                item = {"kind": "ResourceClaim", "namespace": names["namespace"], "name": names["resourceclaim"]}
-                return operation.media, {"items": [{**item, "decision": "note", "reason": "a test"}]}
             case "createPodEviction":
                 return operation.media, {"metadata": {"name": names["allocation"], "namespace": names["namespace"]}}
             case "replaceAllocationStdin":

@@ -10,8 +10,10 @@ MEDIA_TYPE = "application/cloudevents+json"
 SOURCE = "/bursar/ledger"
 BUDGET_SOURCE = "/bursar/budget"
 REQUEST_SOURCE = "/bursar/approvals"
+QUOTA_SOURCE = "/bursar/quota"
 BUDGET = "budget."  # prefix of the types of notifications about a tenant's hours
 REQUEST = "request."  # prefix of those about requests that pass approval gates
+QUOTA = "quota."  # prefix of those about a tenant's limits
 TYPE_PREFIX = "io.bursar."
 
 
@@ -27,7 +29,7 @@ class CloudEvent(msgspec.Struct):
     datacontenttype: str = "application/json"
 
 
-_SOURCES = {BUDGET: BUDGET_SOURCE, REQUEST: REQUEST_SOURCE}
+_SOURCES = {QUOTA: QUOTA_SOURCE, BUDGET: BUDGET_SOURCE, REQUEST: REQUEST_SOURCE}
 
 _encode = msgspec.json.Encoder().encode
 
