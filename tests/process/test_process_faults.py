@@ -294,7 +294,7 @@ def other_api(server: OwnServer) -> Iterator[OwnServer]:
 
 
 def test_a_killed_server_leaves_no_process_behind_and_starts_again_on_the_same_data() -> None:
-    with data_directory() as data:
+    with migrated_directory() as data:
         with started(data) as first, Load(first).running() as load:
             load.more()
             assert len(children_of(first.process.pid)) >= 3
@@ -388,7 +388,7 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_token_file_is_private_and_there_before_the_server_says_that_it_is_ready() -> None:
-    with data_directory() as data:
+    with migrated_directory() as data:
         token_file = data / "token"
         command = [
             str(BURSAR),
@@ -422,7 +422,7 @@ def test_the_token_file_is_private_and_there_before_the_server_says_that_it_is_r
 
 
 def test_without_a_file_the_token_is_printed_once() -> None:
-    with data_directory() as data:
+    with migrated_directory() as data:
         for expected in (True, False):
             command = [str(BURSAR), "serve", "--data", str(data), "--http", "127.0.0.1:0"]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import ssl
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from bursar.client import http
 from bursar.client.calls import ResourcePath
 from bursar.client.contexts import Context, resolve
 from bursar.client.flow import Retries
-from bursar.wire.kinds.registry import BY_PLURAL
+
+if TYPE_CHECKING:
+    import ssl
+
+    from bursar.wire.shared.kind import Kind
 
 R = TypeVar("R")
 
@@ -48,17 +52,24 @@ class Kinds(Generic[R]):
         return found
 
     def __getattr__(self, plural: str) -> R:
-        if plural not in BY_PLURAL:
-            raise AttributeError(f"{type(self).__name__} has no {plural!r}; the kinds are {', '.join(BY_PLURAL)}")
+        if plural not in (kinds := _kinds()):
+            raise AttributeError(f"{type(self).__name__} has no {plural!r}; the kinds are {', '.join(kinds)}")
         return self.resource(plural)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *BY_PLURAL})
+        return sorted({*super().__dir__(), *_kinds()})
+
+
+def _kinds() -> Mapping[str, Kind]:
+    """The registered kinds by plural. Loading them takes longer than a request: who needs none does not pay for it."""
+    from bursar.wire.kinds.registry import BY_PLURAL
+
+    return BY_PLURAL
 
 
 def place_of(plural: str, namespace: str, namespaced: bool | None, retries: Retries) -> ResourcePath:
-    kind = BY_PLURAL.get(plural)
+    kind = _kinds().get(plural)
     if kind is None and namespaced is None:
-        raise ValueError(f"unknown kind {plural!r}: give namespaced=; known kinds: {', '.join(BY_PLURAL)}")
+        raise ValueError(f"unknown kind {plural!r}: give namespaced=; known kinds: {', '.join(_kinds())}")
     inside = namespaced if namespaced is not None else kind is not None and kind.namespaced
     return ResourcePath(plural, inside, retries).within(namespace)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from bursar.api.access import review, token
 from bursar.api.approval.approval import approval_routes
 from bursar.api.http.body import PROTOBUF, YAML
@@ -86,10 +88,11 @@ def build_routes(release: str) -> list[Route]:
     for path, body in discovery.documents(described, release=release).items():
         if not any(route.path == path.rstrip("/") and route.method == "GET" for route in routes):
             routes.append(Route("GET", path.rstrip("/"), system.fixed(body), "Discovery.", public=True, free=True))
-    for path, body in openapi.documents(described, release=release).items():
+    documents = openapi.documents(described, release=release)
+    for path, body in documents.items():
         media = openapi_v2.MEDIA_TYPE if path == "/openapi/v2" else JSON
         routes.append(Route("GET", path, system.fixed(body, media), "OpenAPI.", public=True, free=True))
-    page = docs.page(openapi.document(described, release=release))
+    page = docs.page(msgspec.json.decode(documents["/openapi.json"]))
     policy = {"Content-Security-Policy": docs.CONTENT_SECURITY_POLICY}
     routes.append(
         Route(
