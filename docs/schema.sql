@@ -448,7 +448,7 @@ CREATE TABLE object (
     status    json,
     CONSTRAINT object_key PRIMARY KEY (kind, namespace, name)
 ) WITH (fillfactor=50, toast_tuple_target=4080);
-CREATE INDEX member_of_user ON object USING btree (((fields ->> 'spec.user'::text))) WHERE (kind = 'Member'::text);
+CREATE INDEX member_of_user ON object USING btree ("substring"(name, '[^.]*$'::text)) WHERE (kind = 'Member'::text);
 CREATE INDEX object_of_gang ON object USING btree (namespace, gang) WHERE (gang IS NOT NULL);
 CREATE INDEX object_of_tenant ON object USING btree (tenant, kind);
 
