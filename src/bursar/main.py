@@ -104,6 +104,7 @@ TOKEN_FILE = click.option(
 def serve(**options: Any) -> None:
     """Start everything on this machine: the API, the controller, the quota service and, without --database-url,
     PostgreSQL."""
+    import bursar.logs
     import bursar.serve
 
     settings = _settings(options)
@@ -131,6 +132,7 @@ def serve(**options: Any) -> None:
 @click.option("--grpc-shared", is_flag=True, hidden=True, help="Others serve gRPC at the same address.")
 def api(fd: int | None, metrics_fd: int | None, **options: Any) -> None:
     """Serve the API on a shared database."""
+    import bursar.logs
     import bursar.serve
 
     raise SystemExit(bursar.serve.run_api(_settings(options), fd, metrics_fd))
@@ -141,6 +143,7 @@ def api(fd: int | None, metrics_fd: int | None, **options: Any) -> None:
 @USER
 def controller(**options: Any) -> None:
     """Run the controller on a shared database: scheduling, jobs, node liveness, housekeeping."""
+    import bursar.logs
     import bursar.serve
 
     raise SystemExit(bursar.serve.run_controller(_settings({"http": "127.0.0.1:0", **options})))
@@ -155,6 +158,7 @@ def waldur(**options: Any) -> None:
     Configured by BURSAR_WALDUR_URL, BURSAR_WALDUR_TOKEN_FILE and BURSAR_WALDUR_OFFERINGS. `bursar serve` starts it if
     they are set.
     """
+    import bursar.logs
     import bursar.serve
 
     raise SystemExit(bursar.serve.run_waldur(_settings({"http": "127.0.0.1:0", **options})))

@@ -224,7 +224,7 @@ def test_logs_of_what_waits_say_why(empty_server: Server, namespace: str) -> Non
                     {"type": "Scheduled", "status": "False", "reason": "Unscheduled", "message": "Waiting"},
                 ],
             },
-            "pending: awaiting approval at gate quota",
+            "awaiting approval at gate quota",
         ),
         ({"phase": "Scheduled", "nodes": [{"name": "n1"}, {"name": "n2"}]}, "starts on n1, n2"),
         ({"phase": "Running", "nodes": [{"name": "n1"}]}, "runs on n1"),

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BODIES: dict[str, dict[str, Any]] = {
     "Allocation": allocation("x", cpu=1),
     "Job": {"spec": {"template": {"spec": {"resources": {"requests": {"cpu": "1"}}}}}},
+    "QuotaRequest": {"spec": {"limits": {"seats": 5}}},
     "ResourceClaim": {"spec": {"type": "cluster", "resources": {"clusters": 1}}},
 }
 REQUESTABLE = [kind for kind in KINDS if kind.requestable]
@@ -141,7 +142,11 @@ async def test_nobody_else_decides(oidc_site: Site, family: Family, kind: Any) -
     before = await oidc_site.state()
     for role, token in tokens.items():
         assert {one.status for one in await every_decision(oidc_site, path, token)} == {403}, role
-        assert (await oidc_site.post("approvals/decide", {"items": []}, token=token)).status == 403, role
+        # Administrators of tenants decide requests for limits of the tenants below theirs, and nothing else.
+        if role == "tenant-admin":
+            assert await _many(oidc_site, path, kind, token) == 403
+        else:
+            assert (await oidc_site.post("approvals/decide", {"items": []}, token=token)).status == 403, role
     assert await oidc_site.state() == before
 
 

@@ -22,8 +22,10 @@ TEMPLATE: Document = {"template": {"spec": {"resources": {"requests": {GPU: "1"}
 SPECS: dict[str, Document] = {
     "Allocation": {"resources": {"requests": {"cpu": "1"}}},
     "Job": TEMPLATE,
+    "Member": {"tenant": "default", "role": "viewer"},
     "Node": {"capacity": {"cpu": "8"}},
     "Queue": {},
+    "QuotaRequest": {"limits": {"seats": 5}},
     "ResourceClaim": {"resources": {"clusters": 1}},
     "ResourceQuota": {"hard": {"cpu": "10"}},
     "Tenant": {},
@@ -65,6 +67,8 @@ async def settled(site: Site, where: str) -> None:
 
 def body_of(kind: str, name: str) -> Document:
     body: Document = {"metadata": {"name": name}}
+    if kind == "Member":  # its tenant and its user name it
+        return {"metadata": {"name": f"default.{name}"}, "spec": {**SPECS[kind], "user": name}}
     return {**body, "value": 7} if kind == "PriorityClass" else {**body, "spec": SPECS.get(kind, {})}
 
 

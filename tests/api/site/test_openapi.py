@@ -11,6 +11,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 
+from bursar.api.http.params import base_path
 from bursar.api.http.route import Route
 from bursar.api.site.openapi import document, documents, kubectl_document, operation_ids, refusals
 from bursar.api.site.openapi_text import FIELD_WORDS
@@ -154,7 +155,7 @@ WORDS = [*FIELD_WORDS, *(path for kind in KINDS for path in kind.words)]
 def test_examples_are_what_the_server_takes(kind: str) -> None:
     read = msgspec.convert(EXAMPLES[kind], BY_NAME[kind].type)
     assert BY_NAME[kind].check(read) == []
-    path = f"/api/v1/namespaces/{{namespace}}/{BY_NAME[kind].plural}"
+    path = base_path(BY_NAME[kind])
     content = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]
     assert content["application/json"]["example"] == EXAMPLES[kind]
 

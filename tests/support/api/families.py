@@ -218,8 +218,6 @@ async def _furnish_work(
     job = {"metadata": meta(names["job"]), "spec": {"completions": 1, "template": {"spec": template}}}
     job["metadata"]["annotations"][LAST_APPLIED] = json.dumps(job)
     _done(await site.post(f"namespaces/{space}/jobs", job, token=tokens["user"]))
-    claim = {"metadata": meta(names["resourceclaim"]), "spec": {"resources": {"clusters": 1}}}
-    _done(await site.post(f"namespaces/{space}/resourceclaims", claim, token=tokens["user"]))
     request = {"metadata": meta(names["quotarequest"]), "spec": {"limits": {"seats": 2}}}
     _done(await site.post(f"namespaces/{space}/quotarequests", request, token=tokens["tenant-admin"]))
 
