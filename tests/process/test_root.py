@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from bursar.osuser import OsUserError, find_user, hand_over, system_user
+from support.process.agents import until
 from support.process.server import BURSAR, OwnServer, data_directory, free_port, started
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -22,6 +23,8 @@ def server() -> Iterator[OwnServer]:
 
 
 def test_only_the_parent_stays_root(server: OwnServer) -> None:
+    # The quota service is started when the server is ready, and becomes the user before it becomes the program.
+    until(lambda: any(is_quota_service(one) for one in descendants(server.process.pid)), "the quota service")
     owners = {one: status(one) for one in descendants(server.process.pid)}
     serving = [
         pid for pid, (command, *_) in owners.items() if "bursar.main" in command or "bursar.commit_worker" in command
@@ -29,7 +32,6 @@ def test_only_the_parent_stays_root(server: OwnServer) -> None:
     databases = [pid for pid, (command, *_) in owners.items() if "postgres" in command and pid not in serving]
     assert len(serving) >= 2
     assert databases
-    assert any("quota-service" in owners[pid][0] for pid in serving)
     for pids, name in ((serving, "bursar"), (databases, "bursar-db")):
         user = find_user(name)
         assert user is not None
@@ -134,6 +136,12 @@ def test_a_user_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(OsUserError, match="no user bursar-unknown, and it could not be created"):
         system_user("bursar-unknown")
+
+
+def is_quota_service(pid: int) -> bool:
+    """Whether a process is the quota service, and no longer its launcher, which is root for a moment."""
+    command, uids, *_ = status(pid)
+    return "quota-service" in command and uids == {system_user("bursar").uid}
 
 
 def serve(user: str) -> list[str]:
