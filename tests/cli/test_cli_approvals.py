@@ -95,7 +95,7 @@ def test_the_history_has_the_gates_and_the_decisions(server: Server, admin: Clie
     assert [line.split()[:3] for line in gates.splitlines() if line.split()[0] in ("manual", "external:itsm")] == [
         ["manual", "approved", "admin"], ["external:itsm", "pending", "<none>"],
     ]  # fmt: skip
-    assert "manual: fine" in events
+    assert "gate manual approved by admin, next is gate external:itsm: fine" in events
     told = json.loads(bursar(server, "approvals", "history", "claim/c", "-n", gated, "--json").stdout)
     assert told["approval"]["gates"]["manual"]["reason"] == "fine"
     admin.namespaces.create({"metadata": {"name": f"{gated}-x", "labels": {"bursar.io/tenant": "default"}}})

@@ -49,7 +49,7 @@ class Family:
 async def family(site: Site, oidc_site: Site) -> Family:
     one = Family("parent", "own", "child", "sibling")
     for name, above in (("parent", ""), ("own", "parent"), ("child", "own"), ("sibling", "parent")):
-        spec = {"approval": {"gates": ["manual"]}, **({"parent": above} if above else {})}
+        spec = {"approval": {"gates": ["manual"]}, "limits": {"seats": 1}, **({"parent": above} if above else {})}
         assert (await site.post("tenants", {"metadata": {"name": name}, "spec": spec})).status == 201
         await site.namespace(tenant=name, name=name)
     await oidc_site.context.tree(fresh=True)

@@ -98,7 +98,7 @@ async def test_the_steps_of_the_workflow(site: Site) -> None:
     # And if it would violate them, the request is annotated with information about why it was not approved.
     await one.request("more", baremetal_hosts=5)
     refused = await one.decide("more")
-    assert (refused.status, refused.body["details"]["code"]) == (403, "quota_exceeded")
+    assert (refused.status, refused.body["details"]["code"]) == (409, "quota_exceeded")
     approval = (await one.seen("more"))["approval"]
     assert (approval["state"], approval["reason"]) == (
         "pending",
@@ -159,7 +159,7 @@ async def test_as_a_tenant_i_know_when_an_operation_fails_due_to_quota_enforceme
     assert status["message"] == f"awaiting approval at gate quota: the quota service decides: {numbers}"
     assert (await site.patch(f"tenants/{one.tenant}", {"spec": {"approval": {"gates": []}}})).status == 200
     refused = await one.request("b", clusters=1)
-    assert (refused.status, refused.body["details"]["code"]) == (403, "quota_exceeded")
+    assert (refused.status, refused.body["details"]["code"]) == (409, "quota_exceeded")
     assert (refused.body["details"]["limit"], refused.body["details"]["requested_delta"]) == ("0", "1")
 
 

@@ -161,7 +161,7 @@ async def _settled(site: Site, fingerprints: Marks, family: str, parent: str) ->
     await _furnish_money(site, fingerprints, names, tokens["user"])
     quota = {"metadata": meta(names["resourcequota"]), "spec": {"hard": {"cpu": "100"}}}
     _done(await site.post(f"namespaces/{names['namespace']}/resourcequotas", quota))
-    claimed = {"metadata": meta(names["resourceclaim"]), "spec": {"resources": {"clusters": 1}, "description": own()}}
+    claimed = {"metadata": meta(names["resourceclaim"]), "spec": {"resources": {"clusters": 1}}}
     _done(await site.post(f"namespaces/{names['namespace']}/resourceclaims", claimed, token=tokens["user"]))
     user = own()
     names["member"] = f"{tenant}.{user}"

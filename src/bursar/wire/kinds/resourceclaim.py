@@ -116,7 +116,6 @@ RESOURCE_CLAIM = Kind(
     submitted=True,
     has_status=True,
     in_all=True,
-    forbidden_by_quota=True,
     words={
         "ResourceClaimSpec.type": "What is claimed, for the operator that provides it: cluster, baremetal, vm.",
         "ResourceClaimSpec.resources": "Amounts by dimension; any name that can be limited.",
