@@ -17,7 +17,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BODIES: dict[str, dict[str, Any]] = {
     "Allocation": allocation("x", cpu=1),
     "Job": {"spec": {"template": {"spec": {"resources": {"requests": {"cpu": "1"}}}}}},
-    "QuotaRequest": {"spec": {"limits": {"seats": 5}}},
     "ResourceClaim": {"spec": {"type": "cluster", "resources": {"clusters": 1}}},
 }
 REQUESTABLE = [kind for kind in KINDS if kind.requestable]
@@ -61,8 +60,10 @@ _numbers = itertools.count()
 
 async def requested(site: Site, kind: Any, tenant: str, token: str | None = None) -> str:
     """A request in the namespace of a tenant, pending at the gate; its path."""
-    name = f"r{next(_numbers)}"
-    body = {**BODIES[kind.name], "metadata": {"name": name}}
+    number = next(_numbers)
+    name = f"r{number}"
+    # Each request for limits asks for more than the one before, which may have been approved.
+    body = {**BODIES.get(kind.name, {"spec": {"limits": {"seats": 5 + number}}}), "metadata": {"name": name}}
     reply = await site.post(f"namespaces/{tenant}/{kind.plural}", body, token=token)
     assert reply.status == 201, reply
     assert reply.body["status"]["approval"]["state"] == "pending"

@@ -224,7 +224,7 @@ async def test_a_dry_run_decides_nothing(site: Site) -> None:
     before = await site.state()
     tried = await site.post(f"{path}/approve", {}, dryRun="All")
     assert (tried.status, tried.body["status"]["approval"]["state"]) == (200, "approved")
-    assert (await site.post(f"{wide}/approve", {}, dryRun="All")).status == 403
+    assert (await site.post(f"{wide}/approve", {}, dryRun="All")).status == 409
     many = await site.post("approvals/decide", {"items": [item(tenant), item(tenant, "wide")]}, dryRun="All")
     assert [one["status"] for one in many.body["items"]] == [200, 403]
     assert await site.state() == before
@@ -266,7 +266,7 @@ async def test_many_decisions_have_an_answer_each(site: Site) -> None:
         },
     )
     found = reply.body["items"]
-    assert [one["status"] for one in found] == [200, 403, 200, 200, 409, 404, 404, 200]
+    assert [one["status"] for one in found] == [200, 409, 200, 200, 409, 404, 404, 200]
     assert [one.get("state") for one in found[:4]] == ["approved", None, "denied", "approved"]
     assert (found[1]["refusal"]["details"]["code"], found[1]["name"]) == ("quota_exceeded", "wide")
     assert found[4]["refusal"]["details"]["code"] == "already_decided"

@@ -37,7 +37,7 @@ async def test_each_step_of_a_request_is_an_event_for_its_tenant_and_for_no_othe
         reply = await site.post(f"{path}/{name}/approve", {"gate": "manual", "reason": "fine"})
         assert reply.status == 200, reply
     assert (await site.post(f"{path}/b/approve", {"gate": "quota"})).status == 200
-    assert (await site.post(f"{path}/c/approve", {"gate": "quota"})).status == 409
+    assert (await site.post(f"{path}/c/approve", {"gate": "quota"})).status == 403
     assert (await site.post(f"{path}/c/deny", {"gate": "quota", "reason": "no room"})).status == 200
 
     async def events(token: str) -> list[tuple[str, str, str, str]]:
