@@ -121,11 +121,11 @@ async def test_the_operator_sees_an_approved_request_in_its_watch(site: Site) ->
 async def test_as_a_service_provider_i_create_modify_and_delete_quotas_for_tenant_organizations(site: Site) -> None:
     one = await provider(site)
     await one.request("a", clusters=3)
-    for limits, status in (({"clusters": 2}, 403), ({"clusters": 3}, 200)):
+    for limits, status in (({"clusters": 2}, 409), ({"clusters": 3}, 200)):
         assert (await site.patch(f"tenants/{one.tenant}", {"spec": {"limits": limits}})).status == 200
         assert (await one.decide("a")).status == status
     await one.request("b", clusters=50)
-    assert (await one.decide("b")).status == 403
+    assert (await one.decide("b")).status == 409
     assert (await site.patch(f"tenants/{one.tenant}", {"spec": {"limits": {"clusters": None}}})).status == 200
     assert (await one.decide("b")).status == 200
     for token in (one.user, one.quota_service):
