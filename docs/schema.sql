@@ -78,9 +78,10 @@ CREATE TABLE approval (
     gate      text COLLATE "C" NOT NULL,
     since     text COLLATE "C" NOT NULL,
     due       text COLLATE "C" NOT NULL,
+    noted     text COLLATE "C" NOT NULL DEFAULT ''::text,
     CONSTRAINT approval_key PRIMARY KEY (kind, namespace, name)
 );
-CREATE INDEX approval_due ON approval USING btree (due) WHERE (due <> ''::text);
+CREATE INDEX approval_due ON approval USING btree (due, kind, namespace, name) WHERE (due <> ''::text);
 CREATE INDEX approval_of_tenant ON approval USING btree (tenant, since, kind, namespace, name) WHERE (gate <> ''::text);
 CREATE INDEX approval_open ON approval USING btree (gate, since, kind, namespace, name) WHERE (gate <> ''::text);
 
@@ -447,8 +448,7 @@ CREATE TABLE object (
     status    json,
     CONSTRAINT object_key PRIMARY KEY (kind, namespace, name)
 ) WITH (fillfactor=50, toast_tuple_target=4080);
-CREATE INDEX identity_of_user ON object USING btree ((((doc -> 'user'::text) ->> 'uid'::text))) WHERE (kind = 'Identity'::text);
-CREATE INDEX member_of_user ON object USING btree (((fields ->> 'spec.user'::text))) WHERE (kind = 'Member'::text);
+CREATE INDEX member_of_user ON object USING btree ("substring"(name, '[^.]*$'::text)) WHERE (kind = 'Member'::text);
 CREATE INDEX object_of_gang ON object USING btree (namespace, gang) WHERE (gang IS NOT NULL);
 CREATE INDEX object_of_tenant ON object USING btree (tenant, kind);
 

@@ -24,6 +24,7 @@ from bursar.core.nodes.eviction import EvictionReason, EvictionRule
 from bursar.core.nodes.liveness import Liveness
 from bursar.core.nodes.node_claim import ClaimState
 from bursar.core.objects.allocation import Phase
+from bursar.core.objects.approval import ApprovalReason, ApprovalState
 from bursar.core.objects.event_text import StepReason
 from bursar.core.objects.job import JobPhase
 from bursar.core.objects.pending_reason import ReasonCode
@@ -37,10 +38,11 @@ DOCS = ROOT / "docs"
 SOURCE = ROOT / "src" / "bursar"
 STATES: dict[type[StrEnum], str] = {
     Phase: "allocation", JobPhase: "job", Liveness: "node", ClaimState: "claimed node", AccountStatus: "account",
-    LeaseState: "credit lease", BudgetState: "budget",
+    LeaseState: "credit lease", BudgetState: "budget", ApprovalState: "approval",
 }  # fmt: skip
 REASONS: dict[type[StrEnum], str] = {
     EvictionReason: "stopped work", EvictionRule: "rule of an eviction", StepReason: "event of a job",
+    ApprovalReason: "expired approval",
 }  # fmt: skip
 
 

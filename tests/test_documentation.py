@@ -220,6 +220,18 @@ def test_the_files_and_tests_that_the_invariants_name_exist() -> None:
         assert not test or f"def {test}(" in page(file), f"{file} has no {test}"
 
 
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/invariants.md"])
+def test_pages_name_what_their_files_have(name: str) -> None:
+    """A class or function in a file, as in "`Lane` in `ops/runtime/lane.py`"."""
+    text = " ".join(page(name).split())
+    missing = []
+    for named, file in re.findall(r"`([A-Za-z_.]+)` in `(?:src/bursar/)?((?!tests/)[\w/]+\.(?:py|sql))`", text):
+        paths = [path for path in (ROOT / "src" / "bursar").rglob(Path(file).name) if str(path).endswith(file)]
+        if not any(re.search(rf"\b{named.split('.')[-1]}\b", path.read_text(encoding="utf-8")) for path in paths):
+            missing.append(f"{named} in {file}")
+    assert not missing
+
+
 def test_no_two_decisions_have_the_same_number() -> None:
     numbers = sorted(int(path.name[:4]) for path in (DOCS / "decisions").glob("[0-9]*.md"))
     assert numbers == sorted(set(numbers))

@@ -12,6 +12,8 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 CODE = [*MODULES, *sorted(SOURCE.rglob("*.sql")), *sorted((ROOT / "tests").rglob("*.py"))]
 CODE += [path for path in sorted((ROOT / "scripts").iterdir()) if path.is_file()]
 
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
 LINES_MAX = 800
 LONGER: dict[str, str] = {}
 EMPTY_WORDS = frozenset({"utils", "util", "helpers", "helper", "common", "manager", "base", "impl", "misc"})
@@ -133,7 +135,7 @@ def test_log_events_have_a_name_and_a_sentence() -> None:
 PRIVATE = (
     "beat", "beating", "beats", "clerk", "company", "door", "doors", "house", "keeper", "kin", "leavings", "office",
     "offices", "room", "rooms", "tell", "telling", "tells", "tiding", "tidings", "told", "walk", "walked", "walking",
-    "walks", "walls", "whoever", "whom", "world",
+    "walks", "walls", "what waits", "whoever", "whom", "world",
 )  # fmt: skip
 # Words of identifiers, as far as PRIVATE has no place for them: most are plain English in a sentence.
 NAMED_OTHERWISE = frozenset(PRIVATE) - {"beat", "keeper", "tell", "telling", "told", "walk", "walks"} | {
@@ -145,6 +147,8 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 NARRATIVE = frozenset({"tell", "telling", "tells", "told"})
 # Names of tests are sentences.
 IN_NAMES = NARRATIVE | {"walked", "walking", "whoever", "whom"}
+# A page may say who did something, and by whose order.
+IN_PAGES = frozenset({"whom"})
 NAMED = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -166,20 +170,52 @@ def _strings(path: Path) -> Iterator[tokenize.TokenInfo]:
         yield from (token for token in strings if not re.fullmatch(r'"\w+"', token.string))
 
 
+def _one_line(text: str) -> str:
+    return " ".join(text.split()) + "."
+
+
+# To take a module apart takes long. A test does so only where the words it looks for occur at all.
+
+
+def _matching(pattern: re.Pattern[str], paths: Iterable[Path]) -> Iterator[Path]:
+    return (path for path in paths if pattern.search(path.read_text(encoding="utf-8")))
+
+
+def _with_parts(parts: re.Pattern[str], words: Iterable[str], paths: Iterable[Path]) -> Iterator[Path]:
+    """The modules in whose name or text such a part is one of these words."""
+    wanted = frozenset(words)
+    for path in paths:
+        text = f"{path.stem} {path.read_text(encoding='utf-8')}"
+        if not wanted.isdisjoint(word.lower() for word in parts.findall(text)):
+            yield path
+
+
 def _private(words: Iterable[str]) -> re.Pattern[str]:
     """Private words; names of code in backticks may contain them."""
     return re.compile(rf"(?<![-\w`])({'|'.join(words)})\b", re.IGNORECASE)
 
 
-def test_docstrings_name_their_subject() -> None:
-    # A docstring such as "What is left of it" can be neither searched for nor read out of its context.
-    unnamed = re.compile(r"(What|Who|Whoever|Whom|Those|Whose)\b")
-    found = [
-        f"{path.relative_to(SOURCE)}: {text.splitlines()[0]}"
-        for path in MODULES
-        for text in _docstrings(ast.parse(path.read_text(encoding="utf-8")))
-        if unnamed.match(text)
-    ]
+# A sentence such as "What is left of it" can be neither searched for nor read out of its context; a question may ask.
+UNNAMED = re.compile(r"(?:^|(?<=[.:;!?] )|(?<=\| )|(?<=- ))(What|Who|Whoever|Whom|Those|Whose|Whatever)\b[^.?!]*[.!|]")
+
+
+def test_every_sentence_names_its_subject() -> None:
+    found = []
+    for path in _matching(UNNAMED, MODULES):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts = [*_docstrings(tree), *(one.string.lstrip("# ") for one in _comments(path))]
+        found += [
+            f"{path.relative_to(SOURCE)}: {found[0]}" for text in texts for found in UNNAMED.finditer(_one_line(text))
+        ]
+    assert not found
+
+
+def test_pages_use_the_words_of_the_field() -> None:
+    private, found = _private(word for word in PRIVATE if word not in IN_PAGES), []
+    for path in PAGES:
+        text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        found += [f"{path.relative_to(ROOT)}: {word[0]}" for word in private.finditer(re.sub(r"`[^`]*`", "", text))]
+        found += [f"{path.relative_to(ROOT)}: {one[0]}" for one in UNNAMED.finditer(_one_line(text))]
     assert not found
 
 
@@ -187,7 +223,7 @@ def test_texts_use_the_words_of_the_field() -> None:
     private = _private(PRIVATE)
     found = [
         f"{path.relative_to(SOURCE)}:{token.start[0]}: {word[0]}"
-        for path in MODULES
+        for path in _matching(private, MODULES)
         for token in (*_comments(path), *_strings(path))
         for word in private.finditer(re.sub(r"\{[^{}]*\}", "", token.string))  # names in f-strings are code
     ]
@@ -202,7 +238,7 @@ def test_texts_use_the_words_of_the_field() -> None:
 def test_identifiers_use_the_words_of_the_field() -> None:
     found = {
         f"{path.relative_to(SOURCE)}: {name}"
-        for path in MODULES
+        for path in _with_parts(WORD, NAMED_OTHERWISE, MODULES)
         if "_pb2" not in path.name
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         for part in ("id", "attr", "arg", "name", "asname")
@@ -215,7 +251,7 @@ def test_identifiers_use_the_words_of_the_field() -> None:
 def test_texts_of_tests_use_the_words_of_the_field() -> None:
     private = _private(word for word in PRIVATE if word not in NARRATIVE)
     found = []
-    for path in sorted((ROOT / "tests").rglob("*.py")):
+    for path in _matching(private, sorted((ROOT / "tests").rglob("*.py"))):
         texts = (*_docstrings(ast.parse(path.read_text(encoding="utf-8"))), *(one.string for one in _comments(path)))
         found += [f"{path.relative_to(ROOT)}: {word[0]}" for text in texts for word in private.finditer(text)]
     assert not found
@@ -224,7 +260,7 @@ def test_texts_of_tests_use_the_words_of_the_field() -> None:
 def test_tests_are_named_in_the_words_of_the_field() -> None:
     private = {*PRIVATE} - IN_NAMES
     found = []
-    for path in sorted((ROOT / "tests").rglob("*.py")):
+    for path in _with_parts(re.compile(r"[^\W_]+"), private, sorted((ROOT / "tests").rglob("*.py"))):
         names = [
             path.stem,
             *(node.name for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, NAMED)),

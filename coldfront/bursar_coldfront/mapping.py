@@ -1,13 +1,13 @@
 """The mapping from ColdFront's attributes to Bursar's dimensions, read from a TOML file.
 
-    [attributes."GPU Count"]
-    dimension = "nvidia.com/gpu"
+[attributes."GPU Count"]
+dimension = "nvidia.com/gpu"
 
-    [attributes."Memory (GB)"]
-    dimension = "memory"
-    multiplier = 1      # quantity = static + multiplier × value, followed by the unit
-    static = 0
-    unit = "Gi"
+[attributes."Memory (GB)"]
+dimension = "memory"
+multiplier = 1      # quantity = static + multiplier × value, followed by the unit
+static = 0
+unit = "Gi"
 """
 
 from __future__ import annotations
@@ -67,6 +67,4 @@ def load_rules(path: Path) -> dict[str, Rule]:
 
 def quantities(rules: Mapping[str, Rule], attributes: Iterable[tuple[str, object]]) -> dict[str, str]:
     """The quantities of an allocation's attributes; attributes without a rule mean nothing to Bursar."""
-    return {
-        rules[name].dimension: rules[name].quantity(name, value) for name, value in attributes if name in rules
-    }
+    return {rules[name].dimension: rules[name].quantity(name, value) for name, value in attributes if name in rules}

@@ -6,21 +6,21 @@ pushers one is told of a conflict and reads again.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from bursar.client import BursarError, Client, Conflict, NotFound
 from coldfront.core.allocation.models import Allocation
 from coldfront.core.project.models import Project
 from django.db.models import F, Q, Sum
 from django.utils import timezone
 
+from bursar.client import BursarError, Client, Conflict, NotFound
+from bursar.core.values.quantity import amount, format_amount
 from bursar_coldfront.mapping import MappingError
 from bursar_coldfront.models import Outbox
-from bursar_coldfront.wanted import Wanted, setting, wanted_gone, wanted_of
+from bursar_coldfront.wanted import Wanted, is_governed, setting, wanted_gone, wanted_of
 
 log = logging.getLogger(__name__)
 
@@ -84,22 +84,19 @@ def push(bursar: Client, wanted: Wanted) -> None:
 
 def push_members(bursar: Client, wanted: Wanted) -> None:
     """Add and remove the members of the tenant. Members that somebody else added stay."""
-    made = {
-        one["metadata"]["name"]: one
-        for one in bursar.members.list(label_selector=f"{OWNED}=true,bursar.io/coldfront-tenant={wanted.tenant}")["items"]
-    }
-    names = {member_name(wanted.tenant, user): (user, role) for user, role in wanted.members.items()}
-    for name, (user, role) in names.items():
+    there = {one["spec"]["user"]: one for one in members(bursar, wanted.tenant)}
+    for user, role in wanted.members.items():
         spec = {"tenant": wanted.tenant, "user": user, "role": role}
-        put(bursar.members, name, wanted.project_number, lambda before, spec=spec: _member(wanted, spec, before))
-    for name, one in made.items():
-        if name not in names and _number(one) <= wanted.project_number:
-            _delete(bursar.members, name)
+        name = there[user]["metadata"]["name"] if user in there else ""
+        put(bursar.members, name, wanted.project_number, lambda _, spec=spec: {"spec": spec})
+    for user, one in there.items():
+        ours = one["metadata"].get("labels", {}).get(OWNED) == "true"
+        if user not in wanted.members and ours and _number(one) <= wanted.project_number:
+            _delete(bursar.members, one["metadata"]["name"])
 
 
-def member_name(tenant: str, user: str) -> str:
-    """A name for a membership, which may contain any user name."""
-    return f"{tenant}-{hashlib.sha256(user.encode()).hexdigest()[:16]}"
+def members(bursar: Client, tenant: str) -> list[Document]:
+    return list(bursar.members.list(field_selector=f"spec.tenant={tenant}"))
 
 
 def _tenant(wanted: Wanted, before: Document | None) -> Document:
@@ -111,24 +108,19 @@ def _tenant(wanted: Wanted, before: Document | None) -> Document:
 
 
 def _namespace(wanted: Wanted, before: Document | None) -> Document:
-    return {"labels": {"bursar.io/tenant": wanted.tenant, "bursar.io/quota-required": "true"}, "spec": (before or {}).get("spec") or {}}
+    labels = {"bursar.io/tenant": wanted.tenant, "bursar.io/quota-required": "true"}
+    return {"labels": labels, "spec": (before or {}).get("spec") or {}}
 
 
 def _quota(hard: dict[str, str], _: Document | None) -> Document:
     return {"spec": {"hard": hard}}
 
 
-def _member(wanted: Wanted, spec: Document, _: Document | None) -> Document:
-    return {"labels": {"bursar.io/coldfront-tenant": wanted.tenant}, "spec": spec}
-
-
 def put(resource: Any, name: str, number: int, make: Callable[[Document | None], Document]) -> bool:
-    """Create or replace an object, unless it was written from a newer state; return whether it was written."""
+    """Create or replace an object, unless it was written from a newer state; return whether it was written. Without a
+    name it is created, and the server names it."""
     for _ in range(TRIES):
-        try:
-            before = resource.get(name)
-        except NotFound:
-            before = None
+        before = _found(resource, name) if name else None
         if before is not None and _number(before) > number:
             return False
         after = _marked(name, number, before, make(before))
@@ -138,7 +130,7 @@ def put(resource: Any, name: str, number: int, make: Callable[[Document | None],
             if before is None:
                 resource.create(after)
             else:
-                resource.replace(name, after)
+                resource.replace(after)
         except Conflict:
             continue  # Somebody wrote it meanwhile.
         return True
@@ -152,7 +144,7 @@ class PushFailed(BursarError):
 def _marked(name: str, number: int, before: Document | None, wanted: Document) -> Document:
     was = (before or {}).get("metadata", {})
     metadata: Document = {
-        "name": name,
+        **({"name": name} if name else {}),
         "labels": {**was.get("labels", {}), OWNED: "true", **wanted.get("labels", {})},
         "annotations": {**was.get("annotations", {}), NUMBER: str(number)},
     }
@@ -184,17 +176,11 @@ def differences(bursar: Client) -> Iterator[tuple[Allocation, str]]:
     """The allocations whose state in Bursar is not the wanted one, with the first difference."""
     for allocation in Allocation.objects.all():
         row = Outbox.objects.filter(allocation_pk=allocation.pk).first()
-        if row is None and not _governed(allocation):
+        if row is None and not is_governed(allocation):
             continue
         wanted = wanted_of(allocation, row.number if row else 1, 1)
         if said := difference(bursar, wanted):
             yield allocation, said
-
-
-def _governed(allocation: Allocation) -> bool:
-    from bursar_coldfront.wanted import is_governed
-
-    return is_governed(allocation)
 
 
 def difference(bursar: Client, wanted: Wanted) -> str:
@@ -213,16 +199,11 @@ def difference(bursar: Client, wanted: Wanted) -> str:
     hard = (quota.get("spec") or {}).get("hard", {})
     if hard != canonical(wanted.quota):
         return f"namespace {wanted.namespace} has {hard}, wanted {wanted.quota}"
-    members = {
-        one["spec"]["user"]: one["spec"]["role"]
-        for one in bursar.members.list(label_selector=f"bursar.io/coldfront-tenant={wanted.tenant}")["items"]
-    }
-    return "" if members == wanted.members else f"tenant {wanted.tenant} has members {members}, wanted {wanted.members}"
+    found = {one["spec"]["user"]: one["spec"]["role"] for one in members(bursar, wanted.tenant)}
+    return "" if found == wanted.members else f"tenant {wanted.tenant} has members {found}, wanted {wanted.members}"
 
 
 def canonical(quota: dict[str, str]) -> dict[str, str]:
-    from bursar.core.values.quantity import amount, format_amount
-
     return {dimension: format_amount(dimension, amount(dimension, value)) for dimension, value in quota.items()}
 
 

@@ -15,7 +15,7 @@ from coldfront.core.project.models import Project, ProjectUser
 from django.db.models.signals import post_delete, post_save
 from django.dispatch import receiver
 
-from bursar_coldfront.models import mark
+from bursar_coldfront.models import Outbox, mark
 from bursar_coldfront.wanted import is_governed
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,8 @@ def _mark_project(project: Project) -> None:
 
 def _mark(allocation: Allocation) -> None:
     try:
-        if is_governed(allocation):
+        # A deleted allocation names no resource any more.
+        if is_governed(allocation) or Outbox.objects.filter(allocation_pk=allocation.pk).exists():
             mark(allocation.pk, allocation.project_id)
     except Exception:
         log.exception("the change of allocation %s was not noted; run: coldfront bursar_sync --apply", allocation.pk)

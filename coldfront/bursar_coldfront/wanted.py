@@ -13,11 +13,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from bursar.core.values.quantity import amount, format_amount
 from coldfront.core.allocation.models import Allocation
 from coldfront.core.project.models import Project
 from django.conf import settings
 
+from bursar.core.values.quantity import amount, format_amount
 from bursar_coldfront.mapping import Rule, load_rules, quantities
 
 # "Active (Needs Renewal)" is a status of NERC's plugin.
@@ -103,7 +103,7 @@ def wanted_gone(project: Project | None, project_pk: int, allocation_pk: int, nu
 
 
 def quota_of(allocation: Allocation, known: dict[str, Rule]) -> dict[str, str] | None:
-    """The hard limits of the allocation's namespace: its amounts while it is active, by the choice for its end after."""
+    """The hard limits of the allocation's namespace: its amounts while active, and after its end as was chosen."""
     amounts = quantities(known, ((one.allocation_attribute_type.name, one.value) for one in attributes_of(allocation)))
     status = allocation.status.name
     if status in ACTIVE:

@@ -53,6 +53,7 @@ def pytest_configure() -> None:
 def coldfront(tmp_path: Path) -> Iterator[Any]:
     """ColdFront with a project, its people, and a resource that Bursar governs."""
     from django.db import connection
+
     from support import Portal
 
     copy = tmp_path / "coldfront.db"
@@ -64,7 +65,7 @@ def coldfront(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def settings_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+def settings_of() -> Iterator[Any]:
     """Django's settings; what a test sets is undone after it."""
     from django.conf import settings
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from bursar_coldfront.models import Outbox
 from coldfront.core.allocation.models import (
     Allocation,
     AllocationAttribute,
@@ -25,6 +24,8 @@ from coldfront.core.project.models import (
 from coldfront.core.resource.models import Resource, ResourceType
 from django.contrib.auth.models import User
 from django.test import Client
+
+from bursar_coldfront.models import Outbox
 
 ATTRIBUTES = ("GPU Count", "Clusters", "Memory (GB)")
 

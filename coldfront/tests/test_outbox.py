@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from bursar_coldfront.mapping import MappingError, Rule, load_rules
-from bursar_coldfront.wanted import wanted_of
 from coldfront.core.allocation.models import AllocationAttribute, AllocationStatusChoice
 from coldfront.core.allocation.tasks import update_statuses
+
+from bursar_coldfront.mapping import MappingError, Rule, load_rules
+from bursar_coldfront.wanted import wanted_of
 from support import Portal
 
 
@@ -62,7 +63,11 @@ def test_the_wanted_state_sums_the_projects_allocations(coldfront: Portal) -> No
 
 @pytest.mark.parametrize(
     ("choice", "quota"),
-    [("keep", {"nvidia.com/gpu": "4"}), ("freeze", {"clusters": "0", "memory": "0", "nvidia.com/gpu": "0"}), ("release", None)],
+    [
+        ("keep", {"nvidia.com/gpu": "4"}),
+        ("freeze", {"clusters": "0", "memory": "0", "nvidia.com/gpu": "0"}),
+        ("release", None),
+    ],
 )
 def test_an_expired_allocation_is_kept_frozen_or_released(
     coldfront: Portal, choice: str, quota: dict[str, str] | None, settings_of: pytest.FixtureRequest
@@ -83,7 +88,9 @@ def test_a_request_that_is_not_active_yet_has_no_quota(coldfront: Portal) -> Non
     assert wanted_of(one, 1, 1).quota == {"nvidia.com/gpu": "4"}
 
 
-@pytest.mark.parametrize(("value", "fault"), [("-3", "must be 0 or more"), ("many", "is no number"), ("NaN", "0 or more")])
+@pytest.mark.parametrize(
+    ("value", "fault"), [("-3", "must be 0 or more"), ("many", "is no number"), ("NaN", "0 or more")]
+)
 def test_a_value_that_is_no_amount_is_named(value: str, fault: str) -> None:
     with pytest.raises(MappingError, match=fault):
         Rule("nvidia.com/gpu").quantity("GPU Count", value)

@@ -65,6 +65,7 @@ class ServerSettings:
     admin_token_file: Path | None = None
     show_token: bool = False
     workers: int = 1
+    quota_service: bool = False
     user: str = ""  # the user of the child processes if root starts the server; empty: `bursar`
     restored: bool = False  # the database was restored from a backup
     requests_per_minute: int = LIMIT_PER_MINUTE_DEFAULT

@@ -10,7 +10,17 @@ import logging
 import sys
 from typing import Any
 
-import structlog
+# structlog imports rich if it is there, for tracebacks that are not used here: a fifth of the start of an agent. So
+# processes that log import this module first.
+_rich = sys.modules.get("rich")
+sys.modules["rich"] = None  # type: ignore[assignment]
+try:
+    import structlog
+finally:
+    if _rich is None:
+        del sys.modules["rich"]
+    else:
+        sys.modules["rich"] = _rich
 
 
 def set_up_logs() -> None:

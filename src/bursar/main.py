@@ -50,6 +50,12 @@ GRPC_ADMIN = click.option(
     "--grpc-admin", default="", help="HOST:PORT to serve AdminService on: gRPC for administrators, by token."
 )
 METRICS = click.option("--metrics", default="", help="HOST:PORT to serve /metrics without a token, and nothing else.")
+USER = click.option(
+    "--user",
+    envvar="BURSAR_USER",
+    default="",
+    help="If root starts it, run it as this user; default: bursar.",
+)
 CERT = click.option(
     "--tls-cert", type=click.Path(path_type=Path, exists=True), help="Serve HTTPS with this certificate."
 )
@@ -88,19 +94,17 @@ TOKEN_FILE = click.option(
     "--restored", is_flag=True, help="The database was restored from a backup; give it once, at the first start."
 )
 @click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Number of API processes.")
-@click.option(
-    "--user",
-    envvar="BURSAR_USER",
-    default="",
-    help="If root starts the server, run it as this user; default: bursar.",
-)
+@click.option("--no-quota-service", is_flag=True, help="Do not decide requests at the gate quota.")
+@USER
 @click.option("--tls", type=click.Choice(["auto"]), help="auto: serve HTTPS with a certificate of Bursar's own CA.")
 @CERT
 @KEY
 @CONNECTIONS
 @PER_ADDRESS
 def serve(**options: Any) -> None:
-    """Start everything on this machine: the API, the controller and, without --database-url, PostgreSQL."""
+    """Start everything on this machine: the API, the controller, the quota service and, without --database-url,
+    PostgreSQL."""
+    import bursar.logs
     import bursar.serve
 
     settings = _settings(options)
@@ -122,11 +126,13 @@ def serve(**options: Any) -> None:
 @CONNECTIONS
 @PER_ADDRESS
 @TOKEN_FILE
+@USER
 @click.option("--fd", type=int, default=None, hidden=True, help="A listening socket, inherited.")
 @click.option("--metrics-fd", type=int, default=None, hidden=True, help="A listening socket for /metrics, inherited.")
 @click.option("--grpc-shared", is_flag=True, hidden=True, help="Others serve gRPC at the same address.")
 def api(fd: int | None, metrics_fd: int | None, **options: Any) -> None:
     """Serve the API on a shared database."""
+    import bursar.logs
     import bursar.serve
 
     raise SystemExit(bursar.serve.run_api(_settings(options), fd, metrics_fd))
@@ -134,8 +140,10 @@ def api(fd: int | None, metrics_fd: int | None, **options: Any) -> None:
 
 @click.command()
 @DATABASE
+@USER
 def controller(**options: Any) -> None:
     """Run the controller on a shared database: scheduling, jobs, node liveness, housekeeping."""
+    import bursar.logs
     import bursar.serve
 
     raise SystemExit(bursar.serve.run_controller(_settings({"http": "127.0.0.1:0", **options})))
@@ -143,12 +151,14 @@ def controller(**options: Any) -> None:
 
 @click.command()
 @DATABASE
+@USER
 def waldur(**options: Any) -> None:
     """Read the remaining budgets of tenants from Waldur into a shared database.
 
     Configured by BURSAR_WALDUR_URL, BURSAR_WALDUR_TOKEN_FILE and BURSAR_WALDUR_OFFERINGS. `bursar serve` starts it if
     they are set.
     """
+    import bursar.logs
     import bursar.serve
 
     raise SystemExit(bursar.serve.run_waldur(_settings({"http": "127.0.0.1:0", **options})))
@@ -285,6 +295,7 @@ def _settings(options: dict[str, Any]) -> ServerSettings:
             admin_token_file=options.get("admin_token_file"),
             show_token=options.get("show_token", False),
             workers=options.get("workers", 1),
+            quota_service=not options.get("no_quota_service", True),
             restored=options.get("restored", False),
             user=options.get("user", ""),
             requests_per_minute=requests_per_minute_from_environment(),
@@ -315,6 +326,7 @@ def main() -> None:
     cli.add_lazy("api", "bursar.main:api", help="Serve only the API.")
     cli.add_lazy("controller", "bursar.main:controller", help="Run only the controller.")
     cli.add_lazy("waldur", "bursar.main:waldur", help="Read budgets from Waldur.")
+    cli.add_lazy("quota-service", "bursar.quota_service.main:quota_service", help="Decide requests by quota.")
     cli.add_lazy("agent", "bursar.agent.main:agent", help="Run the node agent.")
     cli.add_lazy("sim", "bursar.main:sim", help="Simulate nodes.")
     cli.add_lazy("bench", "bursar.bench.main:bench", help="Run benchmarks.")

@@ -1,20 +1,19 @@
 """`bursar serve`: a supervisor that owns PostgreSQL and the listening sockets and restarts its child processes.
 
-The children are the API processes, the controller and, if configured, the Waldur reader. They are started by exec, die
-with the parent, and are restarted when they die alone. If root starts the server, they run as an unprivileged user
-(`--user`); the parent accepts no connections and stays root to restart them. Each process imports only
-its own part: start-up is mostly imports.
+The children are the API processes, the controller, the quota service and, if configured, the Waldur reader. They are
+started by exec, die with the parent, and are restarted when they die alone. If root starts the server, they run as an
+unprivileged user (`--user`); the parent accepts no connections and stays root to restart them. Each process imports
+only its own part: start-up is mostly imports.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.util import find_spec
@@ -28,12 +27,18 @@ from bursar.announce import announce
 from bursar.child import READY, ChildProcess
 from bursar.config import Address, ServerSettings, with_password_hidden
 from bursar.logs import set_up_logs
-from bursar.ops.access.token import TokenFileError, ensure_admin_token
+from bursar.ops.access.token import (
+    SERVICE_TOKEN_SECONDS,
+    TokenFileError,
+    ensure_admin_token,
+    renew_service_token,
+)
 from bursar.ops.lifecycle.bootstrap import prepare
 from bursar.ops.open_runtime import open_runtime
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.gc_tuning import calm_collector
 from bursar.osuser import SERVER, HandOver, OsUser, OsUserError, hand_over, name_of, system_user
+from bursar.parent import die_with_parent
 from bursar.rlimit import allow_open_files, open_files_max
 from bursar.store.db.database import AWAY, Database, connect
 from bursar.store.db.migrate import MigrationError
@@ -45,7 +50,10 @@ log = structlog.get_logger()
 
 RESERVED_FILES = 256  # descriptors of an API process that are not for HTTP connections
 READY_SECONDS_MAX = 60.0
-_PR_SET_PDEATHSIG = 1
+SERVICE_TOKEN_RENEW_SECONDS = SERVICE_TOKEN_SECONDS / 2
+SERVICE_TOKEN_RETRY_SECONDS = 60.0
+
+Listeners = Sequence[socket.socket | None]  # of HTTP, and of /metrics if it has one of its own
 
 
 class ServerStartError(Exception):
@@ -69,29 +77,33 @@ def _run(main: Coroutine[Any, Any, int]) -> int:
 
 
 def run_api(settings: ServerSettings, fd: int | None, metrics_fd: int | None = None) -> int:
-    return _run(_api(settings, fd, metrics_fd))
+    return _run(_own_api(settings) if fd is None else _api(settings, fd, metrics_fd))
 
 
-async def _api(settings: ServerSettings, fd: int | None, metrics_fd: int | None) -> int:
+async def _own_api(settings: ServerSettings) -> int:
+    """`bursar api` by itself: prepare the database and open the sockets, as root if root starts it, then serve."""
+    _check_api(settings)
+    user = await asyncio.to_thread(_server_user, settings)
+    await prepare(settings.database_url)
+    token = await _admin_token(settings)
+    if token is not None and settings.admin_token_file is None:
+        print(f"admin token (shown once): {token}", flush=True)
+    listeners = listener, scraped = listen(settings.http, "--http"), _listen_metrics(settings)
+    if user is not None:
+        await _become(user, settings, _api_arguments(settings, listeners), listeners)
+    return await _api(settings, listener.detach(), scraped.detach() if scraped is not None else None)
+
+
+async def _api(settings: ServerSettings, fd: int, metrics_fd: int | None) -> int:
     from bursar.api.http.connection import Bounds
     from bursar.api.serve import app_of, opened_context, serve_http
     from bursar.api.site.metrics_app import MetricsApp
 
     die_with_parent()
     allow_open_files()
-    _check_grpc(settings)
-    if not settings.database_url:
-        raise ServerStartError(
-            "`bursar api` needs --database-url or BURSAR_DATABASE_URL; `bursar serve` starts its own database"
-        )
-    if fd is None:
-        _warn_of_root("bursar api")
-        await prepare(settings.database_url)
-        token = await _admin_token(settings)
-        if token is not None and settings.admin_token_file is None:
-            print(f"admin token (shown once): {token}", flush=True)
-    listener = socket.socket(fileno=fd) if fd is not None else listen(settings.http, "--http")
-    scraped = socket.socket(fileno=metrics_fd) if metrics_fd is not None else _listen_metrics(settings)
+    _check_api(settings)
+    listener = socket.socket(fileno=fd)
+    scraped = socket.socket(fileno=metrics_fd) if metrics_fd is not None else None
     async with AsyncExitStack() as opened:
         context = await opened.enter_async_context(
             opened_context(
@@ -146,12 +158,12 @@ async def _api(settings: ServerSettings, fd: int | None, metrics_fd: int | None)
     return 0
 
 
-def _warn_of_root(command: str) -> None:
-    if os.geteuid() == 0:
-        log.warning(
-            "running_as_root", message="this process runs as root", command=command,
-            next="start it as an ordinary user; `bursar serve` changes to one by itself",
-        )  # fmt: skip
+def _check_api(settings: ServerSettings) -> None:
+    _check_grpc(settings)
+    if not settings.database_url:
+        raise ServerStartError(
+            "`bursar api` needs --database-url or BURSAR_DATABASE_URL; `bursar serve` starts its own database"
+        )
 
 
 def _check_grpc(settings: ServerSettings, *, tls_auto: bool = False) -> None:
@@ -178,6 +190,7 @@ def run_controller(settings: ServerSettings) -> int:
 
 async def _controller(settings: ServerSettings) -> int:
     from bursar.bridges.webhook import run_webhooks
+    from bursar.loops.approvals import run_approvals
     from bursar.loops.claims import run_claims
     from bursar.loops.drain import run_drains
     from bursar.loops.election import run_election
@@ -195,7 +208,7 @@ async def _controller(settings: ServerSettings) -> int:
         raise ServerStartError("`bursar controller` needs --database-url or BURSAR_DATABASE_URL")
     stopping = _on_signals()
     if "BURSAR_PARENT" not in os.environ:
-        _warn_of_root("bursar controller")
+        await _drop_root(settings, ["controller"])
         await prepare(settings.database_url)
     database = await Database.open(settings.database_url)
     runtime = await open_runtime(database)
@@ -203,6 +216,7 @@ async def _controller(settings: ServerSettings) -> int:
         run_housekeeping(runtime),
         run_drains(runtime),
         run_jobs(runtime),
+        run_approvals(runtime),
         run_nodes(runtime),
         run_ledger(runtime),
         run_usage_rollup(runtime),
@@ -234,6 +248,7 @@ async def _waldur(settings: ServerSettings) -> int:
     _check_waldur(settings)
     stopping = _on_signals()
     if "BURSAR_PARENT" not in os.environ:
+        await _drop_root(settings, ["waldur"])
         await prepare(settings.database_url)
     database = await Database.open(settings.database_url)
     # Ready before the import of Waldur's client, which takes seconds.
@@ -275,15 +290,6 @@ def _on_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     return stopping
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for SIGTERM when the parent dies (PR_SET_PDEATHSIG), so that no child outlives the server."""
-    if sys.platform != "linux" or "BURSAR_PARENT" not in os.environ:
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != int(os.environ["BURSAR_PARENT"]):
-        raise ServerStartError("the server that started this process is gone")
 
 
 def _listen_metrics(settings: ServerSettings) -> socket.socket | None:
@@ -372,6 +378,22 @@ def _server_user(settings: ServerSettings) -> OsUser | None:
     return user
 
 
+async def _drop_root(settings: ServerSettings, arguments: list[str]) -> None:
+    """Start this command again as the server's user, if root started it."""
+    if (user := await asyncio.to_thread(_server_user, settings)) is not None:
+        await _become(user, settings, arguments)
+
+
+async def _become(user: OsUser, settings: ServerSettings, arguments: list[str], sockets: Listeners = ()) -> None:
+    """Replace this process by a command of this user, which inherits the sockets. It does not return."""
+    over = await asyncio.to_thread(hand_over, user, _files(settings))
+    for one in sockets:
+        if one is not None:
+            one.set_inheritable(True)
+    command = over.command([sys.executable, "-P", "-m", "bursar.main", *arguments])
+    os.execve(command[0], command, {**_environment(settings), "HOME": user.home})  # noqa: S606
+
+
 def _unprivileged_port() -> int:
     try:
         return int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
@@ -409,16 +431,26 @@ async def _serve_on(
         settings = replace(settings, tls_cert=cert, tls_key=key)
     token = await _admin_token(settings)
     await _warn_of_agents(settings)
-    over = await asyncio.to_thread(hand_over, user, _files(settings)) if user is not None else None
+    token_file = await _service_token(settings, data, user)
+    readable = [*_files(settings), *([token_file] if token_file is not None else [])]
+    over = await asyncio.to_thread(hand_over, user, readable) if user is not None else None
     children = _children(settings, listeners, over)
     keepers = [asyncio.create_task(child.keep_alive(), name=child.name) for child in children]
     try:
         if await _all_ready(children, stopping):
             announce(settings, listeners[0], token, ca)
+            if token_file is not None:
+                decider = _quota_service(settings, listeners[0], token_file, ca, over)
+                children.append(decider)
+                keepers.append(asyncio.create_task(decider.keep_alive(), name=decider.name))
+                keepers.append(asyncio.create_task(_renew_service_token(settings, token_file, user), name="renewal"))
             await stopping.wait()
         return 0
     finally:
         await asyncio.gather(*(child.stop() for child in children))
+        for keeper in keepers:
+            if keeper.get_name() == "renewal":
+                keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
 
 
@@ -443,6 +475,63 @@ async def _admin_token(settings: ServerSettings) -> str | None:
         await db.close()
 
 
+# The quota service.
+
+
+async def _service_token(settings: ServerSettings, data: Path, user: OsUser | None) -> Path | None:
+    """A new token for the quota service, in a file that only its user may read; None if the service is not to run."""
+    if not settings.quota_service:
+        return None
+    path = data / "quota-service.token"
+    try:
+        await asyncio.to_thread(data.mkdir, 0o711 if user is not None else 0o700, parents=True, exist_ok=True)
+        await _new_service_token(settings, path, user)
+    except (OSError, TokenFileError) as error:
+        log.warning(
+            "quota_service_off", message="the quota service does not run: its token cannot be written",
+            path=str(path), error=str(error), next="name a directory with --data, or give --no-quota-service",
+        )  # fmt: skip
+        return None
+    return path
+
+
+async def _new_service_token(settings: ServerSettings, path: Path, user: OsUser | None) -> None:
+    db = await connect(settings.database_url)
+    try:
+        await renew_service_token(db, path, now(), owner=(user.uid, user.gid) if user is not None else None)
+    finally:
+        await db.close()
+
+
+async def _renew_service_token(settings: ServerSettings, path: Path, user: OsUser | None) -> None:
+    """Replace the token in time; the service reads the file again when its present token is refused."""
+    pause = SERVICE_TOKEN_RENEW_SECONDS
+    while True:
+        await asyncio.sleep(pause)
+        try:
+            await _new_service_token(settings, path, user)
+            pause = SERVICE_TOKEN_RENEW_SECONDS
+        except (TokenFileError, *AWAY) as error:  # type: ignore[misc]
+            log.warning("token_not_renewed", message="the token of the quota service is not renewed", error=str(error))
+            pause = SERVICE_TOKEN_RETRY_SECONDS
+
+
+def _quota_service(
+    settings: ServerSettings, listener: socket.socket, token_file: Path, ca: Path | None, over: HandOver | None
+) -> ChildProcess:
+    """The quota service as a child: a client of this server, by its loopback address if it has one."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not listened on
+    scheme = "https" if settings.tls_cert else "http"
+    words = ["quota-service", "--url", f"{scheme}://{Address(host, port)}", "--token-file", str(token_file)]
+    if ca is not None:
+        words += ["--ca-file", str(ca)]
+    elif settings.tls_cert is not None:
+        words += ["--pinned-certificate", str(settings.tls_cert)]  # It may name other hosts than this one.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("BURSAR_")}
+    return ChildProcess("quota-service", words, {**environment, "BURSAR_PARENT": str(os.getpid())}, over=over)
+
+
 async def _warn_of_agents(settings: ServerSettings) -> None:
     """Warn if nodes have agents but no gRPC is served: they would become NotReady without an explanation."""
     if settings.grpc is not None:
@@ -459,35 +548,40 @@ async def _warn_of_agents(settings: ServerSettings) -> None:
         )  # fmt: skip
 
 
-def _children(
-    settings: ServerSettings, listeners: tuple[socket.socket, socket.socket | None], over: HandOver | None
-) -> list[ChildProcess]:
-    environment = {
-        **os.environ,
-        "BURSAR_PARENT": str(os.getpid()),
-        "BURSAR_DATABASE_URL": settings.database_url,
-        "BURSAR_REDIS_URL": settings.redis_url,
-    }
-    fds = tuple(one.fileno() for one in listeners if one is not None)
-    shared = ["api", "--http", str(settings.http), "--fd", str(fds[0])]
+def _environment(settings: ServerSettings) -> dict[str, str]:
+    urls = {"BURSAR_DATABASE_URL": settings.database_url, "BURSAR_REDIS_URL": settings.redis_url}
+    return {**os.environ, **urls}
+
+
+def _api_arguments(settings: ServerSettings, listeners: Listeners) -> list[str]:
+    """The command line of an API process that inherits its sockets, those of HTTP and, if given, of /metrics."""
+    fds = [one.fileno() for one in listeners if one is not None]
+    arguments = ["api", "--http", str(settings.http), "--fd", str(fds[0])]
     if len(fds) > 1:
-        shared += ["--metrics-fd", str(fds[1])]
+        arguments += ["--metrics-fd", str(fds[1])]
     if settings.tls_cert and settings.tls_key:
-        shared += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
+        arguments += ["--tls-cert", str(settings.tls_cert), "--tls-key", str(settings.tls_key)]
     if settings.grpc_address:
-        shared += ["--grpc-advertise", settings.grpc_address]
+        arguments += ["--grpc-advertise", settings.grpc_address]
     for host in settings.grpc_hosts:
-        shared += ["--grpc-host", host]
+        arguments += ["--grpc-host", host]
     if settings.grpc_insecure:
-        shared.append("--grpc-insecure")
+        arguments.append("--grpc-insecure")
     if settings.grpc is not None:
-        shared += ["--grpc", str(settings.grpc)]
+        arguments += ["--grpc", str(settings.grpc)]
     if settings.grpc_admin is not None:
-        shared += ["--grpc-admin", str(settings.grpc_admin)]
-    if settings.workers > 1:
-        shared.append("--grpc-shared")
-    shared += ["--connections", str(settings.connections)]
-    shared += ["--connections-per-address", str(settings.connections_per_address)]
+        arguments += ["--grpc-admin", str(settings.grpc_admin)]
+    if settings.workers > 1 or settings.grpc_shared:
+        arguments.append("--grpc-shared")
+    arguments += ["--connections", str(settings.connections)]
+    arguments += ["--connections-per-address", str(settings.connections_per_address)]
+    return arguments
+
+
+def _children(settings: ServerSettings, listeners: Listeners, over: HandOver | None) -> list[ChildProcess]:
+    environment = {**_environment(settings), "BURSAR_PARENT": str(os.getpid())}
+    fds = tuple(one.fileno() for one in listeners if one is not None)
+    shared = _api_arguments(settings, listeners)
     children = [ChildProcess(f"api-{index}", shared, environment, fds, over) for index in range(settings.workers)]
     children.append(ChildProcess("controller", ["controller"], environment, over=over))
     if settings.waldur is not None:

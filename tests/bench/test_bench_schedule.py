@@ -2,6 +2,7 @@
 
 import json
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -81,3 +82,15 @@ async def test_a_backlog_that_does_not_fit_is_given_up(runtime: Runtime, monkeyp
         await namespace(runtime, f"team-{index}")
     with pytest.raises(TooMuch, match="nothing more was"):
         await _bind_backlog(runtime, 9, "basic")
+
+
+def test_every_count_of_a_benchmark_has_a_maximum() -> None:
+    """Without one, a benchmark of a mistyped number fills the disk or the memory before it ends."""
+    counts = [
+        (name, option.opts[0], option.type)
+        for name, command in bench.commands.items()
+        for option in command.params
+        if isinstance(option.type, click.types.IntParamType)
+    ]
+    assert len(counts) > 10
+    assert [one[:2] for one in counts if not isinstance(one[2], click.IntRange) or one[2].max is None] == []

@@ -131,3 +131,42 @@ def test_what_cannot_be_understood_is_refused(option: str, value: str, nodes: Pa
     result = CliRunner().invoke(bench, ["trace", "--nodes", str(nodes), "--pods", str(pods), option, value])
     assert result.exit_code == 2
     assert option in result.output
+
+
+@pytest.mark.parametrize(
+    ("nodes_rows", "pods_rows", "told"),
+    [
+        ("n,1000,1024,8,A100", "p,1000,1024,0,0", "the pods ask for no GPUs"),
+        ("n,1000,1024,8,A100", "", "the pods ask for no GPUs"),
+        ("n,1000,1024,0,", "p,1000,1024,1,1000", "the nodes have no GPUs"),
+        ("n,1000,1024,1000,A100", "p,1000,1024,1,1", "about 1,300,000 pods would have to arrive"),
+        ("n,1000,1024,8,A100", "p,1000,1024,-1,1000", "pod p asks for a negative amount"),
+        ("n,1000,1024,many,A100", "p,1000,1024,1,1000", "a row that cannot be read"),
+        ("n,1000,1024,8,A100", "p,1000", "a row that cannot be read"),
+    ],
+)
+def test_a_workload_whose_replay_would_not_end_is_refused(
+    nodes_rows: str, pods_rows: str, told: str, tmp_path: Path
+) -> None:
+    for name, columns, rows in (
+        ("nodes", "sn,cpu_milli,memory_mib,gpu,model", nodes_rows),
+        ("pods", "name,cpu_milli,memory_mib,num_gpu,gpu_milli", pods_rows),
+    ):
+        (tmp_path / name).write_text(f"{columns}\n{rows}\n")
+    files = ["--nodes", str(tmp_path / "nodes"), "--pods", str(tmp_path / "pods")]
+    result = CliRunner().invoke(bench, ["trace", *files, "--seeds", "1"])
+    assert result.exit_code == 2, result.exception
+    assert told in " ".join(result.output.split())
+
+
+def test_a_missing_column_is_named(nodes: Path) -> None:
+    result = CliRunner().invoke(bench, ["trace", "--nodes", str(nodes), "--pods", str(nodes)])
+    assert result.exit_code == 2
+    assert "has no column 'name'" in " ".join(result.output.split())
+
+
+def test_too_many_seeds_are_refused() -> None:
+    assert len(parse_seeds("1-1000")) == 1000
+    for text in ("1-1001", "1-1000,7", "0-99999999999"):
+        with pytest.raises(ValueError, match="at most 1000 seeds"):
+            parse_seeds(text)

@@ -1,29 +1,11 @@
 """What is told of budgets comes to those who asked for it, as a signed CloudEvent, and to nobody else."""
 
-from bursar.bridges.webhook import WebhookSender, opened_client
 from bursar.loops.budget import review
-from bursar.ops.objects.webhook import add_webhook
 from bursar.ops.runtime.runtime import Runtime
-from bursar.store.objects.webhook import Webhook
-from support.process.receivers import Receiver, receiving
+from support.process.receivers import receiving
+from support.process.webhook_sending import hook, send_all
 from support.runtime.runtime import change, code, tenant
 from support.usage.spent_hours import spend
-
-
-async def hook(runtime: Runtime, name: str, receiver: Receiver, **more: object) -> str:
-    made = await add_webhook(runtime, Webhook(name, url=receiver.url, allow_local=True, **more))  # type: ignore[arg-type]
-    assert isinstance(made, tuple), made
-    return made[1]
-
-
-async def send_all(runtime: Runtime) -> None:
-    async with opened_client() as http:
-        sender = WebhookSender(runtime, http)
-        try:
-            while await sender.start_due() or sender._tasks:
-                await sender.pause(5)
-        finally:
-            await sender.close()
 
 
 async def test_a_tenants_people_are_sent_what_became_of_their_budget_at_80_and_at_100_percent(runtime: Runtime) -> None:

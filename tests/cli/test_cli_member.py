@@ -51,7 +51,7 @@ def test_an_approvers_token_names_tenants_and_gates(server: Server, admin: Clien
     spec = json.loads(made.stdout)["spec"]
     assert (spec["tenants"], spec["gates"]) == ([team], ["manual", "quota"])
     refused = bursar(server, "token", "create", "--role", "approver", code=FAILED)
-    assert "names the tenants and the gates" in refused.stderr
+    assert "names the tenants that it sees, and the gates" in refused.stderr
 
 
 def test_requests_name_the_tenant_that_the_context_or_the_environment_says() -> None:

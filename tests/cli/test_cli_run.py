@@ -216,6 +216,16 @@ def test_logs_of_what_waits_say_why(empty_server: Server, namespace: str) -> Non
             {"message": "no room", "queuePosition": 3, "estimatedStartTime": "2024-01-15T10:30:00Z"},
             "pending: no room; queue position 3; starts now",
         ),
+        (
+            {
+                "reason": "awaiting_approval",
+                "message": "awaiting approval at gate quota",
+                "conditions": [
+                    {"type": "Scheduled", "status": "False", "reason": "Unscheduled", "message": "Waiting"},
+                ],
+            },
+            "awaiting approval at gate quota",
+        ),
         ({"phase": "Scheduled", "nodes": [{"name": "n1"}, {"name": "n2"}]}, "starts on n1, n2"),
         ({"phase": "Running", "nodes": [{"name": "n1"}]}, "runs on n1"),
         ({"phase": "Terminating", "eviction": {"message": "made way"}}, "is being stopped: made way"),

@@ -156,6 +156,29 @@ def test_describe_an_allocation_shows_its_spec_and_its_events(kubectl: Kubectl, 
     assert "Changed" in text
 
 
+def test_claims_are_applied_listed_described_and_approved(kubectl: Kubectl, team: str) -> None:
+    tenant, space = f"{team}-t", f"{team}-c"
+    policy = {"gates": ["quota"], "selfApproval": True}
+    wanted = {"type": "cluster", "resources": {"clusters": 1}}
+    objects: list[dict[str, Any]] = [
+        {"kind": "Tenant", "metadata": {"name": tenant}, "spec": {"approval": policy}},
+        {"kind": "Namespace", "metadata": {"name": space, "labels": {"bursar.io/tenant": tenant}}},
+        {"kind": "ResourceClaim", "metadata": {"name": "prod", "namespace": space}, "spec": wanted},
+    ]
+    for one in objects:
+        kubectl("apply", "-f", "-", text=json.dumps({"apiVersion": "v1", **one}))
+    header, row = kubectl("get", "rc", "-n", space).splitlines()
+    assert header.split() == ["NAME", "TYPE", "RESOURCES", "APPROVAL", "STATE", "AGE"]
+    assert row.split()[:6] == ["prod", "cluster", "clusters:", "1", "pending", "<none>"]
+    assert "awaiting approval at gate quota" in kubectl("describe", "resourceclaim", "prod", "-n", space)
+    path = f"/api/v1/namespaces/{space}/resourceclaims/prod/approve"
+    kubectl("create", "--raw", path, "-f", "-", text="{}")
+    approved = ("--field-selector", "status.approval.state=approved", "-o", "name")
+    assert kubectl("get", "rc", "-n", space, *approved) == "resourceclaim/prod\n"
+    assert "resourceclaim/prod" in kubectl("get", "all", "-n", space, "-o", "name")
+    kubectl("delete", "namespace", space)
+
+
 def test_describe_a_node(kubectl: Kubectl) -> None:
     name = unique("node")
     create_node(kubectl, name)

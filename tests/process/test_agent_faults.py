@@ -202,7 +202,7 @@ def test_when_many_are_silent_at_once_it_is_said_and_nothing_is_given_up(
     assert [one["phase"] for one in nodes] == ["NotReady", "NotReady"]
     # The second of them tells why; when the first fell silent it was alone, perhaps.
     ready = [one["message"] for node in nodes for one in node["conditions"] if one["type"] == "Ready"]
-    assert [one for one in ready if "2 of 3 nodes fell silent at once" in one]
+    assert [one for one in ready if "2 of 3 nodes lost contact at once" in one]
     assert status_of(fleet.client, name)["phase"] == "Running"
     assert fleet.where(name) == old
     fleet.net.heal()

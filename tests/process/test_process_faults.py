@@ -23,7 +23,7 @@ import pytest
 from bursar.ops.open_runtime import open_runtime
 from bursar.store.db.database import Database
 from support.api.site import allocation
-from support.process.server import BURSAR, OwnServer, data_directory, free_port, migrated_directory, started
+from support.process.server import AS_WE_ARE, BURSAR, OwnServer, data_directory, free_port, migrated_directory, started
 from support.runtime.runtime import assert_counters_equal_charges
 
 pytestmark = pytest.mark.timeout(120)
@@ -272,7 +272,7 @@ def test_a_paused_api_process_does_not_stop_another_on_the_same_database(server:
 @contextmanager
 def other_api(server: OwnServer) -> Iterator[OwnServer]:
     port = free_port()
-    command = [str(BURSAR), "api", "--http", f"127.0.0.1:{port}", "--database-url", database_url(server)]
+    command = [str(BURSAR), "api", "--http", f"127.0.0.1:{port}", "--database-url", database_url(server), *AS_WE_ARE]
     log = server.data.with_name("other.log")
     with (
         log.open("w") as errors,
@@ -294,7 +294,7 @@ def other_api(server: OwnServer) -> Iterator[OwnServer]:
 
 
 def test_a_killed_server_leaves_no_process_behind_and_starts_again_on_the_same_data() -> None:
-    with data_directory() as data:
+    with migrated_directory() as data:
         with started(data) as first, Load(first).running() as load:
             load.more()
             assert len(children_of(first.process.pid)) >= 3
@@ -388,7 +388,7 @@ def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_token_file_is_private_and_there_before_the_server_says_that_it_is_ready() -> None:
-    with data_directory() as data:
+    with migrated_directory() as data:
         token_file = data / "token"
         command = [
             str(BURSAR),
@@ -422,7 +422,7 @@ def test_the_token_file_is_private_and_there_before_the_server_says_that_it_is_r
 
 
 def test_without_a_file_the_token_is_printed_once() -> None:
-    with data_directory() as data:
+    with migrated_directory() as data:
         for expected in (True, False):
             command = [str(BURSAR), "serve", "--data", str(data), "--http", "127.0.0.1:0"]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

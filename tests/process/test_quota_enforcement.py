@@ -182,7 +182,7 @@ async def test_hard_quota_changes_take_effect_with_their_commit(led: Site) -> No
 
 
 async def test_soft_quota_changes_reach_the_scheduler(led: Site) -> None:
-    """Of what waits, the penalty of a budget is told: it follows the budget, whether that is lowered or raised."""
+    """Pending work shows the penalty of its budget: it follows the budget, whether that is lowered or raised."""
     await submit(led, "waits", spec={"nodeSelector": {"none": "such"}}, gpu=1)
 
     async def is_penalised(by: float) -> None:
@@ -267,7 +267,7 @@ async def test_the_user_waits_for_what_runs_or_cancels_it_and_submits_again(led:
     await until_in(led, "two", "Running")
 
 
-# What waits for headroom.
+# Work that is pending for headroom.
 
 
 async def test_status_shows_waiting_for_quota_headroom(led: Site) -> None:

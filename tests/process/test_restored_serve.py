@@ -3,7 +3,7 @@
 import pytest
 
 from bursar.client import Client, Gone
-from support.process.server import data_directory, started
+from support.process.server import migrated_directory, started
 
 
 def revision_of(client: Client, name: str) -> int:
@@ -14,7 +14,7 @@ def revision_of(client: Client, name: str) -> int:
 
 
 def test_a_server_on_a_restored_database_begins_a_new_era() -> None:
-    with data_directory() as data:
+    with migrated_directory() as data:
         with started(data) as server, server.client() as client:
             before = revision_of(client, "before")
         with started(data, options=("--restored",)) as server, server.client() as client:

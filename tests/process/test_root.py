@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from bursar.osuser import OsUserError, find_user, hand_over, system_user
+from support.process.agents import until
 from support.process.server import BURSAR, OwnServer, data_directory, free_port, started
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -22,6 +23,8 @@ def server() -> Iterator[OwnServer]:
 
 
 def test_only_the_parent_stays_root(server: OwnServer) -> None:
+    # The quota service is started when the server is ready, and becomes the user before it becomes the program.
+    until(lambda: any(is_quota_service(one) for one in descendants(server.process.pid)), "the quota service")
     owners = {one: status(one) for one in descendants(server.process.pid)}
     serving = [
         pid for pid, (command, *_) in owners.items() if "bursar.main" in command or "bursar.commit_worker" in command
@@ -37,6 +40,35 @@ def test_only_the_parent_stays_root(server: OwnServer) -> None:
             assert uids == {user.uid}, owners[pid]
             assert groups <= set(user.groups)
             assert effective == 0
+    token = (server.data / "quota-service.token").stat()
+    assert (token.st_uid, token.st_mode & 0o777) == (system_user("bursar").uid, 0o600)
+
+
+@pytest.mark.parametrize("part", ["api", "controller"])
+def test_a_part_that_root_starts_by_itself_keeps_nothing_of_it(server: OwnServer, part: str, tmp_path: Path) -> None:
+    """Root opens its sockets and writes its token, and is gone before anything is accepted."""
+    (http, scraped), token = (f"127.0.0.1:{free_port()}" for _ in range(2)), tmp_path / "token"
+    options = ["--http", http, "--metrics", scraped, "--admin-token-file", str(token)] if part == "api" else []
+    with subprocess.Popen(
+        [str(BURSAR), part, "--database-url", database_url(server), *options], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            user = system_user("bursar")
+            command, uids, groups, effective = status(process.pid)
+            assert f"bursar.main {part}" in command
+            assert (uids, effective) == ({user.uid}, 0)
+            assert groups <= {user.gid, *user.groups}
+            if part == "api":
+                headers = {"authorization": f"Bearer {token.read_text().strip()}"}
+                assert (token.stat().st_uid, token.stat().st_mode & 0o077) == (0, 0)
+                with httpx2.Client(headers=headers, trust_env=False) as client:
+                    assert client.get(f"http://{http}/api/v1/tenants").status_code == 200
+                    assert client.get(f"http://{scraped}/metrics").status_code == 200
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
 
 
 def test_what_root_ran_before_is_handed_over_and_served_with_tls_and_metrics_apart() -> None:
@@ -106,8 +138,23 @@ def test_a_user_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tm
         system_user("bursar-unknown")
 
 
+def is_quota_service(pid: int) -> bool:
+    """Whether a process is the quota service, and no longer its launcher, which is root for a moment."""
+    command, uids, *_ = status(pid)
+    return "quota-service" in command and uids == {system_user("bursar").uid}
+
+
 def serve(user: str) -> list[str]:
     return [str(BURSAR.with_name("python")), "serve", "--http", "127.0.0.1:0", "--user", user]
+
+
+def database_url(server: OwnServer) -> str:
+    """As the processes of the server have it."""
+    for pid in descendants(server.process.pid):
+        for one in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if one.startswith(b"BURSAR_DATABASE_URL="):
+                return one.partition(b"=")[2].decode()
+    raise AssertionError("no process has the URL of the database")
 
 
 def descendants(pid: int) -> list[int]:

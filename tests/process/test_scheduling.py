@@ -14,7 +14,7 @@ import pytest
 from bursar.loops.schedule import COMMIT_WORKER_NODES
 from bursar.ops.runtime.runtime import Runtime
 from bursar.store.db.database import AWAY
-from support.process.server import BURSAR, OwnServer, migrated_directory, started
+from support.process.server import AS_WE_ARE, BURSAR, OwnServer, migrated_directory, started
 from support.runtime.runtime import node, opened
 from support.scheduling.evictions import assert_books_balance
 from support.scheduling.leaders import Leader, load_leader
@@ -209,7 +209,7 @@ async def test_a_database_that_is_killed_in_the_middle_loses_and_repeats_nothing
 
 @contextmanager
 def controller(url: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [str(BURSAR), "controller", "--database-url", url]
+    command = [str(BURSAR), "controller", "--database-url", url, *AS_WE_ARE]
     with log.open("wb") as errors, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as process:
         try:
             yield process
@@ -226,7 +226,7 @@ async def test_a_leader_of_many_nodes_has_a_commit_worker_which_does_not_outlive
     """However the leader ends: by a signal of its own, or by the Ctrl-C of a terminal, which is sent to its group."""
     async with opened(database_url) as runtime:
         await asyncio.gather(*(node(runtime, f"n{number}", cpu=8) for number in range(COMMIT_WORKER_NODES)))
-        command = [str(BURSAR), "controller", "--database-url", database_url]
+        command = [str(BURSAR), "controller", "--database-url", database_url, *AS_WE_ARE]
         with (
             (tmp_path / "log").open("wb") as errors,
             subprocess.Popen(command, stderr=errors, start_new_session=True) as leading,

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bursar.api.serve import opened_context
 from bursar.child import ChildProcess
+from bursar.rpc import serve
 from bursar.rpc.serve import opened_grpc
 from bursar.serve import _all_ready
-from support.process.server import BURSAR, free_port
+from support.process.server import AS_WE_ARE, BURSAR, free_port
 
 
 @contextmanager
@@ -77,7 +78,8 @@ def test_serve_says_that_the_grpc_address_is_taken(tmp_path: Path) -> None:
 async def test_api_says_that_the_grpc_address_is_taken(database_url: str) -> None:
     http = f"127.0.0.1:{free_port()}"
     with taken_address() as address:
-        done = await asyncio.to_thread(run, "api", "--http", http, "--grpc", address, "--database-url", database_url)
+        database = ["--database-url", database_url, *AS_WE_ARE]
+        done = await asyncio.to_thread(run, "api", "--http", http, "--grpc", address, *database)
     assert done.returncode == 1
     assert f"cannot listen on {address} for gRPC" in done.stderr
     assert "ready" not in done.stdout
@@ -103,3 +105,30 @@ async def test_grpc_tells_the_databases_health(database_url: str) -> None:
         stub = health_pb2_grpc.HealthStub(channel)
         while (await stub.Check(health_pb2.HealthCheckRequest())).status != health_pb2.HealthCheckResponse.SERVING:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("insecure", [True, False])
+async def test_grpc_keeps_no_connection_that_says_nothing(
+    database_url: str, insecure: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "HANDSHAKE_MS", 500)
+    monkeypatch.setattr(serve, "CONNECTIONS_MAX", 2)
+    async with (
+        asyncio.timeout(20),
+        opened_context(database_url) as context,
+        opened_grpc(context.runtime, context.feed, "127.0.0.1:0", insecure=insecure) as port,
+    ):
+        began = asyncio.get_running_loop().time()
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        ends = [at - began for at in await asyncio.gather(*(ended(reader) for reader, _ in silent))]
+        for _, writer in silent:
+            writer.close()
+    assert ends[2] < 0.4, "there are too many"
+    assert 0.4 < ends[0] < 10
+
+
+async def ended(reader: asyncio.StreamReader) -> float:
+    """When the server closed the connection."""
+    with suppress(ConnectionResetError):
+        await reader.read()
+    return asyncio.get_running_loop().time()

@@ -27,13 +27,13 @@ from support.credit.metering import (
     send,
 )
 from support.process.receivers import HANG, receiving
-from support.process.server import BURSAR
+from support.process.server import AS_WE_ARE, BURSAR
 from support.runtime.runtime import opened
 
 
 @asynccontextmanager
 async def controller(url: str, log: Path) -> AsyncIterator[subprocess.Popen[bytes]]:
-    command = [str(BURSAR), "controller", "--database-url", url]
+    command = [str(BURSAR), "controller", "--database-url", url, *AS_WE_ARE]
     with log.open("ab") as errors, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors) as process:
         try:
             yield process

@@ -4,28 +4,26 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
-    dependencies = [
-    ]
+    dependencies = []
 
     operations = [
         migrations.CreateModel(
-            name='Outbox',
+            name="Outbox",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('allocation_pk', models.IntegerField(unique=True)),
-                ('project_pk', models.IntegerField()),
-                ('number', models.BigIntegerField(default=1)),
-                ('sent', models.BigIntegerField(default=0)),
-                ('tries', models.IntegerField(default=0)),
-                ('next_try', models.DateTimeField(null=True)),
-                ('error', models.TextField(blank=True, default='')),
-                ('changed', models.DateTimeField(auto_now=True)),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("allocation_pk", models.IntegerField(unique=True)),
+                ("project_pk", models.IntegerField()),
+                ("number", models.BigIntegerField(default=1)),
+                ("sent", models.BigIntegerField(default=0)),
+                ("tries", models.IntegerField(default=0)),
+                ("next_try", models.DateTimeField(null=True)),
+                ("error", models.TextField(blank=True, default="")),
+                ("changed", models.DateTimeField(auto_now=True)),
             ],
             options={
-                'verbose_name_plural': 'outbox',
+                "verbose_name_plural": "outbox",
             },
         ),
     ]

@@ -143,6 +143,7 @@ def agent(**options: Any) -> None:
     bursar node token --name gpu-01 > token          # an administrator
     bursar agent --server https://bursar:8080 --name gpu-01 --token-file token
     """
+    import bursar.logs  # noqa: F401 - before whatever imports structlog
     from bursar.agent.executor.wipe import Wipe
     from bursar.agent.run import AgentSettings, run
 

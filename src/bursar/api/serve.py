@@ -16,7 +16,7 @@ import uvicorn
 
 import bursar
 from bursar.api.http.app import App
-from bursar.api.http.connection import Bounds, ConnectionGate
+from bursar.api.http.connection import Bounds, ConnectionGate, HttpConnection
 from bursar.api.http.context import LISTS_MAX, STATES_MAX, ApiContext
 from bursar.api.http.identity import Authenticator
 from bursar.api.http.oidc_settings import OidcSettings
@@ -26,6 +26,7 @@ from bursar.api.http.ratelimit import (
     MemoryRateLimit,
     RateLimit,
 )
+from bursar.api.http.tls_listener import TlsListener
 from bursar.api.site.metrics_app import MetricsApp
 from bursar.api.site.routes import build_routes
 from bursar.ops.open_runtime import open_runtime
@@ -143,7 +144,7 @@ def _server(
         ssl_certfile=str(tls_cert) if tls_cert else None,
         ssl_keyfile=str(tls_key) if tls_key else None,
     )
-    return HttpServer(config, gate.bounds.header_seconds)
+    return HttpServer(config, gate)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -152,26 +153,25 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server with a shorter time limit for TLS handshakes."""
+    """uvicorn's server, whose gate counts connections over TLS from before their handshake."""
 
-    def __init__(self, config: uvicorn.Config, handshake_seconds: float = 10.0) -> None:
+    def __init__(self, config: uvicorn.Config, gate: ConnectionGate) -> None:
         super().__init__(config)
-        self._handshake_seconds = handshake_seconds
+        self._gate = gate
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         config, loop = self.config, asyncio.get_running_loop()
 
-        def connection() -> asyncio.Protocol:
-            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+        def connection() -> HttpConnection:
+            made: HttpConnection = config.http_protocol_class(  # type: ignore[call-arg, assignment]
                 config=config, server_state=self.server_state, app_state={}
             )
             return made
 
-        seconds = self._handshake_seconds if config.ssl is not None else None
         self.servers = [
-            await loop.create_server(
-                connection, sock=one, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=seconds
-            )
+            await loop.create_server(connection, sock=one, backlog=config.backlog)
+            if config.ssl is None
+            else TlsListener(one, self._gate, connection, config.ssl)  # type: ignore[misc]
             for one in sockets or ()
         ]
         self.started = True

@@ -68,7 +68,7 @@ def abuse(as_json: bool, **options: Any) -> None:
     type=click.Choice(["basic", "affinity", "spread", "gang", "preempt"]),
     help="Their requests.",
 )
-@count_option("--singles", 300, "Submissions measured one at a time.")
+@count_option("--singles", 300, "Submissions measured one at a time.", most=100_000)
 @click.option("--growth", is_flag=True, help="Decide on 1,000, 5,000 and 20,000 nodes as well.")
 @json_option
 def schedule(as_json: bool, **options: Any) -> None:
@@ -99,7 +99,7 @@ def agents(as_json: bool, **options: Any) -> None:
 @count_option("--jobs", 10_000, "Number of paid jobs.", least=2, most=1_000_000)
 @seconds_option("--delta", default=5.0, least=0.01, help_text="Seconds between heartbeats.")
 @seconds_option("--seconds", default=15.0, least=1)
-@count_option("--accounts", 100, "Number of accounts.")
+@count_option("--accounts", 100, "Number of accounts.", most=10_000)
 @json_option
 def leases(as_json: bool, **options: Any) -> None:
     """Measure lease extensions against one transaction per extension."""
@@ -109,10 +109,22 @@ def leases(as_json: bool, **options: Any) -> None:
 
 
 @bench.command()
-@count_option("--records", 10_000_000, "Records of a year.", least=100)
+@count_option("--requests", 10_000, "Number of pending requests.", most=1_000_000)
+@count_option("--tenants", 100, "Number of tenants.", most=9999)
+@count_option("--raises", 20, "Limits to raise, of one tenant after another.", most=9999)
+@json_option
+def approvals(as_json: bool, **options: Any) -> None:
+    """Measure the decisions of one quota service, and the time from a higher limit to the approvals."""
+    from bursar.bench.approvals import run
+
+    _report(run(log=_say, **options), as_json)
+
+
+@bench.command()
+@count_option("--records", 10_000_000, "Records of a year.", least=100, most=1_000_000_000)
 @count_option("--tenants", 50, "Number of tenants.", most=9999)
-@count_option("--users", 20, "Users per tenant.")
-@count_option("--reports", 50, "Reports to measure.")
+@count_option("--users", 20, "Users per tenant.", most=10_000)
+@count_option("--reports", 50, "Reports to measure.", most=100_000)
 @json_option
 def usage(as_json: bool, **options: Any) -> None:
     """Measure a year's usage reports against adding up a tenant's records."""
@@ -130,7 +142,7 @@ def usage(as_json: bool, **options: Any) -> None:
 @json_option
 def trace(layout: str, nodes: Path, pods: Path, seeds: str, policy: str, as_json: bool) -> None:
     """Replay a recorded workload, and compare GPU utilization with published policies."""
-    from bursar.bench.trace import POLICIES, parse_seeds, run
+    from bursar.bench.trace import POLICIES, TraceError, parse_seeds, run
 
     if policy not in POLICIES:
         raise click.BadParameter(f"choose one of {', '.join(POLICIES)}", param_hint="--policy")
@@ -138,7 +150,10 @@ def trace(layout: str, nodes: Path, pods: Path, seeds: str, policy: str, as_json
         chosen = parse_seeds(seeds)
     except ValueError as fault:
         raise click.BadParameter(str(fault), param_hint="--seeds") from None
-    figures = run(nodes=nodes, pods=pods, seeds=chosen, policy=policy, log=_say)
+    try:
+        figures = run(nodes=nodes, pods=pods, seeds=chosen, policy=policy, log=_say)
+    except TraceError as fault:
+        raise click.UsageError(str(fault)) from None
     figures["format"], figures["cores"] = layout, os.cpu_count()
     if as_json:
         print(json.dumps(figures))

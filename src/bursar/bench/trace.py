@@ -11,6 +11,7 @@ import csv
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +31,12 @@ DEMAND = 1.3  # pods arrive until they have asked for so many times the GPUs the
 REPORTED = (95, 100, 130)  # percent of the GPUs that were asked for by then
 OURS = "fragmentation"
 POLICIES = (OURS, *RIVALS)
+ARRIVALS_MAX = 1_000_000  # of a seed; openb has about ten thousand
+SEEDS_MAX = 1000
+
+
+class TraceError(ValueError):
+    """A workload that cannot be replayed; the message says what it lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +52,19 @@ class TraceNode:
     labels: dict[str, str]
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Name the file whose rows cannot be read."""
+    try:
+        yield
+    except KeyError as error:
+        raise TraceError(f"{path} has no column {error}") from None
+    except (TypeError, ValueError, csv.Error) as error:
+        raise TraceError(f"{path} has a row that cannot be read: {error}") from None
+
+
 def read_nodes(path: Path) -> list[TraceNode]:
-    with path.open(newline="") as file:
+    with _reading(path), path.open(newline="") as file:
         return [
             TraceNode(
                 row["sn"],
@@ -63,16 +81,29 @@ def read_nodes(path: Path) -> list[TraceNode]:
 
 def read_pods(path: Path) -> list[Pod]:
     """The pods by name: a seed shuffles the same list whatever the order in the file."""
-    with path.open(newline="") as file:
+    with _reading(path), path.open(newline="") as file:
         return [_pod(row) for row in sorted(csv.DictReader(file), key=lambda row: row["name"])]
 
 
 def _pod(row: dict[str, str]) -> Pod:
     gpu_milli = int(row["num_gpu"]) * int(row["gpu_milli"] or 0)
     asked = {"cpu": int(row["cpu_milli"]), "memory": int(row["memory_mib"]) * MEBIBYTE, GPU: gpu_milli}
+    if min(asked.values()) < 0:
+        raise ValueError(f"pod {row['name']} asks for a negative amount")
     models = tuple(one for one in (row.get("gpu_spec") or "").split("|") if one)
     where = Where(required=((Requirement(MODEL, Operator.IN, models),),)) if models else ANYWHERE
     return Pod(Shape(tuple(sorted((name, amount) for name, amount in asked.items() if amount)), where=where), gpu_milli)
+
+
+def require_arrivals(pods: Sequence[Pod], gpu_milli: int) -> None:
+    """Refuse a workload that asks for too few GPUs to fill the cluster, because its arrivals would not end."""
+    asked = sum(pod.gpu_milli for pod in pods)
+    if gpu_milli <= 0:
+        raise TraceError("the nodes have no GPUs")
+    if asked <= 0:
+        raise TraceError("the pods ask for no GPUs: they would never fill the cluster")
+    if (count := DEMAND * gpu_milli * len(pods) / asked) > ARRIVALS_MAX:
+        raise TraceError(f"about {count:,.0f} pods would have to arrive to fill the GPUs: at most {ARRIVALS_MAX:,} may")
 
 
 def arrivals(pods: Sequence[Pod], gpu_milli: int, seed: int) -> list[Pod]:
@@ -183,6 +214,7 @@ def _arrive(run: Replay, fleet: Fleet, policy: TracePolicy, pod: Pod) -> None:
 def run(*, nodes: Path, pods: Path, seeds: Sequence[int], policy: str, log: Callable[[str], None]) -> dict[str, Any]:
     machines, listed = read_nodes(nodes), read_pods(pods)
     gpu_milli = sum(machine.allocatable[GPU] for machine in machines)
+    require_arrivals(listed, gpu_milli)
     per_seed: list[dict[str, Any]] = []
     decisions, started = 0, time.perf_counter()
     for seed in seeds:
@@ -225,5 +257,7 @@ def parse_seeds(text: str) -> list[int]:
         last = last if dash else first
         if not first.isdecimal() or not last.isdecimal() or int(last) < int(first):
             raise ValueError(f"{text!r} is not a list of seeds: write 42, or 42,44, or 42-51")
+        if int(last) - int(first) >= SEEDS_MAX - len(seeds):
+            raise ValueError(f"at most {SEEDS_MAX} seeds are replayed")
         seeds.extend(range(int(first), int(last) + 1))
     return seeds

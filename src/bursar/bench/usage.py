@@ -33,14 +33,14 @@ HOURS_KEPT = timedelta(days=100)
 SCANS = 3
 CHEAP, DEAR = NANO // 1000, NANO // 500  # what a GPU costs a second, and later one of its class
 RUNS_AT_ONCE = 250_000
-# What a transaction writes into tables that it emptied is not logged, but on the disk when it is committed.
+# Rows that a transaction writes into tables that it emptied are not logged, but on the disk when it commits.
 FILLING = {"wal_level": "minimal", "max_wal_senders": "0"}
 LOADING = {**PATIENT_SETTINGS, "synchronous_commit": "off", "maintenance_work_mem": "256MB", "work_mem": "128MB"}
 
 Log = Callable[[str], None]
 
-# What ran: whole numbers only, drawn anew from its number wherever it is needed. `gpus` also stands for the cores, the
-# memory and the part of the node that come with them. `whose` is the user's number.
+# The work that ran: whole numbers only, drawn anew from its number wherever it is needed. `gpus` also stands for the
+# cores, the memory and the part of the node that come with them. `whose` is the user's number.
 DRAWN = """
 SELECT number, (number % {tenants})::integer AS place, (number / {tenants} % {users})::integer AS whose,
        (hash % 4)::integer AS size, begin, least({end}, begin + 60 + (hash / 4) % 14400) AS until

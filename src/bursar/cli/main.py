@@ -53,6 +53,8 @@ ENTRIES = {
     "ledger": _entry("credit.ledger", "Verify the ledger, and rotate its signing key.", _CREDIT),
     "webhook": _entry("objects.webhook", "Manage webhooks, and show their pending deliveries.", _CREDIT),
     "usage": _entry("credit.usage", "Show usage and its cost.", _PEOPLE),
+    "quota": _entry("quota.quota", "Show limits and usage; set, remove and request limits.", _PEOPLE),
+    "approvals": _entry("approval.approvals", "List and decide requests that await approval.", _PEOPLE),
     "tenant": _entry("quota.tenant", "Show the limits and usage of tenants.", _PEOPLE),
     "admin": _entry("quota.admin", "Change the limits and settings of tenants.", _PEOPLE),
     "member": _entry("session.member", "Add, remove and list the members of tenants.", _PEOPLE),

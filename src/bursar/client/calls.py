@@ -325,6 +325,34 @@ def tenant_quotas(retries: Retries, name: str) -> Flow[Document]:
     return read(retries, f"tenants/{segment(name)}/quotas")
 
 
+def tenant_limits(retries: Retries, name: str) -> Flow[Document]:
+    """Read a tenant's limits by dimension, with their sources and usage."""
+    return read(retries, f"tenants/{segment(name)}/limits")
+
+
+def set_limit(
+    retries: Retries, name: str, dimension: str, limit: str | int, *, dry_run: bool = False, request_id: str = ""
+) -> Flow[Document]:
+    """Set a tenant's limit on a dimension. The answer has the limit with its source and usage."""
+    return _change_limit(retries, "PUT", name, dimension, {"limit": limit}, dry_run=dry_run, request_id=request_id)
+
+
+def unset_limit(
+    retries: Retries, name: str, dimension: str, *, dry_run: bool = False, request_id: str = ""
+) -> Flow[Document]:
+    """Remove a tenant's own limit on a dimension: its tier's applies. The answer is as that of `set_limit`."""
+    return _change_limit(retries, "DELETE", name, dimension, None, dry_run=dry_run, request_id=request_id)
+
+
+def _change_limit(
+    retries: Retries, method: str, name: str, dimension: str, body: object, *, dry_run: bool, request_id: str
+) -> Flow[Document]:
+    path = f"{ROOT}/tenants/{segment(name)}/limits/{segment(dimension)}"
+    headers = {"content-type": JSON, "accept": JSON, **({IDEMPOTENCY_KEY: request_id} if request_id else {})}
+    content = b"" if body is None else encoded(body)
+    return document_of(HttpRequest(method, path, {"dryRun": "All"} if dry_run else {}, headers, content), retries)
+
+
 def drain(
     retries: Retries,
     name: str,

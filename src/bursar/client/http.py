@@ -24,8 +24,9 @@ CONNECTIONS_MAX = 1000
 KEPT_MAX = 100
 
 
-def options(context: Context, timeout_seconds: float) -> dict[str, Any]:
-    """The arguments for httpx2's clients, sync and async alike."""
+def options(context: Context, timeout_seconds: float, trust: ssl.SSLContext | None = None) -> dict[str, Any]:
+    """The arguments for httpx2's clients, sync and async alike. The trust in https servers is by default that of this
+    machine, or of the context's CA file."""
     if urlsplit(context.url).scheme not in ("http", "https"):
         raise ConfigError(f"{context.url!r} is not an http or https URL", "set BURSAR_URL, or run `bursar login`")
     headers = {"user-agent": f"bursar/{__version__}"}
@@ -37,7 +38,7 @@ def options(context: Context, timeout_seconds: float) -> dict[str, Any]:
         "base_url": context.url,
         "headers": headers,
         "timeout": timeouts(timeout_seconds),
-        "verify": _trust(context),
+        "verify": trust or _trust(context),
         "limits": httpx2.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=KEPT_MAX),
         # The environment's proxies do not lead to loopback.
         "trust_env": not is_loopback(context.url),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from bursar.client import http
 from bursar.client.calls import ROOT, ResourcePath
 from bursar.client.contexts import Context, resolve
 from bursar.client.flow import Retries
-from bursar.wire.kinds.registry import BY_PLURAL
+
+if TYPE_CHECKING:
+    import ssl
+
+    from bursar.wire.shared.kind import Kind
 
 R = TypeVar("R")
 
@@ -32,10 +37,11 @@ class Kinds(Generic[R]):
         tenant: str | None = None,
         timeout_seconds: float = 30.0,
         retries: Retries | None = None,
+        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self.context: Context = resolve(url=url, token=token, ca_file=ca_file, context=context, tenant=tenant)
         self._subject = retries or Retries()
-        self._http = self._transport(**http.options(self.context, timeout_seconds))
+        self._http = self._transport(**http.options(self.context, timeout_seconds, ssl_context))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.context.url!r})"
@@ -46,18 +52,25 @@ class Kinds(Generic[R]):
         return found
 
     def __getattr__(self, plural: str) -> R:
-        if plural not in BY_PLURAL:
-            raise AttributeError(f"{type(self).__name__} has no {plural!r}; the kinds are {', '.join(BY_PLURAL)}")
+        if plural not in (kinds := _kinds()):
+            raise AttributeError(f"{type(self).__name__} has no {plural!r}; the kinds are {', '.join(kinds)}")
         return self.resource(plural)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *BY_PLURAL})
+        return sorted({*super().__dir__(), *_kinds()})
+
+
+def _kinds() -> Mapping[str, Kind]:
+    """The registered kinds by plural. Loading them takes longer than a request: who needs none does not pay for it."""
+    from bursar.wire.kinds.registry import BY_PLURAL
+
+    return BY_PLURAL
 
 
 def place_of(plural: str, namespace: str, namespaced: bool | None, retries: Retries) -> ResourcePath:
-    kind = BY_PLURAL.get(plural)
+    kind = _kinds().get(plural)
     if kind is None and namespaced is None:
-        raise ValueError(f"unknown kind {plural!r}: give namespaced=; known kinds: {', '.join(BY_PLURAL)}")
+        raise ValueError(f"unknown kind {plural!r}: give namespaced=; known kinds: {', '.join(_kinds())}")
     inside = namespaced if namespaced is not None else kind is not None and kind.namespaced
     root = kind.root if kind is not None else ROOT
     return ResourcePath(plural, inside, retries, root=root).within(namespace)

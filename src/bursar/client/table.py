@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from bursar.client import apply, calls, credit, log, usage, watch, webhook
+from bursar.client import apply, approval, calls, credit, log, usage, watch, webhook
 from bursar.client.flow import Feed, Flow
 
 P = ParamSpec("P")
@@ -89,6 +89,9 @@ class ResourceCalls:
     delete_collection = _Call(calls.delete_collection)
     bulk_release = _Call(calls.bulk_release)
     action = _Call(calls.action)
+    approve = _Call(approval.approve)
+    deny = _Call(approval.deny)
+    note = _Call(approval.note)
     send_stdin = _Call(calls.send_stdin)
     cancel = _Call(calls.cancel)
     boost = _Call(calls.boost)
@@ -103,6 +106,15 @@ class ClientCalls:
     request = _Call(calls.request)
     update_tenant = _Call(calls.update_tenant)
     tenant_quotas = _Call(calls.tenant_quotas)
+    tenant_limits = _Call(calls.tenant_limits)
+    set_limit = _Call(calls.set_limit)
+    unset_limit = _Call(calls.unset_limit)
+    quotas = _Each(approval.quotas)
+    watch_quotas = _Each(approval.watch_quotas)
+    watch_tenant_quotas = _Each(approval.watch_tenant_quotas)
+    approvals = _Each(approval.approvals)
+    watch_approvals = _Each(approval.watch_approvals)
+    decide_approvals = _Call(approval.decide_approvals)
     tenant_usage = _Call(usage.tenant_usage)
     user_usage = _Call(usage.user_usage)
     period_usage = _Call(usage.period_usage)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -19,12 +20,14 @@ from bursar.client.errors import ApiError, ConnectionFailed, Gone, api_error
 from bursar.client.flow import (
     Document,
     Feed,
+    Flow,
     Give,
     HttpRequest,
     Open,
     Pause,
     Read,
     Response,
+    Retries,
     error_of,
     not_bursar,
 )
@@ -45,13 +48,49 @@ class Event(NamedTuple):
     object: Document
 
 
+class Listed(NamedTuple):
+    """The items of a list, and its revision."""
+
+    items: list[Document]
+    revision: str
+
+
+def metadata_of(document: Mapping[str, Any]) -> Document:
+    """The metadata of an object, or of the object in a Table of one row."""
+    if document.get("kind") == "Table" and document.get("rows"):
+        return dict((document["rows"][0].get("object") or {}).get("metadata") or {})
+    return dict(document.get("metadata") or {})
+
+
+def _only_metadata(metadata: Document) -> Document:
+    return {"metadata": metadata}
+
+
+@dataclass(slots=True)
+class WatchSource:
+    """The path of a watch, and how to list and to identify its items."""
+
+    path: str
+    retries: Retries
+    relist: Callable[[], Flow[Listed]]
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=lambda: accepting(as_table=False))
+    metadata: Callable[[Mapping[str, Any]], Document] = metadata_of
+    gone: Callable[[Document], Document] = _only_metadata  # an item of which only this metadata is known
+
+
 class _Position:
     """The position of a watch: the revision of the last event, and the objects given and not deleted since."""
 
-    def __init__(self, revision: str) -> None:
+    def __init__(self, source: WatchSource, revision: str) -> None:
         self.revision = revision
         self.received_at = time.monotonic()
-        self._known: dict[tuple[str, str], Document] = {}
+        self._source = source
+        self._known: dict[tuple[str, str, str], Document] = {}
+
+    def news(self, event: Event) -> Iterator[Event]:
+        if self.advance(event):
+            yield event
 
     def advance(self, event: Event) -> bool:
         """Record an event, and return whether it is new.
@@ -59,7 +98,7 @@ class _Position:
         The list has the revision of its first page. A change between the pages is already in a later page, and arrives
         again in the stream.
         """
-        metadata = metadata_of(event.object)
+        metadata = self._source.metadata(event.object)
         self.revision = str(metadata.get("resourceVersion") or self.revision)
         if event.type == BOOKMARK:
             return False
@@ -74,15 +113,16 @@ class _Position:
 
     def changes(self, listed: list[Document], revision: str) -> Iterator[Event]:
         """The events that lead from the objects given before to a new list."""
-        present = {_identity(metadata_of(one)) for one in listed}
+        metadata_of_one, gone = self._source.metadata, self._source.gone
+        present = {_identity(metadata_of_one(one)) for one in listed}
         for identity in [known for known in self._known if known not in present]:
-            yield Event(DELETED, {"metadata": self._known.pop(identity)})
+            yield Event(DELETED, gone(self._known.pop(identity)))
         for one in listed:
-            metadata = metadata_of(one)
+            metadata = metadata_of_one(one)
             before = self._known.get(_identity(metadata))
             if before is None or before.get("uid") != metadata.get("uid"):
                 if before is not None:
-                    yield Event(DELETED, {"metadata": before})
+                    yield Event(DELETED, gone(before))
                 yield Event(ADDED, one)
             elif before.get("resourceVersion") != metadata.get("resourceVersion"):
                 yield Event(MODIFIED, one)
@@ -103,67 +143,95 @@ def watch(
 
     It continues across lost connections, until the caller stops or `timeout_seconds` have passed.
     """
-    end = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
     query = selection(label_selector, field_selector)
-    position = _Position(resource_version)
+
+    def relist() -> Flow[Listed]:
+        pages = yield from every_page(place, label_selector, field_selector, PAGE_ITEMS, as_table=as_table)
+        return Listed([item for one in pages for item in _items(one)], revision_of(pages[0]))
+
+    source = WatchSource(place.path, place.retries, relist, query, accepting(as_table))
+    return watch_source(source, resource_version=resource_version, timeout_seconds=timeout_seconds)
+
+
+def watch_source(
+    source: WatchSource, *, resource_version: str = "", timeout_seconds: float | None = None
+) -> Feed[Event]:
+    """Watch the items of a source: present ones as ADDED, then every change."""
+    end = end_of(timeout_seconds)
+    position = _Position(source, resource_version)
+
+    def once() -> Feed[Event]:
+        try:
+            if not position.revision:
+                items, revision = yield from source.relist()
+                for event in position.changes(items, revision):
+                    yield Give(event)
+            query = {**source.query, "resourceVersion": position.revision}
+            yield from stream(source.path, query, source.headers, end, position, position.news)
+        except Gone:
+            position.revision = ""
+
+    return reopened(source.retries, end, position, once)
+
+
+def end_of(timeout_seconds: float | None) -> float:
+    return math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+
+
+class Heard(Protocol):
+    """The time at which a watch last received anything."""
+
+    received_at: float
+
+
+def reopened(retries: Retries, end: float, heard: Heard, once: Callable[[], Feed[Event]]) -> Feed[Event]:
+    """Open a stream again and again until its end, across lost connections."""
     quick_rounds = 0
     while (started_at := time.monotonic()) < end:
         try:
-            if not position.revision:
-                yield from _relist(place, query, position, as_table)
-            yield from _follow(place, query, position, as_table, end)
-        except Gone:
-            position.revision = ""
+            yield from once()
         except (ConnectionFailed, ApiError) as trouble:
-            if not trouble.passing or time.monotonic() - position.received_at > AWAY_SECONDS_MAX:
+            if not trouble.passing or time.monotonic() - heard.received_at > AWAY_SECONDS_MAX:
                 raise
         # A stream that repeatedly ends at once is reopened with exponential backoff.
         quick_rounds = quick_rounds + 1 if time.monotonic() - started_at < QUICK_SECONDS else 0
-        yield Pause(min(place.retries.pause_seconds(quick_rounds), max(0.0, end - time.monotonic())))
+        yield Pause(min(retries.pause_seconds(quick_rounds), max(0.0, end - time.monotonic())))
 
 
-def _relist(place: ResourcePath, query: Mapping[str, str], position: _Position, as_table: bool) -> Feed[Event]:
-    selectors = query.get("labelSelector", ""), query.get("fieldSelector", "")
-    pages = yield from every_page(place, *selectors, PAGE_ITEMS, as_table=as_table)
-    listed = [item for one in pages for item in _items(one)]
-    for event in position.changes(listed, str((pages[0].get("metadata") or {}).get("resourceVersion") or "")):
-        yield Give(event)
-
-
-def _follow(
-    place: ResourcePath, query: Mapping[str, str], position: _Position, as_table: bool, end: float
+def stream(
+    path: str,
+    query: Mapping[str, str],
+    headers: Mapping[str, str],
+    end: float,
+    heard: Heard,
+    events: Callable[[Event], Iterable[Event]],
 ) -> Feed[Event]:
-    """Give the changes after the position's revision, until the stream ends."""
-    response = yield Open(_watch_request(place, query, position.revision, as_table, end))
+    """Give the events that follow from those of one connection, until the stream ends."""
+    response = yield Open(_watch_request(path, query, headers, end))
     assert isinstance(response, Response)
     if response.status >= 300:
         raise error_of(response)
-    position.received_at = time.monotonic()
+    heard.received_at = time.monotonic()
     rest = b""
     while (piece := (yield Read())) is not None:
-        position.received_at = time.monotonic()
+        heard.received_at = time.monotonic()
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
-            if not line.strip():
-                continue
-            event = _event(line)
-            if position.advance(event):
+            for event in events(_event(line)) if line.strip() else ():
                 yield Give(event)
         if time.monotonic() >= end:
             return
 
 
-def _watch_request(
-    place: ResourcePath, query: Mapping[str, str], revision: str, as_table: bool, end: float
-) -> HttpRequest:
-    asked = {**query, "watch": "true", "resourceVersion": revision, "allowWatchBookmarks": "true"}
+def _watch_request(path: str, query: Mapping[str, str], headers: Mapping[str, str], end: float) -> HttpRequest:
+    asked = {**query, "watch": "true", "allowWatchBookmarks": "true"}
     silence = SILENCE_SECONDS_MAX
     if end != math.inf:
         left = max(1, math.ceil(end - time.monotonic()))
         asked["timeoutSeconds"] = str(left)
         # A limit for servers that do not end the stream in time.
         silence = min(silence, left + 1.0)
-    return HttpRequest("GET", place.path, asked, accepting(as_table), silence_seconds_max=silence)
+    return HttpRequest("GET", path, asked, headers, silence_seconds_max=silence)
 
 
 def _event(line: bytes) -> Event:
@@ -184,15 +252,13 @@ def _items(found: Mapping[str, Any]) -> list[Document]:
     return list(found.get("items") or [])
 
 
-def metadata_of(document: Mapping[str, Any]) -> Document:
-    """The metadata of an object, or of the object in a Table of one row."""
-    if document.get("kind") == "Table" and document.get("rows"):
-        return dict((document["rows"][0].get("object") or {}).get("metadata") or {})
-    return dict(document.get("metadata") or {})
+def revision_of(found: Mapping[str, Any]) -> str:
+    """The revision of a list."""
+    return str((found.get("metadata") or {}).get("resourceVersion") or "")
 
 
-def _identity(metadata: Mapping[str, Any]) -> tuple[str, str]:
-    return str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
+def _identity(metadata: Mapping[str, Any]) -> tuple[str, str, str]:
+    return str(metadata.get("kind") or ""), str(metadata.get("namespace") or ""), str(metadata.get("name") or "")
 
 
 def _number(metadata: Mapping[str, Any]) -> int:
@@ -201,4 +267,5 @@ def _number(metadata: Mapping[str, Any]) -> int:
 
 def _identifying(metadata: Mapping[str, Any]) -> Document:
     """The identity and revision of an object, which are all that is remembered of it."""
-    return {name: metadata[name] for name in ("name", "namespace", "uid", "resourceVersion") if name in metadata}
+    fields = ("kind", "name", "namespace", "uid", "resourceVersion")
+    return {name: metadata[name] for name in fields if name in metadata}

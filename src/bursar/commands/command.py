@@ -28,6 +28,13 @@ class Written(Struct, frozen=True):
     deleted: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """The answer to an edit that leaves an object as it is."""
+
+    before: Stored
+
+
 Result: TypeAlias = Write | tuple[Write, ...] | Refusal | Any
 Reply: TypeAlias = Written | tuple[Written, ...] | Refusal | Any
 

@@ -1,8 +1,8 @@
 """The job controller: advances a job whenever it or one of its allocations changes.
 
 Changes come from the feed, and time itself from the agenda. Any number of processes may run this: a step is committed
-by one of them. What this one knows can be lost at any moment; it begins with all jobs that are not settled, and looks
-at them again now and then.
+by one of them. Its memory can be lost at any moment: it begins with all jobs that are not settled, and looks at them
+again from time to time.
 """
 
 from __future__ import annotations

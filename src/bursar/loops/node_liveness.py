@@ -174,7 +174,8 @@ async def _say(runtime: Runtime, watch: LivenessWatch, verdict: LivenessVerdict)
 
 
 def _alarming(verdict: LivenessVerdict) -> str:
-    return f"{verdict.silent} of {verdict.heartbeating} nodes fell silent at once: nothing is given up"
+    away = f"{verdict.silent} of {verdict.heartbeating} nodes lost contact at once"
+    return f"{away}: their work is kept (likely a network fault)"
 
 
 def _some(names: list[str]) -> str:

@@ -31,6 +31,7 @@ from bursar.loops.budget import run_budgets
 from bursar.loops.credit_backoff import Unpaid
 from bursar.loops.informer import FeedLost, Informer
 from bursar.loops.leader_query import run_answers
+from bursar.loops.quota_warning import run_quota_warnings
 from bursar.ops.runtime.gc_tuning import calm_collector
 from bursar.ops.runtime.runtime import Runtime
 from bursar.ops.scheduling.commit_worker import CommitWorker
@@ -427,7 +428,7 @@ class Scheduler:
 
 
 async def run_schedule(runtime: Runtime, fence: int, *, policy: SchedulingPolicy | None = None) -> None:
-    """Schedule, answer queries and review budgets, while this process leads."""
+    """Schedule, answer queries and review budgets and limits, while this process leads."""
     one = Scheduler(runtime, fence, policy or SchedulingPolicy())
     answers = run_answers(
         runtime, lambda: one.cluster if one.loaded.is_set() else None, lambda: one.policy, one.clock, one.waits,
@@ -436,6 +437,7 @@ async def run_schedule(runtime: Runtime, fence: int, *, policy: SchedulingPolicy
     beside = [
         asyncio.create_task(answers, name="answers"),
         asyncio.create_task(run_budgets(runtime, fence), name="budgets"),
+        asyncio.create_task(run_quota_warnings(runtime, fence), name="quota warnings"),
     ]
     try:
         await one.run()

@@ -33,6 +33,9 @@ log = structlog.get_logger()
 CHECK_SECONDS = 1.0
 GRACE_SECONDS = 2.0
 
+HANDSHAKE_MS = 10_000
+CONNECTIONS_MAX = 20_000
+
 OPTIONS = (
     ("grpc.max_receive_message_length", 4 << 20),
     # A whole wanted set is one message, so the send limit is higher.
@@ -113,7 +116,12 @@ async def _started(
 
 def _options(*, shared: bool) -> tuple[tuple[str, int], ...]:
     """The server options. Without SO_REUSEPORT a second server on the same port fails instead of sharing it."""
-    return (*OPTIONS, ("grpc.so_reuseport", int(shared)))
+    # A client that connects and says nothing would keep a descriptor for two minutes, and there could be any number.
+    bounds = (
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+    )
+    return (*OPTIONS, *bounds, ("grpc.so_reuseport", int(shared)))
 
 
 async def _tell_health(database: Database, servicer: Any) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -85,6 +85,18 @@ async def test_the_control_plane_comes_in(tmp_path: Path) -> None:
     ):
         snapshot = await stub.GetResourceSnapshot(pb.SnapshotRequest(node_id="node-1"))
     assert (snapshot.node_id, dict(snapshot.capacity), snapshot.cgroups) == ("node-1", {"cpu": "4"}, "v2")
+
+
+async def test_only_so_many_connections_are_kept(tmp_path: Path) -> None:
+    ours = authority()
+    credentials = joined(tmp_path, ours, "node-1")
+    async with opened_app(ServedNode(tmp_path), "127.0.0.1:0", identity=lambda: credentials) as port:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(257)]
+        with suppress(ConnectionResetError):
+            assert await asyncio.wait_for(silent[-1][0].read(), 5) == b""
+        assert not silent[0][0].at_eof()
+        for _, writer in silent:
+            writer.close()
 
 
 async def test_another_node_does_not(tmp_path: Path) -> None:

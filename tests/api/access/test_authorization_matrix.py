@@ -67,6 +67,7 @@ tiers                               ASPBTUVN   AS         AS     AS     A
 tenants                             ASPBTUV    AS         AS     AS     A
 tenants/status                      ASPBTUV    -          A      A      -
 tenants/quotas                      ASPBTUV    -          -      -      -
+tenants/limits                      ASPBTUV    -          AS     -      AS
 tenants/usage                       ASPBTUV    -          -      -      -
 namespaces                          ASPTUV     AST        AST    AST    AT
 namespaces/status                   ASPTUV     -          A      A      -
@@ -110,8 +111,13 @@ resourceclaims/status               ASPTUV     -          AS     AS     -
 resourceclaims/approve              -          AP         -      -      -
 resourceclaims/deny                 -          AP         -      -      -
 resourceclaims/approval             -          -          -      AP     -
+quotarequests                       ASPTUV     AT         AT     AT     AT
+quotarequests/approve               -          APT        -      -      -
+quotarequests/deny                  -          APT        -      -      -
+quotarequests/approval              -          -          -      AP     -
+quotas                              ASPBTUV    -          -      -      -
 approvals                           ASPBTUV    -          -      -      -
-approvals/decide                    -          AP         -      -      -
+approvals/decide                    -          APT        -      -      -
 pods                                ASPBTUV    -          -      -      -
 pods/log                            ASPTUV     -          -      -      -
 pods/eviction                       -          A          -      -      -
@@ -176,6 +182,7 @@ REFUSED = {
     "createPayments": {401},  # it is not signed
     "createRoleBinding": {201, 409},  # of several, the first fills it
     "createUserIdentityMapping": {409},  # it is mapped
+    "createQuotaRequest": {201, 422},  # the limit may be gone
     "createSettings": {409},  # there are some
     "deleteAllTenants": {409},
     "deleteProject": {200, 403},  # services delete only what was created as a project
@@ -187,14 +194,17 @@ REFUSED = {
     "getPodLog": {503},
     "replaceAllocation": {422},  # a spec stays
     "replaceJob": {422},
+    "replaceQuotaRequest": {422},
 }  # fmt: skip
+# Operations that decide a request once, and that answer 409 where nothing is to be decided.
+DECISIONS = ("/approve", "/deny", "/approval")
 # Answers about a target that is hidden or absent, other than 404.
 HIDDEN_OTHERWISE = {
+    "approveApprovalsDecide": 200,  # each item has its own answer
     "claimNode": 403,  # nodes are seen by everybody
     "releaseNode": 403,
     "createMember": 403,
     "createNamespace": 403,
-    "approveApprovalsDecide": 200,  # each request has its own answer
     "createSelfSubjectAccessReview": 201,  # it answers
 }  # fmt: skip
 # A tenant that a body names and that does not exist is the body's fault, for roles that see all there are.
@@ -248,7 +258,10 @@ def statuses(caller: Caller, filled: Filled, expected: Outcome) -> set[int]:
         case Outcome.FORBIDDEN:
             return {403}
         case Outcome.DONE:
-            return REFUSED.get(operation.id, {200, 201, 202})
+            decides = operation.path.endswith(DECISIONS)
+            if decides and caller.role == "tenant-admin":
+                return {200, 403, 409}  # administrators of tenants decide for the tenants directly below alone
+            return {200, 409} if decides else REFUSED.get(operation.id, {200, 201, 202})
     is_act = operation.method != "GET" or operation.id in OF_THE_NODE
     if caller.role in ("node", "joining node") and operation.noun == "nodes" and is_act:
         return {403}  # for others
@@ -503,6 +516,9 @@ async def test_denied_requests_change_nothing(run_batch: Requests) -> None:
     none(f"{table} {how}: {row}" for table, how, row in changes(*run_batch.dumps[:2]))
 
 
+PARENT = re.compile(r'"(spec\.)?parent": "[^"]*"')
+
+
 async def test_tenants_change_nothing_of_others(run_batch: Requests) -> None:
     """Every row that changed by allowed requests of tenants and nodes is marked as theirs, or not at all."""
     matrix, changed = run_batch.matrix, changes(*run_batch.dumps[1:3])
@@ -515,7 +531,8 @@ async def test_tenants_change_nothing_of_others(run_batch: Requests) -> None:
     none(
         f"{table} {how}, of {others}: {row}"
         for table, how, row in changed
-        if table not in COUNTERS and (others := matrix.fingerprints.in_(row.encode()) - owned)
+        # A tenant's document names its parent, also where an approver of the tenant raises its limits.
+        if table not in COUNTERS and (others := matrix.fingerprints.in_(PARENT.sub("", row).encode()) - owned)
     )
     actors = {json.loads(row)["actor"] for table, _, row in changed if table == "change"}
     for one in callers:

@@ -42,7 +42,7 @@ async def test_nobody_gives_more_than_they_have(site: Site, cast: TwoTenants) ->
         {"role": "service"},
         {"role": "node", "node": "worker-1"},
         {"role": "billing-admin"},
-        {"role": "approver", "tenants": ["physics"], "gates": ["quota"]},
+        {"role": "approver", "tenants": ["*"], "gates": ["*"]},
     ):
         assert (await site.post("tokens", body, token=cast.boss)).status == 403, body
     foreign = {"role": "user", "tenant": "biology"}
@@ -98,7 +98,7 @@ async def test_a_tenant_admin_revokes_only_what_they_could_give(site: Site) -> N
     team = await site.namespace()
     boss = await site.token("tenant-admin", tenant=team, user="boss")
     above = await site.post(
-        "tokens", {"role": "approver", "tenant": team, "tenants": [team], "gates": ["*"], "user": "app"}
+        "tokens", {"role": "approver", "tenant": team, "user": "app", "tenants": [team], "gates": ["manual"]}
     )
     assert above.status == 201
     below = await site.post("tokens", {"role": "user", "tenant": team, "user": "ann"}, token=boss)

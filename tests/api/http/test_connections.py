@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 import pytest_asyncio
+import uvicorn
 
 from bursar.api.http import connection, metrics, spool
-from bursar.api.http.connection import Bounds, ConnectionGate, address_of
+from bursar.api.http.connection import Bounds, ConnectionGate, Handshake, address_of
 from bursar.api.http.tls import ensure_server_certificate
 from support.api.site import Site, allocation, eventually, served
 
@@ -232,6 +233,10 @@ async def has(gate: ConnectionGate, count: int) -> bool:
     return len(gate) == count
 
 
+async def is_unknown(gate: ConnectionGate, count: int) -> bool:
+    return gate.unknown("127.0.0.1") == count
+
+
 async def test_time_is_looked_at_by_itself(site: Site) -> None:
     async with edge_of(site, Bounds(header_seconds=0.2, look_seconds=0.05)) as edge:
         reader, writer = await edge.open()
@@ -241,17 +246,56 @@ async def test_time_is_looked_at_by_itself(site: Site) -> None:
 
 async def test_over_tls_handshakes_have_their_time_and_answers_ask_for_tls(site: Site, tmp_path: Path) -> None:
     certificate, key, ca = ensure_server_certificate(tmp_path / "tls", ["127.0.0.1"])
-    gate = ConnectionGate(PATIENT)
-    async with served(site.context, gate, tls=(certificate, key), handshake_seconds=0.2) as url:
-        edge = Edge(site, gate, url)
-        reader, writer = await edge.open()
+    hasty = ConnectionGate(Bounds(header_seconds=0.2, look_seconds=3600))
+    async with served(site.context, hasty, tls=(certificate, key)) as url:
+        reader, writer = await Edge(site, hasty, url).open()
         assert await read_or_reset(reader) == b"", "nothing was said, and nobody waits for it"
         writer.close()
-    async with served(site.context, gate, tls=(certificate, key)) as url:
+        await eventually(lambda: is_unknown(hasty, 0))
+    async with served(site.context, ConnectionGate(PATIENT), tls=(certificate, key)) as url:
         trusted = ssl.create_default_context(cafile=str(ca))
         async with httpx2.AsyncClient(verify=trusted, trust_env=False, timeout=30) as http:
             answer = await http.get(f"{url}/hello")
     assert answer.headers["strict-transport-security"] == "max-age=31536000"
+
+
+async def test_over_tls_connections_count_before_their_handshake(site: Site, tmp_path: Path) -> None:
+    """Else a client that never begins one could take all descriptors of the process."""
+    certificate, key, ca = ensure_server_certificate(tmp_path / "tls", ["127.0.0.1"])
+    trusted = ssl.create_default_context(cafile=str(ca))
+    gate = ConnectionGate(Bounds(connections=9, connections_per_address=3, header_seconds=3600, look_seconds=3600))
+    async with served(site.context, gate, tls=(certificate, key)) as url:
+        edge = Edge(site, gate, url)
+        before = refused("address")
+        silent = [await edge.open() for _ in range(3)]
+        reader, writer = await edge.open()
+        assert await read_or_reset(reader) == b""
+        writer.close()
+        assert (gate.unknown("127.0.0.1"), len(gate), refused("address")) == (3, 0, before + 1)
+        silent[2][1].write(b"GET / HTTP/1.1\r\n\r\n")  # no TLS: its handshake fails, and its place is free
+        await eventually(lambda: is_unknown(gate, 2))
+        headers = {"authorization": f"Bearer {site.admin}"}
+        async with httpx2.AsyncClient(verify=trusted, trust_env=False, timeout=30, headers=headers) as http:
+            assert (await http.get(f"{url}/api/v1/whoami")).status_code == 200, "the third, which counts once"
+            assert (gate.unknown("127.0.0.1"), len(gate)) == (2, 1)
+        for _, one in silent:
+            one.close()
+        await eventually(lambda: is_unknown(gate, 0))
+
+
+async def test_over_tls_headers_are_waited_for_from_the_beginning_of_the_handshake(site: Site) -> None:
+    gate = ConnectionGate(PATIENT)
+    begun = Handshake("127.0.0.1", since=7.0)
+    assert gate.begin(begun) == ""
+    config = uvicorn.Config(lambda: None, http=gate.protocol(), lifespan="off", log_level="error")
+    config.load()
+    one = gate.protocol()(config=config, server_state=uvicorn.server.ServerState(), app_state={})
+    one.handshake = begun
+    near, far = socket.socketpair()
+    with far:
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(lambda: one, near)
+        assert one._head_since == 7.0
+        transport.abort()
 
 
 # How many.

@@ -143,7 +143,7 @@ async def test_json_that_says_it_is_yaml_is_bounded_too(site: Site) -> None:
 async def test_long_bodies_are_read_beside_the_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     team = await site.namespace()
     readers: list[threading.Thread] = []
-    for name in ("_checked", "read_document"):
+    for name in ("checked", "read_document"):
         own = getattr(body_module, name)
 
         def noted(*arguments: Any, own: Any = own) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bursar.api.objects.edit import SPEC_HINT
+from bursar.commands.lifecycle.edit import SPEC_HINT
 from support.api.site import APPLY, JSON_PATCH, STRATEGIC, TABLE, Site, allocation, made, node
 from support.runtime.runtime import assert_counters_equal_charges
 

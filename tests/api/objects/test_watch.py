@@ -17,7 +17,7 @@ from bursar.store.db.database import Database
 from bursar.store.objects import change as change_store
 from support.api.site import Site, allocation, eventually, opened_site
 from support.api.watches import newest, revision, take, told, watching
-from support.process.server import BURSAR, free_port
+from support.process.server import AS_WE_ARE, BURSAR, free_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -305,7 +305,7 @@ async def test_a_tenants_admin_hears_of_a_tenant_that_was_born_through_another_p
 @contextmanager
 def _api_process(database_url: str) -> Any:
     port = free_port()
-    command = [str(BURSAR), "api", "--http", f"127.0.0.1:{port}", "--database-url", database_url]
+    command = [str(BURSAR), "api", "--http", f"127.0.0.1:{port}", "--database-url", database_url, *AS_WE_ARE]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bursar.core.objects.event_text import EventText, ObjectState, step_why, tell
+from bursar.core.objects.event_text import EventText, ObjectState, RequestEvent, request_why, step_why, tell
 from bursar.core.objects.job import JobPhase, JobProgress
 
 
@@ -105,3 +105,30 @@ def test_a_step_of_a_job_has_the_words_of_kubernetes(
 def test_a_job_starts_with_its_first_allocation() -> None:
     why = step_why(JobProgress(started=4, active=4), BEGUN, [])
     assert tell("MODIFIED", "step", "system:jobs", why) == EventText("Started", False, "the first allocation runs")
+
+
+@pytest.mark.parametrize(
+    ("type_", "verb", "why", "told"),
+    [
+        (
+            "ADDED",
+            "create",
+            "AwaitingApproval: awaiting approval at gate quota",
+            EventText("AwaitingApproval", False, "awaiting approval at gate quota"),
+        ),
+        ("MODIFIED", "approve", "Approved: by ann", EventText("Approved", False, "by ann")),
+        ("MODIFIED", "note", "ApprovalNoted: by ann", EventText("ApprovalNoted", False, "by ann")),
+        ("MODIFIED", "deny", "Denied: by ann", EventText("Denied", True, "by ann")),
+        ("MODIFIED", "expire", "ApprovalExpired: undecided", EventText("ApprovalExpired", True, "undecided")),
+        ("MODIFIED", "expire", "ApprovalEnding: soon", EventText("ApprovalEnding", False, "soon")),
+        ("DELETED", "expire", "ApprovalEnded: over", EventText("ApprovalEnded", True, "over")),
+        # A user's own words name no event.
+        ("MODIFIED", "cancel", "Approved: by ann", EventText("Changed", False, "cancel by user:ben: Approved: by ann")),
+    ],
+)
+def test_what_became_of_a_request_has_reasons_of_its_own(type_: str, verb: str, why: str, told: EventText) -> None:
+    assert tell(type_, verb, "user:ben", why, ObjectState("Pending")) == told
+
+
+def test_the_reason_of_a_decision_is_one_line() -> None:
+    assert request_why(RequestEvent.DENIED, "by ann:\ntoo  much") == "Denied: by ann: too much"

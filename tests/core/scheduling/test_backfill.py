@@ -258,7 +258,7 @@ LAST = -30_000
 
 @st.composite
 def contested(draw: st.DrawFn) -> tuple[list[Machine], list[tuple[Ask, str, float]], list[Ask]]:
-    """Nodes, what runs on them and until when, and what waits, of one tenant in the order of priority."""
+    """Nodes, their work and its ends, and pending work, of one tenant in the order of priority."""
     nodes = [machine(name, gpus=draw(st.integers(1, 4)), cpu=4) for name in "abc"[: draw(st.integers(1, 3))]]
     free = {one.name: one.offers[GPU] // 1000 for one in nodes}
     residents = []

@@ -293,8 +293,8 @@ def test_a_quota_comes_before_what_the_nodes_say_and_an_incomplete_gang_before_b
     assert one_reason(cluster, members("g", 1, least=2)[0])[0] == "gang_incomplete"
     order = [one for one in ReasonCode if one not in UNPAID]
     nodes = [ReasonCode.NO_NODES_ACTIVE, ReasonCode.NO_CLAIMED_NODES, ReasonCode.NO_MATCHING_NODES]
-    assert order[:5] == [ReasonCode.GANG_INCOMPLETE, ReasonCode.QUOTA_EXCEEDED, *nodes]
-    assert set(list(ReasonCode)[2:8]) == UNPAID  # what cannot be paid for comes right after quota
+    assert order[:6] == [ReasonCode.AWAITING_APPROVAL, ReasonCode.GANG_INCOMPLETE, ReasonCode.QUOTA_EXCEEDED, *nodes]
+    assert set(list(ReasonCode)[3:9]) == UNPAID  # what cannot be paid for comes right after quota
 
 
 def test_something_that_could_help_is_noticed() -> None:

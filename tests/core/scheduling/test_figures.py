@@ -1,4 +1,4 @@
-"""The figures of what waits and of what was decided of late: asked of small worlds."""
+"""The figures of pending work and of recent decisions: asked of small cluster states."""
 
 import pytest
 

@@ -56,6 +56,25 @@ GPU = "nvidia.com/gpu"
             PendingReason(
                 ReasonCode.NO_CAPACITY,
                 GPU,
+                6,
+                (("not_ready_or_cordoned", 1), ("taint maintenance:NoSchedule", 3)),
+                (Short(GPU, 8000, 2000, 2, 1),),
+                matching=2,
+                closed=(("a", "cordoned"),),
+            ),
+            (
+                "needs 8 nvidia.com/gpu on one node; the most free is 2, on 1 of 2 matching nodes; "
+                "more nodes are excluded by taint maintenance:NoSchedule (3); a is cordoned"
+            ),
+            (
+                "An administrator can uncordon a. Wait for 6 more nvidia.com/gpu to come free on one node, "
+                "or add a node; 2 nvidia.com/gpu would fit now."
+            ),
+        ),
+        (
+            PendingReason(
+                ReasonCode.NO_CAPACITY,
+                GPU,
                 4,
                 (("together", 3),),
                 (Short("nodes", 4, 3, 0),),

@@ -30,6 +30,7 @@ WHO = {
     "node": Identity("gpu-1", Role.NODE, node="gpu-1"),
     "bootstrap": Identity("gpu-2", Role.NODE, node="gpu-2", bootstrap=True),
     "approver": Identity("quota-service", Role.APPROVER, tenants=((EVERY, ""),), gates=("quota",)),
+    "approver of ml": Identity("ann", Role.APPROVER, tenants=(("ml", "uid"),), gates=("manual",)),
     "billing-admin": Identity("bill", Role.BILLING_ADMIN),
     "service": Identity("waldur", Role.SERVICE),
 }
@@ -275,6 +276,10 @@ def test_every_role_has_its_rules() -> None:
         ("system-admin", ["physics"], True),
         ("service", ["physics"], True),
         ("approver", ["physics"], True),
+        ("approver of ml", ["ml"], True),
+        ("approver of ml", ["ml-vision", "ml"], True),
+        ("approver of ml", ["physics"], False),
+        ("approver of ml", [], False),
         ("billing-admin", ["physics"], True),
         ("tenant-admin", ["ml"], True),
         ("tenant-admin", ["ml-vision", "ml", "company"], True),

@@ -84,7 +84,11 @@ async def test_a_denied_request_holds_nothing_and_work_ends(runtime: Runtime) ->
     await allocation(runtime, "acme", "a", cpu=4)
     assert code(await decide(runtime, "Allocation", "acme", "a", "deny", gate="manual", reason="too much")) == "ok"
     now = await status(runtime, "Allocation", "acme", "a")
-    assert (now["phase"], now["reason"], now["message"]) == ("Failed", "ApprovalDenied", "too much")
+    assert (now["phase"], now["reason"], now["message"]) == (
+        "Failed",
+        "ApprovalDenied",
+        "denied at gate manual by ann: too much",
+    )
     assert (await get(runtime, "Allocation", "acme", "a")).fields["status.phase"] == "Failed"
     assert (await used(runtime, "acme", "cpu"), await used(runtime, "acme", PENDING)) == (0, 0)
     assert code(await decide(runtime, "Allocation", "acme", "a", gate="manual")) == "already_decided"

@@ -335,7 +335,7 @@ async def test_when_many_fall_silent_at_once_nothing_is_given_up(runtime: Runtim
     await look_after(runtime, mine)
     shown = await node_status(runtime, "n0")
     assert shown["phase"] == "NotReady"
-    assert "4 of 10 nodes fell silent at once" in condition(shown, "Ready")["message"]
+    assert "4 of 10 nodes lost contact at once: their work is kept" in condition(shown, "Ready")["message"]
     assert (await status(runtime, "a"))["phase"] == "Running"
     # One is heard again: no alarm any more, but the rest is given the time to come back as well.
     await hear(runtime, "n3")

@@ -220,7 +220,7 @@ async def test_a_reduction_never_stops_anything(physics: Runtime, before: int, a
             await delete(physics, "Allocation", "lab", name)
 
 
-# What waits when a hard quota is reduced.
+# Pending work when a hard quota is reduced.
 
 
 async def test_pending_allocations_are_not_cancelled_and_wait_for_quota_headroom(runtime: Runtime) -> None:

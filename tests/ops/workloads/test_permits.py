@@ -263,28 +263,57 @@ async def test_a_grant_that_was_taken_back_counts_no_more_when_work_is_bound(acm
     assert code(await bind(acme, "lab", "b", "n1")) == "stale"
 
 
-async def test_between_tenants_a_plan_by_priority_is_refused_unless_the_class_says_so(acme: Runtime) -> None:
+async def rivals(acme: Runtime, spec: dict[str, Any] | None = None, *, admin: bool = False) -> Preempt:
+    """The plan of an eviction by priority: work of acme, with this spec, evicts work of rival."""
     await tenant(acme, "rival")
     await namespace(acme, "den", "rival")
     await node(acme, "n1", gpu=1)
     await submit(acme, "victim", where="den")
     assert code(await bind(acme, "den", "victim", "n1")) == "ok"
-    await submit(acme, "asker", {"priorityClass": "high-priority"})
+    assert code(await submit(acme, "asker", spec, admin=admin)) == "ok"
     asker, victim = await get(acme, "Allocation", "lab", "asker"), await get(acme, "Allocation", "den", "victim")
     notice = Notice("Preempted", EvictionRule.LOWER_PRIORITY, "x", "x", 0)
-    command = Preempt(
+    return Preempt(
         key=asker.key, uid=asker.uid, nominated=("n1",), until=now(), origin=USER,
         victims=(EvictionVictim(victim.key, victim.uid, notice),),
     )  # fmt: skip
-    assert [code(one) for one in await preempt(acme, [command])] == ["stale"]
 
-    def crossing(before: Stored, shown: dict[str, Any]) -> Any:
+
+async def class_changes(runtime: Runtime, name: str, **fields: Any) -> None:
+    def by(before: Stored, shown: dict[str, Any]) -> Any:
         kind = BY_NAME["PriorityClass"]
-        one = msgspec.convert({**shown, "crossTenant": True}, kind.type)
-        return change_command(kind, before, one, USER, spec_changed=True)
+        return change_command(kind, before, msgspec.convert({**shown, **fields}, kind.type), USER, spec_changed=True)
 
-    await object_ops.change(acme, Key("PriorityClass", "", "high-priority"), crossing, tenant="")
-    assert [code(one) for one in await preempt(acme, [command])] == ["ok"]
+    assert code(await object_ops.change(runtime, Key("PriorityClass", "", name), by, tenant="")) == "ok"
+
+
+async def test_between_tenants_a_plan_by_priority_is_refused_unless_the_class_says_so(acme: Runtime) -> None:
+    plan = await rivals(acme, {"priorityClass": "high-priority"})
+    assert [code(one) for one in await preempt(acme, [plan])] == ["stale"]
+    await class_changes(acme, "high-priority", crossTenant=True)
+    assert [code(one) for one in await preempt(acme, [plan])] == ["ok"]
+
+
+@pytest.mark.parametrize(("admin", "expected"), [(False, "stale"), (True, "ok")])
+async def test_a_class_that_a_tenant_may_no_longer_use_evicts_nothing_for_it(
+    acme: Runtime, admin: bool, expected: str
+) -> None:
+    await class_changes(acme, "high-priority", crossTenant=True)
+    if admin:  # The administrator's exception is for a class that the tenant could not use to begin with.
+        await change(acme, "Tenant", "", "acme", userPriorityMax=100)
+    plan = await rivals(acme, {"priorityClass": "high-priority"}, admin=admin)
+    await change(acme, "Tenant", "", "acme", userPriorityMax=100)
+    assert [code(one) for one in await preempt(acme, [plan])] == [expected]
+
+
+@pytest.mark.parametrize(("spec", "expected"), [({}, "ok"), ({"priority": 900}, "ok"), ({"priority": 901}, "stale")])
+async def test_work_without_a_class_has_the_default_one_when_a_plan_is_committed(
+    acme: Runtime, spec: dict[str, Any], expected: str
+) -> None:
+    shown = {"metadata": {"name": "usual"}, "value": 900, "globalDefault": True, "crossTenant": True}
+    assert code(await create(acme, "PriorityClass", shown)) == "ok"
+    plan = await rivals(acme, spec)
+    assert [code(one) for one in await preempt(acme, [plan])] == [expected]
 
 
 # Changing what is pending.

@@ -120,8 +120,8 @@ def absent(fingerprints: Marks) -> Target:
 
 
 # Parts that have a name of their own and no content.
-_NAMES = ("namespace", "resourcequota", "resourceclaim", "node", "claimed", "queue", "priorityclass", "tier", "webhook",
-          "leased", "colleague", "limitrange", "registered", "group")  # fmt: skip
+_NAMES = ("namespace", "resourcequota", "resourceclaim", "quotarequest", "node", "claimed", "queue", "priorityclass",
+          "tier", "webhook", "leased", "colleague", "limitrange", "registered", "group")  # fmt: skip
 BINDING = "edit"  # every namespace has this role binding
 # Parts that everybody sees.
 PUBLIC = frozenset({"node", "claimed", "queue", "priorityclass", "tier"})
@@ -147,8 +147,8 @@ async def _settled(site: Site, fingerprints: Marks, family: str, parent: str) ->
         note = "public" if fingerprints.known[name].public else own(**more)
         return {"name": name, "labels": {FAMILY: family}, "annotations": {"note": note}}
 
-    approval = {"gates": ["manual"], "kinds": ["ResourceClaim"]}
-    spec = {"displayName": own(), "approval": approval, **({"parent": parent} if parent else {})}
+    policy = {"gates": ["manual"], "kinds": ["ResourceClaim"]}
+    spec = {"displayName": own(), "approval": policy, "limits": {"seats": 1}, **({"parent": parent} if parent else {})}
     _done(await site.post("tenants", {"metadata": meta(tenant), "spec": spec}))
     space = meta(names["namespace"])
     space["labels"]["bursar.io/tenant"] = tenant
@@ -164,7 +164,7 @@ async def _settled(site: Site, fingerprints: Marks, family: str, parent: str) ->
     await _furnish_money(site, fingerprints, names, tokens["user"])
     quota = {"metadata": meta(names["resourcequota"]), "spec": {"hard": {"cpu": "100"}}}
     _done(await site.post(f"namespaces/{names['namespace']}/resourcequotas", quota))
-    claimed = {"metadata": meta(names["resourceclaim"]), "spec": {"resources": {"clusters": 1}, "description": own()}}
+    claimed = {"metadata": meta(names["resourceclaim"]), "spec": {"resources": {"clusters": 1}}}
     _done(await site.post(f"namespaces/{names['namespace']}/resourceclaims", claimed, token=tokens["user"]))
     user = own()
     names["member"] = f"{tenant}.{user}"
@@ -244,6 +244,8 @@ async def _furnish_work(
     job = {"metadata": meta(names["job"]), "spec": {"completions": 1, "template": {"spec": template}}}
     job["metadata"]["annotations"][LAST_APPLIED] = json.dumps(job)
     _done(await site.post(f"namespaces/{space}/jobs", job, token=tokens["user"]))
+    request = {"metadata": meta(names["quotarequest"]), "spec": {"limits": {"seats": 2}}}
+    _done(await site.post(f"namespaces/{space}/quotarequests", request, token=tokens["tenant-admin"]))
 
 
 async def _furnish_money(site: Site, fingerprints: Marks, names: dict[str, str], token: str) -> None:

@@ -133,6 +133,7 @@ NOUNS = {
     "limitranges": "limitrange", "projects": "namespace", "rolebindings": "binding", "useridentitymappings": "identity",
     "users": "registered", "leases": "lease", "members": "member", "namespaces": "namespace",
     "nodes": "node", "pods": "allocation", "priorityclasses": "priorityclass", "queues": "queue",
+    "quotarequests": "quotarequest",
     "resourceclaims": "resourceclaim", "resourcequotas": "resourcequota",
     "tenants": "tenant", "tiers": "tier", "tokens": "token", "webhooks": "webhook",
 }  # fmt: skip
@@ -162,10 +163,10 @@ QUERY: dict[str, Callable[[Target], str] | None] = {
     "user": lambda target: f"{target.tenant}/{target.names['user']}",
     **dict.fromkeys(
         ("after", "allowWatchBookmarks", "anchor", "at", "by", "class", "continue", "days", "dryRun", "effective_from",
-         "epoch", "fieldManager", "fieldSelector", "fieldValidation", "follow", "force", "format", "from", "gate",
-         "gracePeriodSeconds", "history", "includeObject", "labelSelector", "limit", "limitBytes", "offset", "period",
-         "pretty", "propagationPolicy", "resource", "resourceVersion", "resourceVersionMatch", "sendInitialEvents",
-         "state", "tailLines", "timeoutSeconds", "to", "users", "watch")
+         "epoch", "fieldManager", "fieldSelector", "fieldValidation", "follow", "force", "format", "from",
+         "gate", "gracePeriodSeconds", "history", "includeObject", "labelSelector", "limit", "limitBytes", "offset",
+         "period", "pretty", "propagationPolicy", "resource", "resourceVersion", "resourceVersionMatch",
+         "sendInitialEvents", "state", "tailLines", "timeoutSeconds", "to", "users", "watch")
     ),
 }  # fmt: skip
 # Operations that are given only these of the parameters: the others say the same, or go with the body's.
@@ -180,6 +181,7 @@ SPECS: dict[str, Document] = {
     "LimitRange": {"spec": {"limits": []}},
     "Node": {"spec": {"capacity": {"cpu": "8"}}},
     "PriorityClass": {"value": 5},
+    "QuotaRequest": {"spec": {"limits": {"seats": 99}}},
     "ResourceQuota": {"spec": {"hard": {"cpu": "50"}}},
     "ResourceClaim": {"spec": {"resources": {"clusters": 1}}},
     "Settings": {"metadata": {"name": "system"}},
@@ -188,6 +190,9 @@ SPECS: dict[str, Document] = {
 WITHOUT = {"NewPrice": ("gpu_type",), "NewRefund": ("lease_id",), "NewAdjustment": ("lease_id",)}
 PATCHES: dict[str, Document] = {
     "patchAllocationStatus": {"status": {"phase": "Running"}},
+    "patchAllocationApproval": {"reason": "seen"},
+    "patchQuotaRequestApproval": {"reason": "seen"},
+    "patchResourceClaimStatus": {"status": {"state": "Ready"}},
     "patchNodeStatus": {"status": {"allocatable": {"cpu": "4"}}},
 }
 
@@ -232,6 +237,8 @@ class Filler:
     def _name(self, operation: Operation, variable: str, target: Target) -> str:
         if variable == "name" and operation.noun == "settings":
             return "system"
+        if variable == "dimension":
+            return "seats"
         part = OTHERS.get(operation.id) or NOUNS.get(operation.noun) if variable == "name" else VARIABLES.get(variable)
         if part not in target.names:
             raise Unfilled(
@@ -266,7 +273,7 @@ class Filler:
         labels = {FAMILY: names["family"], "touched": "yes"}
         if operation.body in OWNED:
             labels["bursar.io/tenant"] = target.tenant
-        given: Document = {
+        given: dict[str, Any] = {
             "metadata": {"name": name, "labels": labels} if name else {},
             "name": name, "tenant": target.tenant, "account": target.tenant, "user": f"user-{name}",
             "request_id": f"request-{next(self._numbers)}", "amount": "1", "role": "viewer", "reason": "a test",
@@ -305,11 +312,15 @@ class Filler:
         if operation.method == "PATCH" and operation.body in ("", "JSONPatch"):
             return operation.media, PATCHES.get(operation.id, {"metadata": {"labels": {"touched": "yes"}}})
         match operation.id:
+            case "approveApprovalsDecide":
+                claim = {"kind": "ResourceClaim", "namespace": names["namespace"], "name": names["resourceclaim"]}
+                return operation.media, {"items": [{**claim, "decision": "note", "reason": "a test"}]}
+            case "replaceTenantLimitsAtApiV1TenantsNameLimits":
+                return operation.media, {"limits": {"seats": 1}}
+            case "replaceTenantLimitsAtApiV1TenantsNameLimitsDimension":
+                return operation.media, {"limit": 1}
             case "claimNode":
                 return operation.media, {"reason": "a test", "user": f"{target.tenant}/{names['user']}"}
-            case "approveApprovalsDecide":
-                item = {"kind": "ResourceClaim", "namespace": names["namespace"], "name": names["resourceclaim"]}
-                return operation.media, {"items": [{**item, "decision": "note", "reason": "a test"}]}
             case "createUserIdentityMapping":
                 mapping = {"identity": {"name": names["identity"]}, "user": {"name": names["registered"]}}
                 return operation.media, mapping

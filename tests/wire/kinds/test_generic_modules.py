@@ -25,7 +25,8 @@ ABOUT = {
     "core/objects/pending_reason.py": ("members",),
     "core/quota/satisfiable.py": ("members",),
     "core/quota/tenant_tree.py": ("Queue", "PriorityClass"),
-    "cli/quota/*": ("tenants", "tiers", "Queue"),
+    "cli/quota/*": ("Namespace", "Tenant", "tenants", "tiers", "Queue"),
+    "cli/approval/*": ("Namespace", "Tenant", "tenants"),
     "cli/shell/limit_notes.py": ("tenants", "Queue"),
     # Placements are of allocations.
     "core/nodes/node.py": ("Allocation",),
@@ -37,13 +38,16 @@ ABOUT = {
     "loops/informer.py": (*TREE_KINDS, "Allocation", "Job", "Node", "Queue"),
     # Registries: which kinds have commands, creations, routes and figures of their own.
     "commands/lifecycle/dispatch.py": ("Allocation", "Job", "Namespace", "Node"),
-    "ops/lifecycle/create.py": ("Allocation", "Job", "Node", "Queue"),
+    "ops/lifecycle/create.py": ("Allocation", "Job", "Node", "Queue", "QuotaRequest"),
+    # The kinds whose approval does more than charge, and the one that changes a tenant.
+    "ops/approval/decide.py": ("Job", "QuotaRequest"),
+    "commands/approval/limits.py": ("Tenant",),
     "api/site/routes.py": ("Allocation", "Node", "Tenant"),
     "api/objects/figures.py": ("Allocation", "Node", "ResourceQuota", "User"),
     # The first objects of a new installation.
     "ops/lifecycle/bootstrap.py": ("Namespace", "PriorityClass", "Queue", "Settings", "Tenant"),
     # What is asked about tenants: their quotas, their usage, their budgets.
-    "api/quota/tenant.py": ("Tenant",),
+    "api/quota/*": ("Tenant",),
     "api/usage/*": ("Tenant", "users"),
     "commands/usage/budget_alert.py": ("Tenant",),
     # OpenShift's names for namespaces, identities and members.
@@ -61,7 +65,6 @@ ABOUT = {
     "ops/workloads/*": ("Allocation", "Job", "PriorityClass", "Queue"),
     "loops/jobs.py": ("Allocation", "Job"),
     "ops/scheduling/plan_commands.py": ("Allocation",),
-    "ops/approval/decide.py": ("Job",),
     "rpc/codec.py": ("Job",),
     "cli/workloads/*": ("Allocation", "Job", "allocations", "jobs", "nodes", "priorityclasses", "queues", "Namespace"),
     "cli/workloads/status.py": ("User",),
@@ -74,6 +77,7 @@ ABOUT = {
     # Namespaces that are emptied; tenants whose budgets are watched.
     "loops/housekeeping.py": ("Namespace", "namespaces"),
     "loops/budget.py": ("Tenant",),
+    "loops/quota_warning.py": ("Tenant",),
     # Kubernetes' own: paths inside a namespace, and what kubectl sends as protobuf.
     "api/site/discovery.py": ("groups", "namespaces"),
     "wire/shared/protobuf.py": ("Namespace", "ResourceQuota"),

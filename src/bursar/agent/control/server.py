@@ -34,6 +34,9 @@ OPTIONS = (
     ("grpc.so_reuseport", 0),
     # Clients that follow a log send keepalive pings.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Commands on this machine can connect too: without bounds they could take all descriptors of the agent.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_allowed_incoming_connections", 256),
 )
 
 

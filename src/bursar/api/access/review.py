@@ -17,11 +17,16 @@ class WhoAmI(msgspec.Struct, omit_defaults=True):
     role: str
     tenant: str = ""
     node: str = ""
+    tenants: list[str] = []  # of an approver
+    gates: list[str] = []
 
 
 async def whoami(call: Call) -> Outcome:
     one = call.identity
-    return Answer(200, encode(WhoAmI(one.user, one.role, one.tenant, one.node)))
+    return Answer(
+        200,
+        encode(WhoAmI(one.user, one.role, one.tenant, one.node, [name for name, _ in one.tenants], list(one.gates))),
+    )
 
 
 async def access_review(call: Call) -> Outcome:

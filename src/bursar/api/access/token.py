@@ -187,17 +187,17 @@ def _read(document: Any) -> NewToken | Refusal:
 
 
 def _approver_fault(wanted: NewToken) -> Refusal | None:
-    """Tokens of approvers name their tenants and gates, those of services may name tenants; others have neither."""
+    """Tokens of approvers name tenants and gates, those of services may name tenants; others have neither."""
     if wanted.role != Role.APPROVER and wanted.gates:
         return invalid("gates are for tokens of role approver")
     if wanted.role not in (Role.APPROVER, Role.SERVICE) and wanted.tenants:
         return invalid("tenants are for tokens of the roles approver and service; others belong to one: tenant")
     if wanted.role != Role.APPROVER:
         return None
-    if not wanted.tenants or not wanted.gates:
+    if not wanted.tenants:
         return invalid(
-            "a token of role approver names the tenants and the gates that it decides",
-            hint='For all of them: "tenants": ["*"], "gates": ["*"].',
+            "a token of role approver names the tenants that it sees, and the gates that it decides for them",
+            hint='For all of them: "tenants": ["*"], "gates": ["*"]. Without gates it decides nothing.',
         )
     causes = tuple(gate_faults("gates", wanted.gates, EVERY))
     return invalid("; ".join(one.message for one in causes), *causes) if causes else None

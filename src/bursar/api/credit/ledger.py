@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from bursar.api.http.action import seen_whole
 from bursar.api.http.route import Answer, Call, Outcome, Param
 from bursar.core.credit.hash_chain import Anchor, Finding
 from bursar.core.values.instant import timestamp
@@ -32,7 +33,7 @@ class FindingView(Struct):
     message: str
 
 
-class Verdict(Struct):
+class LedgerVerdict(Struct):
     """The result of a verification. `sound` refers to the blocks up to `through`; if there is `more`, continue with it
     as `after`. `head` is the newest block and its hash: with it, a reader can prove later that no earlier entry was
     changed."""
@@ -62,6 +63,8 @@ class LedgerStanding(Struct):
 
 
 async def show(call: Call) -> Outcome:
+    if refusal := seen_whole(call, "the ledger"):
+        return refusal
     standing = await seal.load_standing(call.context.runtime)
     shown = LedgerStanding(
         standing.last,
@@ -79,6 +82,8 @@ async def show(call: Call) -> Outcome:
 
 
 async def verify(call: Call) -> Outcome:
+    if refusal := seen_whole(call, "the ledger"):
+        return refusal
     after, anchor = _number(call), _anchor(call)
     if isinstance(after, Refusal):
         return after
@@ -86,7 +91,7 @@ async def verify(call: Call) -> Outcome:
         return anchor
     found = await ledger_verify.verify(call.context.runtime, after=after, anchor=anchor)
     head = f"{found.head.block}:{found.head.hash.hex()}" if found.head is not None else ""
-    verdict = Verdict(
+    verdict = LedgerVerdict(
         found.sound,
         [_view(one) for one in found.findings],
         found.through,

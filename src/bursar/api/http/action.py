@@ -1,4 +1,4 @@
-"""Bodies of actions such as preempt, drain and cancel, which are no objects, and their common faults."""
+"""Bodies of actions such as preempt, drain and cancel, which are no objects, and common refusals."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import msgspec
 
 from bursar.api.http.body import dry_run, idempotency_key_of, read_document
 from bursar.api.http.route import Call
+from bursar.core.values.access import reach
 from bursar.core.values.idempotency import IdempotencyKey
-from bursar.core.values.refusal import Cause, Refusal, field_fault, invalid
+from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
 from bursar.wire.shared.faults import all_faults
 
 GRACE_SECONDS_MAX = 10**7
@@ -53,3 +54,14 @@ def grace_faults(seconds: int) -> list[Cause]:
     if 0 <= seconds < GRACE_SECONDS_MAX:
         return []
     return [field_fault("gracePeriodSeconds", "must be a number of seconds, not negative")]
+
+
+def seen_whole(call: Call, subject: str) -> Refusal | None:
+    """Refuse callers who see only some tenants what is not divided by tenants."""
+    if reach(call.identity).everything:
+        return None
+    return Refusal(
+        Code.FORBIDDEN,
+        f"{call.identity.user} sees some tenants, and {subject} is that of all",
+        "Use a token for all tenants.",
+    )

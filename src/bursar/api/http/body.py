@@ -21,26 +21,21 @@ from bursar.wire.shared.bounds import (
     VALUES_MAX,
     RepeatedKey,
     TooManyValues,
-    has_more_values,
     has_more_values_json,
     require_unique_keys,
 )
-from bursar.wire.shared.faults import VALUES_COMPARED_MAX, all_faults, dotted, leave_out, told_by, without_faulty
-from bursar.wire.shared.kind import Kind, Object
-from bursar.wire.shared.meta import meta_faults
+from bursar.wire.shared.faults import dotted
+from bursar.wire.shared.kind import Kind
+from bursar.wire.shared.reading import DEPTH_MAX, Body, ObjectPath, checked, read, too_deep
 
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 PROTOBUF = "application/vnd.kubernetes.protobuf"
 REQUEST_ID_CHARS_MAX = 128
-DEPTH_MAX = 64
 # Longer bodies are read in a thread.
 INLINE_BYTES_MAX = 16_384
 # Bodies that are not plain, valid objects take longer: all faults are collected.
 INLINE_SLOW_BYTES_MAX = 2_048
 NULS_SHOWN_MAX = 10
-FAULTY_MAX = 8  # decoding attempts with values of wrong types removed
-CAUSES_MAX = 50
-CAUSES_IN_MESSAGE_MAX = 10
 # Query parameters without effect on the result.
 _NO_MATTER = ("pretty", "fieldManager", "dryRun")
 _NUL_ESCAPED = b"\\u0000"  # the only spelling of NUL in JSON
@@ -52,17 +47,6 @@ _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 @cache
 def _decoder(kind_type: type) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind_type)
-
-
-class Body:
-    """A decoded body: the object, the request_id found in it, and what was ignored."""
-
-    __slots__ = ("object", "request_id", "warnings")
-
-    def __init__(self, one: Object, request_id: Any = "", warnings: tuple[str, ...] = ()) -> None:
-        self.object = one
-        self.request_id = request_id
-        self.warnings = warnings
 
 
 async def read_object(call: Call, kind: Kind) -> Body | Refusal:
@@ -101,15 +85,14 @@ def _read_plain(call: Call, kind: Kind) -> Body | Refusal | None:
         return _repeated(error)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return invalid(f"the body is not valid JSON: {error}", hint="Check quotes, commas and brackets.")
-    return _checked(call, kind, Body(one))
+    return checked(kind, Body(one), path_of(call))
 
 
 def _read_other(call: Call, kind: Kind) -> Body | Refusal:
     document = read_document(call)
     if isinstance(document, Refusal):
         return document
-    body = convert(call, kind, document)
-    return body if isinstance(body, Refusal) else _checked(call, kind, body)
+    return read(kind, document, path_of(call))
 
 
 def _repeated(error: RepeatedKey) -> Refusal:
@@ -217,185 +200,15 @@ def _read_yaml(raw: bytes) -> Any:
     return document
 
 
-def too_deep(value: Any, depth: int = 0) -> bool:
-    if depth > DEPTH_MAX:
-        return True
-    if isinstance(value, dict):
-        return any(too_deep(one, depth + 1) for one in value.values())
-    return isinstance(value, list) and any(too_deep(one, depth + 1) for one in value)
-
-
-def convert(call: Call, kind: Kind, document: Any) -> Body | Refusal:
-    """Convert a plain document to an object: nulls mean "not given"; unknown fields are refused, reported, or
-    ignored."""
-    if not isinstance(document, dict):
-        return invalid("the body must be an object")
-    document = _given(kind.type, document)
-    request_id = document.pop("request_id", "")
+def path_of(call: Call, *, is_new: bool = False) -> ObjectPath:
+    """The path of a call's object, with its field validation."""
     strictness = call.query.get("fieldValidation", "Strict") or "Strict"
-    if strictness not in ("Strict", "Warn", "Ignore"):
-        return invalid("fieldValidation must be Strict, Warn or Ignore")
-    dropped: list[str] = []
-    if strictness != "Strict":
-        document = prune(kind.type, document, "", dropped)
-    try:
-        one = msgspec.convert(document, kind.type)
-    except (msgspec.ValidationError, RecursionError) as error:
-        return faulty(call, kind, document, str(error))
-    warnings = tuple(f'unknown field "{path}"' for path in dropped) if strictness == "Warn" else ()
-    return Body(one, request_id, warnings)
+    namespace, name = call.parameters.get("namespace", ""), call.parameters.get("name", "")
+    return ObjectPath(namespace, name, is_new, strictness, _suffix)
 
 
-def faulty(call: Call, kind: Kind, document: Any, error: str) -> Refusal:
-    """List every fault: wrong types and, as far as the rest can be decoded, faults of values."""
-    faults = dict(all_faults(kind.type, document) or [told_by(error)])
-    readable = None if has_more_values(document, VALUES_COMPARED_MAX) else _readable(kind, document, faults)
-    causes = [Cause("FieldValueInvalid", message, field=path) for path, message in faults.items()]
-    if readable is not None:
-        # Values that were removed to decode the rest are not missing, and their list elements are incomplete.
-        torn = {_element(path) for path in faults} - {""}
-        others = identify(call, kind, readable) + check(kind, readable)
-        causes += [one for one in others if one.field not in faults and _element(one.field) not in torn]
-    return faulty_causes(kind, causes)
-
-
-def _element(path: str) -> str:
-    """The list element that contains a path; empty if there is none."""
-    return path[: path.rfind("]") + 1] if "]." in path else ""
-
-
-def _readable(kind: Kind, document: Any, faults: dict[str, str]) -> Object | None:
-    """Decode a body without its values of wrong types; faults that only decoding reveals are added."""
-    try:
-        kept = without_faulty(kind.type, prune(kind.type, document, "", []), faults)
-        for _ in range(FAULTY_MAX):
-            try:
-                return msgspec.convert(kept, kind.type)
-            except msgspec.ValidationError as error:
-                path, message = told_by(str(error))
-                if not path or path in faults:
-                    return None
-                faults[path] = message
-                leave_out(kept, path)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        return None
-    return None
-
-
-def faulty_causes(kind: Kind, causes: list[Cause]) -> Refusal:
-    """One refusal with all faults of an object, bounded in length."""
-    shown = causes[:CAUSES_IN_MESSAGE_MAX]
-    listed = "; ".join(f"{one.field}: {one.message}" if one.field else one.message for one in shown)
-    more = f" (and {len(causes) - len(shown)} more)" if len(causes) > len(shown) else ""
-    return Refusal(Code.INVALID, f"{kind.name} is invalid: {listed}{more}", causes=tuple(causes[:CAUSES_MAX]))
-
-
-def _given(kind_type: Any, value: Any) -> Any:
-    """Remove fields that are null. In a map, null is refused as a value: a selector that lost an entry would match more
-    than was meant."""
-    struct = _struct_in(kind_type)
-    if struct is not None and isinstance(value, dict):
-        types = _fields_of(struct)
-        return {name: _given(types.get(name), one) for name, one in value.items() if one is not None}
-    if isinstance(value, list) and (inner := _list_item(kind_type)) is not None:
-        return [_given(inner, one) for one in value]
-    return value
-
-
-def without_nulls(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: without_nulls(one) for name, one in value.items() if one is not None}
-    return [without_nulls(one) for one in value] if isinstance(value, list) else value
-
-
-def prune(kind_type: Any, value: Any, path: str, dropped: list[str]) -> Any:
-    """Remove unknown fields, and collect their names."""
-    struct = _struct_in(kind_type)
-    if struct is not None and isinstance(value, dict):
-        fields = _fields_of(struct)
-        kept: dict[str, Any] = {}
-        for name, one in value.items():
-            where = f"{path}.{name}" if path else name
-            if name in fields:
-                kept[name] = prune(fields[name], one, where, dropped)
-            else:
-                dropped.append(where)
-        return kept
-    if isinstance(value, list) and (inner := _list_item(kind_type)) is not None:
-        return [prune(inner, one, f"{path}[{index}]", dropped) for index, one in enumerate(value)]
-    return value
-
-
-@cache
-def _fields_of(struct: Any) -> dict[str, Any]:
-    """Cached types of a struct's fields by wire name; looking them up is slow."""
-    return {one.encode_name: one.type for one in msgspec.structs.fields(struct)}
-
-
-def _struct_in(kind_type: Any) -> Any:
-    options = getattr(kind_type, "__args__", None) if not isinstance(kind_type, type) else None
-    for one in options or (kind_type,):
-        if isinstance(one, type) and issubclass(one, msgspec.Struct):
-            return one
-    return None
-
-
-def _list_item(kind_type: Any) -> Any:
-    for one in (kind_type, *getattr(kind_type, "__args__", ())):
-        if getattr(one, "__origin__", None) is list:
-            return one.__args__[0]
-    return None
-
-
-def _checked(call: Call, kind: Kind, body: Body) -> Body | Refusal:
-    """Check names and namespaces, and the faults of the kind."""
-    causes = identify(call, kind, body.object)
-    causes += check(kind, body.object)
-    return faulty_causes(kind, causes) if causes else body
-
-
-def check(kind: Kind, one: Object) -> list[Cause]:
-    return [*meta_faults(one.metadata), *kind.check(one)]
-
-
-def identify(call: Call, kind: Kind, one: Object) -> list[Cause]:
-    """Fill in the name and namespace of the path; a body that contradicts them is refused."""
-    causes: list[Cause] = []
-    metadata = one.metadata
-    if one.kind and one.kind != kind.name:
-        causes.append(field_fault("kind", f"is {one.kind[:63]!r}, but this path is for {kind.name}"))
-    if one.api_version and one.api_version != kind.api_version:
-        causes.append(field_fault("apiVersion", f"is {one.api_version[:63]!r}, must be {kind.api_version}"))
-    namespace = call.parameters.get("namespace", "")
-    if metadata.namespace and kind.namespaced and metadata.namespace != namespace:
-        causes.append(field_fault("metadata.namespace", f"is {metadata.namespace[:63]!r}, the path says {namespace!r}"))
-    if kind.namespaced:
-        metadata.namespace = namespace
-    elif metadata.namespace:
-        causes.append(field_fault("metadata.namespace", f"{kind.plural} have no namespace"))
-    return causes + _name(call, kind, metadata, kind.derived_name(one))
-
-
-def _name(call: Call, kind: Kind, metadata: Any, derived: str) -> list[Cause]:
-    named = call.parameters.get("name", "")
-    if named:
-        if metadata.name and metadata.name != named:
-            return [field_fault("metadata.name", f"is {metadata.name[:63]!r}, the path says {named!r}")]
-        # The name of an existing object is valid under any rules; rules of new names are in `name_faults`.
-        metadata.name = named
-        return []
-    if not metadata.name and not metadata.generate_name and derived:
-        metadata.name = derived
-    if not metadata.name and metadata.generate_name:
-        metadata.name = metadata.generate_name + "".join(secrets.choice(_SUFFIX) for _ in range(5))
-    if not metadata.name:
-        return [field_fault("metadata.name", "is required; or give generateName")]
-    return name_faults(kind, metadata)
-
-
-def name_faults(kind: Kind, metadata: Any) -> list[Cause]:
-    """List the faults of a new object's name."""
-    return [field_fault("metadata.name", fault) for fault in kind.name_faults(metadata.name)]
+def _suffix() -> str:
+    return "".join(secrets.choice(_SUFFIX) for _ in range(5))
 
 
 def idempotency_key_of(call: Call, in_body: Any = "") -> IdempotencyKey | Refusal | None:

@@ -52,6 +52,14 @@ class Bounds:
     look_seconds: float = 2.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Handshake:
+    """A connection whose TLS handshake is in progress. It counts as an unauthenticated one."""
+
+    address: str
+    since: float
+
+
 class ConnectionGate:
     """All connections of a process, with counts of the unauthenticated ones by address."""
 
@@ -59,6 +67,7 @@ class ConnectionGate:
         self.bounds = bounds or Bounds()
         self._open: set[HttpConnection] = set()
         self._unknown: Counter[str] = Counter()
+        self._handshakes: set[Handshake] = set()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -67,16 +76,35 @@ class ConnectionGate:
         """The number of unauthenticated connections of an address."""
         return self._unknown[address]
 
+    def begin(self, one: Handshake) -> str:
+        """Accept a connection for its TLS handshake; return the reason if it is refused."""
+        if refused := self._refuses(one.address):
+            return refused
+        self._handshakes.add(one)
+        self._unknown[one.address] += 1
+        return ""
+
+    def end(self, one: Handshake) -> None:
+        """End a handshake: it is complete, has failed, or took too long."""
+        if one in self._handshakes:
+            self._handshakes.discard(one)
+            self._forget(one.address)
+
     def enter(self, one: HttpConnection) -> str:
-        """Accept a connection; return the reason if it is refused."""
-        if len(self._open) >= self.bounds.connections:
-            return "all"
-        if self._unknown[one.address] >= self.bounds.connections_per_address:
-            return "address"
+        """Accept a connection, over TLS in place of its handshake; return the reason if it is refused."""
+        if one.handshake is not None:
+            self.end(one.handshake)
+        if refused := self._refuses(one.address):
+            return refused
         self._open.add(one)
         self._unknown[one.address] += 1
         metrics.CONNECTIONS.set(len(self._open))
         return ""
+
+    def _refuses(self, address: str) -> str:
+        if len(self._open) + len(self._handshakes) >= self.bounds.connections:
+            return "all"
+        return "address" if self._unknown[address] >= self.bounds.connections_per_address else ""
 
     def know(self, one: HttpConnection) -> None:
         """Mark a connection as authenticated: its tenant's rate limit applies, no longer that of its address."""
@@ -115,14 +143,15 @@ class ConnectionGate:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """One HTTP/1.1 connection. Receiving a head begins when the connection opens or the previous request is complete,
-    and ends when all headers are there."""
+    """One HTTP/1.1 connection. Receiving a head begins when the connection is accepted or the previous request is
+    complete, and ends when all headers are there."""
 
     gate: ClassVar[ConnectionGate]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.address = ""
+        self.handshake: Handshake | None = None
         self.is_known = False
         self._is_refused = False
         self._in_head = True
@@ -136,7 +165,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.address = address_of(self.client)
-        self._head_since = self.loop.time()
+        self._head_since = self.handshake.since if self.handshake is not None else self.loop.time()
         # Each request's scope has a copy of this.
         self.app_state = {"connection": self}
         if bound := self.gate.enter(self):

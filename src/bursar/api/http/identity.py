@@ -22,9 +22,9 @@ from bursar.core.values.names import quoted
 from bursar.core.values.refusal import Cause, Code, Refusal
 from bursar.ops.access.token import TokenText, find_tokens, is_token_of, parse_token, token_death
 from bursar.ops.quota.tenant_tree import TreeCache
-from bursar.store.access.member import Membership, load_memberships
 from bursar.store.access.token import TokenRecord
 from bursar.store.db.database import Database
+from bursar.store.objects.member import Membership, load_memberships
 
 if TYPE_CHECKING:
     from bursar.api.http.oidc import Oidc, Verified

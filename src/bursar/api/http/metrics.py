@@ -80,6 +80,16 @@ USAGE_ROLLED_LAG = Gauge(
     "Age of the oldest usage that is not rolled up into hours and days. Reports stay correct, but are slower.",
 )
 
+APPROVALS_PENDING = Gauge("bursar_approval_requests", "Undecided requests, by the gate that is decided next.", ["gate"])
+APPROVALS_OLDEST = Gauge(
+    "bursar_approval_oldest_seconds", "Longest time that an undecided request has been at its gate, by gate.", ["gate"]
+)
+APPROVALS_UNANSWERED = Gauge(
+    "bursar_approval_unanswered_seconds",
+    "Longest time that a request has been at its gate with neither a decision nor a reason noted there, by gate.",
+    ["gate"],
+)
+
 RECONCILED = Gauge(
     "bursar_reconciled_leases", "Reconciled leases, by outcome, including leases without usage events.", ["outcome"]
 )

@@ -15,6 +15,13 @@ SELECTORS = (
     Param("labelSelector", "As in app=web,tier in (a,b),!old."),
     Param("fieldSelector", "As in status.phase=Running."),
 )
+WATCHING = (
+    Param("watch", "true: stream changes instead of listing.", "boolean"),
+    Param("resourceVersion", "Watch for changes after this revision."),
+    Param("allowWatchBookmarks", "true: send bookmarks.", "boolean"),
+    Param("sendInitialEvents", "true: begin the watch with the present state, and mark its end.", "boolean"),
+    Param("timeoutSeconds", "End the watch after this many seconds.", "integer"),
+)
 
 
 def base_path(kind: Kind) -> str:

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from bursar.api.http.action import read_action
-from bursar.api.http.body import check, convert, identify, name_faults
-from bursar.api.http.body import faulty_causes as faulty
+from bursar.api.http.body import path_of
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.nodes.node import others_node, use_up_token
 from bursar.api.objects.object import key_of, kind_of, origin_of
@@ -28,6 +27,7 @@ from bursar.ops.objects import object as object_ops
 from bursar.wire.kinds.node import Node, describe_itself
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.kind import Object
+from bursar.wire.shared.reading import read
 
 NO_SERVER = Refusal(
     Code.UNAVAILABLE,
@@ -89,13 +89,8 @@ async def certify(call: Call) -> Outcome:
 
 def _described(call: Call, document: dict[str, Any]) -> Object | Refusal:
     """The node document for the registration; its name is that of the path."""
-    kind = kind_of(call)
-    described = convert(call, kind, {"metadata": {}, **document})
-    if isinstance(described, Refusal):
-        return described
-    one = described.object
-    causes = [*identify(call, kind, one), *name_faults(kind, one.metadata), *check(kind, one)]
-    return faulty(kind, causes) if causes else one
+    described = read(kind_of(call), {"metadata": {}, **document}, path_of(call, is_new=True))
+    return described if isinstance(described, Refusal) else described.object
 
 
 async def _enrol(call: Call, node: Object, request: bytes) -> Outcome:

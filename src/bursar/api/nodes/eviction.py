@@ -15,7 +15,7 @@ import msgspec
 
 from bursar.api.http import metrics
 from bursar.api.http.action import faulty, grace_faults
-from bursar.api.http.body import dry_run, read_document, without_nulls
+from bursar.api.http.body import dry_run, read_document
 from bursar.api.http.problem import body_of
 from bursar.api.http.route import JSON, Answer, Call, Outcome, Stream
 from bursar.api.nodes.node import others_node
@@ -42,6 +42,7 @@ from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.meta import ObjectMeta
+from bursar.wire.shared.reading import without_nulls
 
 GRACE_SECONDS = 30
 
@@ -170,7 +171,9 @@ def _watch(call: Call, node: str) -> Outcome:
         return invalid("timeoutSeconds must be a number")
     shape = "sse" if SSE in call.headers.get("accept", "") else "lines"
     until = time.monotonic() + min(int(text), TIMEOUT_SECONDS)
-    one = Watch(call, kind_of(call), Query("Allocation", node=node), shape, bookmarks=False, until=until)
+    one = Watch(
+        call=call, kind=kind_of(call), query=Query("Allocation", node=node), format=shape, bookmarks=False, until=until
+    )
     return Stream(WatchEvents(one, _notices(_Listener(one, node))), SSE if shape == "sse" else JSON)
 
 

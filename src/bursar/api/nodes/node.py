@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.http.body import Body, dry_run, read_object
+from bursar.api.http.body import dry_run, read_object
 from bursar.api.http.route import JSON, NO_STORE, Answer, Call, Outcome
-from bursar.api.objects.edit import as_it_is, patch_object, replace_object
+from bursar.api.objects.edit import patch_object, replace_object
 from bursar.api.objects.object import create_object, get, kind_of
+from bursar.commands.lifecycle.edit import as_it_is
 from bursar.core.values.access import Role
 from bursar.core.values.refusal import Code, Refusal
 from bursar.ops.access import token as token_ops
@@ -21,6 +22,7 @@ from bursar.ops.runtime.clock import now
 from bursar.store.db.database import Connection
 from bursar.store.nodes import node as node_store
 from bursar.wire.shared.document import encode
+from bursar.wire.shared.reading import Body
 
 
 async def register(call: Call) -> Outcome:

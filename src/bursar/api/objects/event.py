@@ -11,6 +11,7 @@ import msgspec
 
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.table import wants_table
+from bursar.commands.quota.warn import QUOTAS, RESTORE, WARN
 from bursar.commands.usage.budget_alert import BUDGETS
 from bursar.core.objects.event_text import ObjectState, tell
 from bursar.core.objects.object import Key
@@ -39,11 +40,13 @@ FIELDS = (
     "metadata.name", "metadata.namespace", "reason", "type", "source",
 )  # fmt: skip
 
-# Reasons and types of the events of tenants' budgets.
+# Reasons and types of the events of tenants' budgets and limits.
 _TOLD = {
     (BUDGETS, "warn"): ("BudgetWarning", "Warning"),
     (BUDGETS, "exhaust"): ("BudgetExhausted", "Warning"),
     (BUDGETS, "restore"): ("BudgetRestored", "Normal"),
+    (QUOTAS, WARN): ("QuotaWarning", "Warning"),
+    (QUOTAS, RESTORE): ("QuotaRestored", "Normal"),
 }
 
 
@@ -132,8 +135,8 @@ def event_of(one: AuditLine) -> dict[str, Any]:
     }
     if key.namespace:
         what["namespace"] = key.namespace
-    if of_budgets := _TOLD.get((one.actor, one.verb)):
-        (reason, type_), message = of_budgets, one.reason
+    if told := _TOLD.get((one.actor, one.verb)):
+        (reason, type_), message = told, one.reason
     else:
         text = tell(one.type, one.verb, one.actor, one.reason, _standing(one))
         reason, type_, message = text.reason, "Warning" if text.warning else "Normal", text.message

@@ -11,21 +11,20 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.http.body import Body, dry_run, idempotency_key_of, read_object
+from bursar.api.http.body import dry_run, idempotency_key_of, read_object
 from bursar.api.http.route import JSON, Answer, Call, Outcome, Stream
 from bursar.api.http.seats import party
 from bursar.api.http.spool import Spool, SpooledPieces, SpoolFull
 from bursar.api.objects.queue_position import with_estimate, with_place
 from bursar.api.objects.render import rows, show, show_written
 from bursar.api.objects.table import table, wants_table
-from bursar.api.objects.watch import watch
+from bursar.api.objects.watch import is_watch, watch
 from bursar.commands.command import Reply, Written
-from bursar.commands.objects.object import Recall, no_namespace, not_found
-from bursar.core.objects.finalizer import added, reserved
+from bursar.commands.objects.object import Recall, finalizers_refused, no_namespace, not_below, not_found, out_of_sight
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.access import Identity, Role, is_delegate, reach
 from bursar.core.values.idempotency import IdempotencyKey
-from bursar.core.values.refusal import Code, Refusal, field_fault, invalid
+from bursar.core.values.refusal import Refusal, invalid
 from bursar.core.values.replace import replace
 from bursar.core.values.selector import SelectorError, parse, parse_fields
 from bursar.ops.lifecycle.create import create_command
@@ -34,8 +33,9 @@ from bursar.ops.quota.cluster_ceiling import unsatisfiable
 from bursar.store.objects import listing
 from bursar.store.objects.listing import ListedObject, ListPage, Query
 from bursar.wire.kinds.registry import BY_NAME
-from bursar.wire.shared.document import encode, finalizers_of, is_ending, render_list
+from bursar.wire.shared.document import encode, render_list
 from bursar.wire.shared.kind import Kind, Object
+from bursar.wire.shared.reading import Body
 
 LIMIT_MAX = 10_000
 PAGE_MAX = 200  # objects read by one statement
@@ -125,7 +125,7 @@ async def list_or_watch(call: Call) -> Outcome:
     query = await query_of(call)
     if isinstance(query, Refusal):
         return query
-    if call.query.get("watch", "") in ("true", "1"):
+    if is_watch(call):
         return await watch(call, query)
     return await list_objects(call, query)
 
@@ -250,7 +250,7 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
         return dry
     one = body.object
     call.subject = one.metadata.name or ""
-    if refusal := finalizers_refused(call, kind, one) or await adopt(call, kind, one):
+    if refusal := finalizers_refused(call.identity, kind, one) or await adopt(call, kind, one):
         return refusal
     seen = await namespace_tenant(call, kind)
     if isinstance(seen, Refusal):
@@ -268,28 +268,6 @@ async def create_object(call: Call, kind: Kind, body: Body) -> Outcome:
     if isinstance(reply, Written):
         reply = await with_place(call, kind, one, reply)
     return await written_answer(call, kind, reply, 201, body.warnings)
-
-
-def finalizers_refused(call: Call, kind: Kind, one: Object, before: Stored | None = None) -> Refusal | None:
-    """Refuse changed finalizers on a new object or version unless the caller may set them. A user of a tenant must not
-    block the deletion of shared objects, nor release the finalizers of controllers."""
-    were, are = finalizers_of(before.doc) if before is not None else (), tuple(one.metadata.finalizers or ())
-    if were == are:
-        return None
-    if not kind.namespaced and not reach(call.identity).everything:
-        return Refusal(
-            Code.FORBIDDEN,
-            f"role {call.identity.role} may not change the finalizers of {kind.plural}",
-            "Ask an administrator of the system, or leave metadata.finalizers as it is.",
-        )
-    new = added(were, are)
-    wrong = reserved(new)
-    if new and before is not None and is_ending(before.doc):
-        wrong = f"cannot be added to an object that is being deleted: {', '.join(new)}"
-    if not wrong:
-        return None
-    cause = field_fault("metadata.finalizers", wrong)
-    return Refusal(Code.UNPROCESSABLE, f"metadata.finalizers: {wrong}", causes=(cause,))
 
 
 async def never_runs(call: Call, kind: Kind, one: Object, tenant: str | None) -> Refusal | None:
@@ -313,20 +291,6 @@ async def adopt(call: Call, kind: Kind, one: Object) -> Refusal | None:
     if not await call.context.sees(call.identity, owner):
         return out_of_sight(kind, owner)
     return None
-
-
-def not_below(identity: Identity, kind: Kind) -> Refusal:
-    """Refuse to put a tenant where its creator manages none."""
-    own = ", ".join(name for name, _ in identity.tenants)
-    return Refusal(
-        Code.FORBIDDEN,
-        f"{identity.user} may only change {kind.plural} below {own}",
-        f"Set spec.parent to {own}, or to a tenant below.",
-    )
-
-
-def out_of_sight(kind: Kind, owner: str) -> Refusal:
-    return Refusal(Code.FORBIDDEN, f"you may not put a {kind.singular} into tenant {owner!r}")
 
 
 async def namespace_tenant(call: Call, kind: Kind) -> str | Refusal | None:

@@ -51,23 +51,15 @@ STATE_PAGE = 200
 INITIAL_END = "k8s.io/initial-events-end"
 
 
-@dataclass(slots=True)
-class Watch:
+@dataclass(slots=True, kw_only=True)
+class OpenWatch:
+    """A watch as its seat and its periodic authentication see it, whatever it sends."""
+
     call: Call
-    kind: Kind
-    query: Query
-    format: str  # lines, sse, or table
-    bookmarks: bool
     until: float
-    seen: int = 0  # the last revision that was sent or skipped
-    columns_sent: bool = False
     follower: Follower | None = None
     check_seconds: float = field(default_factory=lambda: KEEPALIVE_SECONDS)  # between authentications
     check_at: float = field(default_factory=lambda: time.monotonic() + min(FIRST_CHECK_SECONDS, KEEPALIVE_SECONDS))
-
-    @property
-    def as_table(self) -> bool:
-        return self.format == "table"
 
     def recall(self) -> None:
         """Authenticate the caller again now."""
@@ -81,6 +73,20 @@ class Watch:
         return max(0.0, min(self.until - now, self.check_at - now, KEEPALIVE_SECONDS))
 
 
+@dataclass(slots=True, kw_only=True)
+class Watch(OpenWatch):
+    kind: Kind
+    query: Query
+    format: str  # lines, sse, or table
+    bookmarks: bool
+    seen: int = 0  # the last revision that was sent or skipped
+    columns_sent: bool = False
+
+    @property
+    def as_table(self) -> bool:
+        return self.format == "table"
+
+
 class WatchOver(Exception):
     """The watch ends here; the watcher gets the reason."""
 
@@ -92,7 +98,7 @@ class WatchOver(Exception):
 class WatchEvents:
     """The pieces of a watch. Its seat is released at the end, also if reading never begins."""
 
-    def __init__(self, one: Watch, pieces: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, one: OpenWatch, pieces: AsyncGenerator[bytes, None]) -> None:
         self._one = one
         self._pieces = pieces
         self._seat = party(one.call.identity)
@@ -136,25 +142,16 @@ async def watch(call: Call, query: Query) -> Outcome:
     assert call.route.kind is not None
     if refusal := no_seat(call):
         return refusal
-    accept = call.headers.get("accept", "")
-    shape = "table" if wants_table(accept) else "sse" if SSE in accept else "lines"
-    text = call.query.get("timeoutSeconds", "") or str(TIMEOUT_SECONDS)
-    version = call.query.get("resourceVersion", "") or call.headers.get("last-event-id", "")
-    for name, value in (("timeoutSeconds", text), ("resourceVersion", version or "0")):
-        if not (value.isascii() and value.isdigit() and len(value) <= 18):
-            return invalid(f"{name} must be a number")
+    options = watch_options(call)
+    if isinstance(options, Refusal):
+        return options
+    shape = "table" if wants_table(call.headers.get("accept", "")) else options.shape
     one = Watch(
-        call,
-        call.route.kind,
-        query,
-        shape,
-        bookmarks=call.query.get("allowWatchBookmarks", "") in ("true", "1"),
-        until=time.monotonic() + min(int(text), TIMEOUT_SECONDS),
+        call=call, kind=call.route.kind, query=query, format=shape, bookmarks=options.bookmarks, until=options.until
     )
-    initial = call.query.get("sendInitialEvents", "") in ("true", "1")
-    start = int(version or "0")
+    start, initial = options.start, options.initial
     if start and not initial:
-        if refusal := await _too_old(call, start):
+        if refusal := await too_old(call, start):
             return refusal
         one.seen = start
         one.follower = await call.context.feed.follow(query.kind, query.namespace, start)
@@ -164,6 +161,35 @@ async def watch(call: Call, query: Query) -> Outcome:
         return refusal
     media = SSE if shape == "sse" else JSON
     return Stream(WatchEvents(one, _events(one, from_state=not start or initial, mark_end=initial)), media)
+
+
+class WatchOptions(NamedTuple):
+    """The options of a watch, from its query and headers."""
+
+    shape: str  # lines or sse
+    start: int  # the revision to watch from; 0 for none
+    initial: bool  # begin with the current state although a revision is given
+    bookmarks: bool
+    until: float
+
+
+def watch_options(call: Call) -> WatchOptions | Refusal:
+    text = call.query.get("timeoutSeconds", "") or str(TIMEOUT_SECONDS)
+    version = call.query.get("resourceVersion", "") or call.headers.get("last-event-id", "")
+    for name, value in (("timeoutSeconds", text), ("resourceVersion", version or "0")):
+        if not (value.isascii() and value.isdigit() and len(value) <= 18):
+            return invalid(f"{name} must be a number")
+    return WatchOptions(
+        "sse" if SSE in call.headers.get("accept", "") else "lines",
+        int(version or "0"),
+        call.query.get("sendInitialEvents", "") in ("true", "1"),
+        call.query.get("allowWatchBookmarks", "") in ("true", "1"),
+        time.monotonic() + min(int(text), TIMEOUT_SECONDS),
+    )
+
+
+def is_watch(call: Call) -> bool:
+    return call.query.get("watch", "") in ("true", "1")
 
 
 def no_seat(call: Call) -> Refusal | None:
@@ -179,7 +205,7 @@ def no_seat(call: Call) -> Refusal | None:
     return None
 
 
-async def _too_old(call: Call, revision: int) -> Refusal | None:
+async def too_old(call: Call, revision: int) -> Refusal | None:
     async with call.context.database.reader() as db:
         position = await change_store.load_position(db)
     if position.floor <= revision <= position.revision:
@@ -217,7 +243,7 @@ async def _events(one: Watch, *, from_state: bool, mark_end: bool) -> AsyncGener
         return  # The client resumes from its last revision.
 
 
-async def check_identity(one: Watch) -> None:
+async def check_identity(one: OpenWatch) -> None:
     """End the watch of a caller who is no longer authorized. While the database is away, no watch is ended."""
     now = time.monotonic()
     if now < one.check_at:
@@ -288,6 +314,7 @@ async def _follow(one: Watch, follower: Follower) -> AsyncGenerator[bytes, None]
     marked = time.monotonic()
     while time.monotonic() < one.until:
         fed = await follower.wait(one.pause_seconds())
+        handed_out = one.call.context.feed.revision  # before anything is awaited: later changes are in the queue
         await check_identity(one)
         pieces = []
         for change in fed:
@@ -302,7 +329,7 @@ async def _follow(one: Watch, follower: Follower) -> AsyncGenerator[bytes, None]
                 yield b": still here\n\n"
             elif one.bookmarks and time.monotonic() - marked > BOOKMARK_SECONDS:
                 marked = time.monotonic()
-                one.seen = max(one.seen, one.call.context.feed.revision)
+                one.seen = max(one.seen, handed_out)
                 yield _bookmark(one, {})
 
 
@@ -323,7 +350,7 @@ async def _event(one: Watch, fed: FedChange) -> bytes | None:
     known = fed.rendered.get((one.format, kind_of_event))
     if known is None:
         body = render(change.doc, change.status, change.revision)
-        known = _wrapped(one.format, kind_of_event, body, change.revision)
+        known = wrapped(one.format, kind_of_event, body, change.revision)
         fed.rendered[one.format, kind_of_event] = known
     return known
 
@@ -397,7 +424,7 @@ async def _rendered(one: Watch, kind_of_event: str, items: Sequence[ListedObject
         ]
     else:
         bodies = await show(one.call.context, one.kind, items, one.call.identity)
-    return [_wrapped(one.format, kind_of_event, body, item.revision) for item, body in zip(items, bodies, strict=True)]
+    return [wrapped(one.format, kind_of_event, body, item.revision) for item, body in zip(items, bodies, strict=True)]
 
 
 def _row(one: Watch, item: ListedObject, plain: dict[str, Any]) -> bytes:
@@ -407,7 +434,8 @@ def _row(one: Watch, item: ListedObject, plain: dict[str, Any]) -> bytes:
     return body
 
 
-def _wrapped(shape: str, kind_of_event: str, body: bytes, revision: int) -> bytes:
+def wrapped(shape: str, kind_of_event: str, body: bytes, revision: int) -> bytes:
+    """An event as a line of JSON, or as a Server-Sent Event."""
     line = b'{"type":"%s","object":%s}' % (kind_of_event.encode(), body)
     if shape == "sse":
         return b"id: %d\ndata: %s\n\n" % (revision, line)
@@ -419,8 +447,13 @@ def _bookmark(one: Watch, annotations: dict[str, str]) -> bytes:
     if annotations:
         metadata["annotations"] = annotations
     body = encode({"kind": one.kind.name, "apiVersion": "v1", "metadata": metadata})
-    return _wrapped(one.format, "BOOKMARK", body, one.seen)
+    return wrapped(one.format, "BOOKMARK", body, one.seen)
 
 
 def _error(one: Watch, refusal: Refusal) -> bytes:
-    return _wrapped(one.format, "ERROR", msgspec.json.encode(body_of(refusal, one.call.request_id)), one.seen)
+    return error_piece(one.format, refusal, one.call.request_id, one.seen)
+
+
+def error_piece(shape: str, refusal: Refusal, request_id: str, revision: int) -> bytes:
+    """The last event of a watch that the server ends."""
+    return wrapped(shape, "ERROR", msgspec.json.encode(body_of(refusal, request_id)), revision)

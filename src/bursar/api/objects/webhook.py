@@ -8,7 +8,7 @@ import msgspec
 
 from bursar.api.credit import payment
 from bursar.api.credit.credit import continue_place, continue_token, limit_of
-from bursar.api.http.action import read_action
+from bursar.api.http.action import read_action, seen_whole
 from bursar.api.http.route import NO_STORE, Answer, Call, Outcome, Param, Route
 from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Refusal, invalid
@@ -156,6 +156,8 @@ async def create(call: Call) -> Outcome:
 
 
 async def list_webhooks(call: Call) -> Outcome:
+    if refusal := seen_whole(call, "the list of webhooks"):
+        return refusal
     found = await ops.list_webhooks(call.context.runtime)
     return Answer(200, encode(WebhookList([shown(one) for one in found])))
 
@@ -174,6 +176,8 @@ async def send_trial(call: Call) -> Outcome:
 
 
 async def list_deliveries(call: Call) -> Outcome:
+    if refusal := seen_whole(call, "the list of webhooks"):
+        return refusal
     limit, place = limit_of(call, DELIVERIES_MAX), continue_place(call, tuple[int])
     if isinstance(limit, Refusal):
         return limit

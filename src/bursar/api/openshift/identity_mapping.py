@@ -11,19 +11,19 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bursar.api.http.body import read_document, without_nulls
+from bursar.api.http.body import read_document
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.object import find, may_see, origin_of
-from bursar.commands.command import Command
+from bursar.commands.command import Command, Unchanged
 from bursar.commands.lifecycle.dispatch import change_command
 from bursar.core.objects.object import Key, Stored
 from bursar.core.values.refusal import Code, Refusal, invalid
 from bursar.ops.objects import object as ops
-from bursar.ops.objects.object import Unchanged
 from bursar.wire.kinds.identity import IDENTITY, ProviderIdentity, UserReference, mapped_user
 from bursar.wire.kinds.user import USER, USER_API
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.meta import ObjectMeta, Text, Wire
+from bursar.wire.shared.reading import without_nulls
 
 
 class IdentityReference(Wire):

@@ -13,18 +13,16 @@ import msgspec
 from msgspec import UNSET
 
 from bursar.api.http.body import (
-    check,
-    convert,
     dry_run,
-    faulty_causes,
     idempotency_key_of,
-    identify,
+    path_of,
     read_document,
 )
 from bursar.api.http.route import JSON, Answer, Call, Outcome, Stream
 from bursar.api.objects import delete as deletion
 from bursar.api.objects import edit
 from bursar.api.objects import object as objects
+from bursar.commands.objects.object import not_below
 from bursar.core.objects.object import Key, Stored
 from bursar.core.quota.tenant_tree import Namespace as NamespaceRule
 from bursar.core.values.access import Identity, Role, is_delegate
@@ -40,6 +38,7 @@ from bursar.wire.kinds.namespace import NAMESPACE, TENANT_LABEL, Namespace, Name
 from bursar.wire.kinds.tenant import TENANT, Tenant, TenantSpec
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.meta import ObjectMeta, Text, Wire
+from bursar.wire.shared.reading import read
 
 PROJECT_API: Final = "project.openshift.io/v1"
 # On the tenant that a project brought: a later project of the name may have it.
@@ -157,12 +156,10 @@ async def _create(call: Call, document: Any, kind: str) -> Outcome:
     if isinstance(document, dict) and (refusal := _wrong_kind(document, kind)):
         return refusal
     asked, call = call, _on_namespaces(call)
-    body = convert(call, NAMESPACE, _without_kind(document))
+    body = read(NAMESPACE, _without_kind(document), path_of(call))
     if isinstance(body, Refusal):
         return body
     one: Namespace = body.object
-    if causes := identify(call, NAMESPACE, one) + check(NAMESPACE, one):
-        return faulty_causes(NAMESPACE, causes)
     asked.subject = call.subject = one.metadata.name or ""
     taken = (await call.context.tree(fresh=True)).namespaces.get(call.subject)
     if taken is not None and idempotency_key_of(call, body.request_id) is None:
@@ -210,7 +207,7 @@ async def _ensure_tenant(call: Call, namespace: Namespace) -> Refusal | None:
         spec.display_name = text
     tenant = Tenant(metadata=ObjectMeta(name=name, labels={PROJECT_LABEL: "true"}), spec=spec)
     if parent and not await call.context.sees(call.identity, parent):
-        return objects.not_below(call.identity, TENANT)
+        return not_below(call.identity, TENANT)
     command = create_command(TENANT, tenant, objects.origin_of(call))
     reply = await ops.submit(call.context.runtime, command, tenant=parent)
     call.context.forget_tree()

@@ -15,11 +15,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bursar.api.http.body import read_document, without_nulls
+from bursar.api.http.body import read_document
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects import edit
 from bursar.api.objects.object import origin_of, tenant_of_namespace
-from bursar.commands.command import Command
+from bursar.commands.command import Command, Unchanged
 from bursar.commands.lifecycle.dispatch import change_command, delete_command
 from bursar.commands.objects.object import DeletePreconditions
 from bursar.core.objects.object import Key, Stored
@@ -30,12 +30,12 @@ from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invali
 from bursar.core.values.selector import parse_fields
 from bursar.ops.lifecycle.create import create_command
 from bursar.ops.objects import object as ops
-from bursar.ops.objects.object import Unchanged
 from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
 from bursar.wire.kinds.member import MEMBER, Member, MemberSpec
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.meta import ObjectMeta, Text, Wire
+from bursar.wire.shared.reading import without_nulls
 
 RBAC_GROUP: Final = "rbac.authorization.k8s.io"
 RBAC_API: Final = f"{RBAC_GROUP}/v1"

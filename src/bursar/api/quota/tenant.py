@@ -4,45 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
-from bursar.api.http.body import CAUSES_IN_MESSAGE_MAX, CAUSES_MAX, read_document
-from bursar.api.http.params import ROOT
-from bursar.api.http.route import Answer, Call, Outcome, Route
+from bursar.api.http.body import read_document
+from bursar.api.http.params import ROOT, WATCHING
+from bursar.api.http.route import Answer, Call, Outcome, Param, Route
 from bursar.api.objects.edit import edit_object, replace_object
 from bursar.api.objects.object import find, key_of
+from bursar.api.objects.watch import is_watch
+from bursar.api.quota.quotas import QuotaList, TenantQuotas, list_or_watch_quotas, tenant_quotas, watch_tenant
 from bursar.commands.objects.object import not_found
-from bursar.core.quota.quota import Counter
-from bursar.core.quota.tenant_tree import effective_limits, lineage, tenant_scope
+from bursar.core.quota.tenant_tree import tenant_scope
 from bursar.core.values.patch import merge
-from bursar.core.values.quantity import UNLIMITED, format_amount
 from bursar.core.values.refusal import Refusal, invalid
 from bursar.store.quota import quota as quota_store
 from bursar.wire.kinds.tenant import BILLING_MODE, FLAT_FIELDS, SOFT_FIELDS, TENANT, merge_from_flat
 from bursar.wire.shared.document import encode
+from bursar.wire.shared.reading import CAUSES_IN_MESSAGE_MAX, CAUSES_MAX
 
 _FLAT_HINT = f"max_<dimension> sets a limit; the others are {', '.join((*SOFT_FIELDS, *FLAT_FIELDS, BILLING_MODE))}."
 
 
-class DimensionQuota(msgspec.Struct, rename="camel", omit_defaults=True):
-    limit: str | None
-    source: str
-    accepted: str
-    bound: str
-    utilization: float | None = None
-
-
-class TenantQuotas(msgspec.Struct, rename="camel"):
-    tenant: str
-    enforcement: str
-    ancestors: list[str]
-    quotas: dict[str, DimensionQuota]
-
-
 def tenant_routes() -> Iterator[Route]:
     yield Route(
-        "GET", f"{ROOT}/tenants/{{name}}/quotas", get_quotas, "List effective limits, their sources, and usage.", "get",
-        TENANT.plural, "quotas", kind=TENANT, answer=TenantQuotas,
+        "GET", f"{ROOT}/tenants/{{name}}/quotas", get_quotas,
+        "List or watch effective limits, their sources, and usage.", "get",
+        TENANT.plural, "quotas", kind=TENANT, params=WATCHING, answer=TenantQuotas,
+    )  # fmt: skip
+    yield Route(
+        "GET", f"{ROOT}/quotas", list_or_watch_quotas,
+        "List or watch limits and usage of all scopes: tenants, ResourceQuotas and the system.", "list", "quotas",
+        answer=QuotaList,
+        params=(
+            Param("tenant", "Only this tenant and the ResourceQuotas of its namespaces."),
+            Param("limit", "Maximum number of items; fetch the rest with continue.", "integer"),
+            Param("continue", "The continue token from the metadata of the previous page."), *WATCHING,
+        ),
     )  # fmt: skip
 
 
@@ -71,24 +66,12 @@ async def get_quotas(call: Call) -> Outcome:
     found = await find(call, key_of(call))
     if isinstance(found, Refusal):
         return found
+    if is_watch(call):
+        return watch_tenant(call)
     tree = await call.context.tree(fresh=True)
     name = call.parameters["name"]
     if name not in tree.tenants:
         return not_found(key_of(call))  # It has been deleted since.
     async with call.context.database.reader() as db:
         rows = await quota_store.load_scopes(db, [tenant_scope(name)])
-    limits = effective_limits(tree, tree.tenants[name])
-    dimensions = sorted({dimension for _, dimension in rows} | set(limits))
-    quotas: dict[str, DimensionQuota] = {}
-    for dimension in dimensions:
-        counter = rows.get((tenant_scope(name), dimension), Counter())
-        limit = limits.get(dimension)
-        quotas[dimension] = DimensionQuota(
-            limit=format_amount(dimension, limit.value) if limit and limit.value != UNLIMITED else None,
-            source=limit.source if limit else "unlimited",
-            accepted=format_amount(dimension, counter.accepted),
-            bound=format_amount(dimension, counter.bound),
-            utilization=round(counter.accepted / limit.value, 4) if limit and limit.value else None,
-        )
-    ancestors = list(lineage(tree, name))[1:]
-    return Answer(200, encode(TenantQuotas(name, tree.tenants[name].enforcement, ancestors, quotas)))
+    return Answer(200, encode(tenant_quotas(tree, name, rows)))

@@ -143,5 +143,5 @@ def _looking(root: str) -> Iterator[Route]:
     )  # fmt: skip
     yield Route(
         "GET", f"{root}/ledger/verify", ledger.verify, "Verify the ledger: its hash chain, sums and holds.", "get",
-        "ledger", "verify", params=ledger.PARAMS, answer=ledger.Verdict, refusals=(503,),
+        "ledger", "verify", params=ledger.PARAMS, answer=ledger.LedgerVerdict, refusals=(503,),
     )  # fmt: skip

@@ -1,8 +1,9 @@
-"""Gauges that are read from the database when /metrics is scraped: budgets, reconciliation and the ledger."""
+"""Gauges that are read from the database when /metrics is scraped: approvals, budgets, reconciliation, the ledger."""
 
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime
 
 from bursar.api.http import metrics
 from bursar.core.credit.drift import first_hour
@@ -18,6 +19,7 @@ from bursar.ops.usage.usage_rollup import load_budgeted, load_budgets
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.credit import reconcile as reconcile_store
 from bursar.store.db.database import AWAY
+from bursar.store.objects import approval as approval_store
 from bursar.store.usage import budget as budget_store
 from bursar.store.usage import usage_levels as usage_store
 
@@ -50,6 +52,25 @@ async def show_budgets(runtime: Runtime) -> None:
             metrics.BUDGET_HOURS_USED.labels(tenant, what).set(hours)
             if limit is not None:
                 metrics.BUDGET_HOURS.labels(tenant, what).set(limit)
+
+
+async def show_approvals(runtime: Runtime) -> None:
+    """Set the gauges of undecided requests; gates without any are removed."""
+    try:
+        async with runtime.database.reader() as db:
+            gates = await approval_store.count_open(db)
+    except AWAY:
+        return
+    for gauge in (metrics.APPROVALS_PENDING, metrics.APPROVALS_OLDEST, metrics.APPROVALS_UNANSWERED):
+        gauge.clear()
+    for one in gates:
+        metrics.APPROVALS_PENDING.labels(one.gate).set(one.requests)
+        metrics.APPROVALS_OLDEST.labels(one.gate).set(_age(one.oldest))
+        metrics.APPROVALS_UNANSWERED.labels(one.gate).set(_age(one.oldest_unanswered) if one.oldest_unanswered else 0.0)
+
+
+def _age(since: str) -> float:
+    return max(0.0, (now() - datetime.fromisoformat(since)).total_seconds())
 
 
 async def show_drift(runtime: Runtime) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from bursar.api.access import review, token
 from bursar.api.approval.approval import approval_routes
 from bursar.api.http.body import PROTOBUF, YAML
@@ -17,7 +19,7 @@ from bursar.api.objects import object as objects
 from bursar.api.objects.watch import SSE
 from bursar.api.objects.webhook import webhook_routes
 from bursar.api.openshift.routes import openshift_routes
-from bursar.api.quota import tenant
+from bursar.api.quota import limits, tenant
 from bursar.api.site import discovery, docs, openapi, openapi_v2, system
 from bursar.api.site.credit_routes import credit_routes
 from bursar.api.usage.tenant_usage import usage_routes
@@ -77,6 +79,7 @@ def build_routes(release: str) -> list[Route]:
         *openshift_routes(),
         *node_routes(),
         *tenant.tenant_routes(),
+        *limits.limit_routes(),
         *_other_routes(),
         *credit_routes(ROOT),
         *usage_routes(ROOT),
@@ -87,10 +90,11 @@ def build_routes(release: str) -> list[Route]:
     for path, body in discovery.documents(described, release=release).items():
         if not any(route.path == path.rstrip("/") and route.method == "GET" for route in routes):
             routes.append(Route("GET", path.rstrip("/"), system.fixed(body), "Discovery.", public=True, free=True))
-    for path, body in openapi.documents(described, release=release).items():
+    documents = openapi.documents(described, release=release)
+    for path, body in documents.items():
         media = openapi_v2.MEDIA_TYPE if path == "/openapi/v2" else JSON
         routes.append(Route("GET", path, system.fixed(body, media), "OpenAPI.", public=True, free=True))
-    page = docs.page(openapi.document(described, release=release))
+    page = docs.page(msgspec.json.decode(documents["/openapi.json"]))
     policy = {"Content-Security-Policy": docs.CONTENT_SECURITY_POLICY}
     routes.append(
         Route(

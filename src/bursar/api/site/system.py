@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from bursar.api.http import metrics
 from bursar.api.http.route import JSON, Answer, Call, Handler, Outcome
 from bursar.api.nodes.cluster import show_nodes, show_scheduling
-from bursar.api.site.gauges import show_budgets, show_drift, show_sealing
+from bursar.api.site.gauges import show_approvals, show_budgets, show_drift, show_sealing
 from bursar.core.quota.quota import Counter
 from bursar.core.values.access import reach
 from bursar.core.values.quantity import UNLIMITED, is_bytes
@@ -62,6 +62,7 @@ async def read_metrics(context: ApiContext) -> bytes:
     """Render the counters of this process, and usage from the database, in Prometheus' text format."""
     await show_scheduling(context)
     await show_nodes(context)
+    await show_approvals(context.runtime)
     await show_drift(context.runtime)
     await show_budgets(context.runtime)
     await show_sealing(context.runtime)

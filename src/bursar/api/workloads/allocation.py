@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from bursar.api.http.body import dry_run, idempotency_key_of, read_document, without_nulls
+from bursar.api.http.body import dry_run, idempotency_key_of, read_document
 from bursar.api.http.route import Answer, Call, Outcome
 from bursar.api.objects.delete import delete_all
 from bursar.api.objects.edit import JSON_PATCH, STRATEGIC_PATCH
@@ -27,6 +27,7 @@ from bursar.store.objects import listing
 from bursar.store.objects.listing import Query
 from bursar.wire.kinds.allocation import AllocationStatus
 from bursar.wire.shared.document import encode, is_ending
+from bursar.wire.shared.reading import without_nulls
 
 REPORTED = (Phase.RUNNING, Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from bursar.api.http.body import Body, read_document, read_object
+from bursar.api.http.body import read_document, read_object
 from bursar.api.http.route import JSON, UNREAD, Answer, Call, Outcome
 from bursar.api.objects.object import find, is_admin, key_of, kind_of, namespace_tenant, never_runs, origin_of
 from bursar.api.workloads.explanation import (
@@ -32,7 +32,7 @@ from bursar.commands.objects.object import CreateObject, submitter
 from bursar.commands.workloads.job import CreateJob
 from bursar.commands.workloads.job_status import progress_in
 from bursar.core.credit.lease import FROZEN
-from bursar.core.objects.approval import AWAITING_APPROVAL
+from bursar.core.objects.approval import AWAITING_APPROVAL, waiting_text
 from bursar.core.objects.job import all_turns, turn_name
 from bursar.core.objects.object import Key, Stored
 from bursar.core.objects.pending_reason import PendingReason
@@ -55,6 +55,7 @@ from bursar.wire.kinds.allocation import ALLOCATION
 from bursar.wire.kinds.job import JOB, JOB_LABEL, plan_of
 from bursar.wire.shared.document import encode
 from bursar.wire.shared.kind import Kind
+from bursar.wire.shared.reading import Body
 from bursar.wire.to_scheduler.ask import PriorityClassView
 
 ITEMS_MAX = 64
@@ -115,7 +116,9 @@ def _undecided(one: Stored, status: dict[str, Any]) -> Explanation:
     """Explain a request that awaits approval: its gate, since when, and who decides."""
     approval = approval_of(one)
     assert approval is not None, "it awaits approval"
-    said = f"{status['message']}; pending since {approval.since}"
+    said = f"{waiting_text(approval.gate)}; pending since {approval.since}"
+    if noted := approval.gates[approval.gate].reason:
+        said = f"{said}: {noted}"
     expires = f" It expires at {approval.pending_until}." if approval.pending_until else ""
     helps = f"Ask who decides gate {approval.gate}.{expires}"
     reason = WaitingReason(AWAITING_APPROVAL, said, helps)

@@ -129,7 +129,13 @@ async def _read(call: Call, found: Stored) -> Outcome:
     if output is None:
         return _nothing_kept(found.key.name, node, status, asked)
     watch = Watch(
-        call, ALLOCATION, Query("Allocation"), "lines", bookmarks=False, until=math.inf, check_seconds=CHECK_SECONDS
+        call=call,
+        kind=ALLOCATION,
+        query=Query("Allocation"),
+        format="lines",
+        bookmarks=False,
+        until=math.inf,
+        check_seconds=CHECK_SECONDS,
     )
     pieces = _Pieces(watch, output, asked)
     headers = {

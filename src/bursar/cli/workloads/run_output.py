@@ -14,6 +14,7 @@ import click
 from bursar.cli.shell.output import due
 from bursar.cli.workloads.log_follow import LineSink, Sink
 from bursar.core.credit.shortfall import end_words, recorded_shortfall, time_left
+from bursar.core.objects.approval import AWAITING_APPROVAL
 
 Document = Mapping[str, Any]
 
@@ -119,8 +120,8 @@ def status_line(status: Document, *, when: Callable[[object], str] | None = None
     where = ", ".join(str(one["name"]) for one in status.get("nodes") or [])
     if phase == "Pending":
         message, stopped = why_pending(status)
-        # Some messages already begin with "waiting".
-        parts = [message if message.startswith("waiting ") else f"pending: {message}"]
+        # Some messages already begin with "waiting" or "awaiting".
+        parts = [message if message.startswith(("waiting ", "awaiting ")) else f"pending: {message}"]
         if status.get("queuePosition"):
             parts.append(f"queue position {status['queuePosition']}")
         if status.get("estimatedStartTime"):
@@ -150,11 +151,13 @@ def _shortfall(status: Document) -> Iterator[str]:
 def why_pending(status: Document) -> tuple[str, str]:
     """The current reason of a pending allocation, and the reason of an earlier stop."""
     message = str(status.get("message") or "")
+    if status.get("reason") == AWAITING_APPROVAL:
+        return message, ""
     conditions = status.get("conditions") or ()
     waiting = (one for one in conditions if one["type"] == "Scheduled" and one["status"] == "False")
     scheduled: Document = next(waiting, {})
     current = str(scheduled.get("message") or "")
-    if scheduled.get("reason") == status.get("reason") or not current:
+    if scheduled.get("reason") == status.get("reason") or status.get("reason") == AWAITING_APPROVAL or not current:
         return message or "the scheduler has not tried it yet", ""
     return current, message if status.get("reason") in STOPPED else ""
 

@@ -10,7 +10,7 @@ import click
 from bursar.cli.shell import manifest
 from bursar.cli.shell.connection import Connection, connected, namespace_option
 from bursar.cli.shell.options import json_option
-from bursar.cli.shell.output import due, to_json
+from bursar.cli.shell.output import due, moments, to_json
 from bursar.cli.shell.problem import Problem
 from bursar.cli.shell.resource_arg import find
 from bursar.core.values.duration import format_age
@@ -53,12 +53,12 @@ def simulate(connection: Connection, files: Sequence[str], recursive: bool, as_j
 
 
 def lines(one: Document) -> Iterator[str]:
-    yield f"allocation/{one['name']}: {one['message']}"
+    yield f"allocation/{one['name']}: {moments(one['message'])}"
     reason = one.get("reason")
     if reason and reason.get("help"):
-        yield f"  help     {reason['help']}"
+        yield f"  help     {moments(reason['help'])}"
     for other in one.get("otherReasons") or []:
-        yield f"  also     {other['message']}"
+        yield f"  also     {moments(other['message'])}"
     for victim in one.get("evictions") or []:
         yield f"  evicts   {victim['namespace']}/{victim['name']} ({victim['rule']})"
     if others := one.get("evictionsOfOtherTenants"):

@@ -6,9 +6,10 @@ headroom, the last gate stays pending and says why, and the gates that were pass
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from bursar.commands.approval.news import RequestMessage, decided_news, put_with_news
 from bursar.commands.command import Answers, Command, Result, weight_of_drafts
 from bursar.commands.objects.gate import (
     admitted_charge,
@@ -18,7 +19,7 @@ from bursar.commands.objects.gate import (
     with_approval,
     without_request,
 )
-from bursar.commands.objects.object import already_exists, conflict, not_found, plural_of, sight_of
+from bursar.commands.objects.object import already_exists, conflict, namespace_refusal, not_found, plural_of, sight_of
 from bursar.commands.objects.status import status_of, unchanged
 from bursar.commands.workloads.allocation import leave_gang
 from bursar.commands.workloads.job import MANY, admit, charges_of
@@ -30,19 +31,23 @@ from bursar.core.objects.approval import (
     Decision,
     Verdict,
     decided,
+    grown,
     is_own_request,
     undecidable,
     without_headroom,
 )
 from bursar.core.objects.charge import NOTHING, Charge
-from bursar.core.objects.object import Key, Origin, Stored
+from bursar.core.objects.event_text import RequestEvent
+from bursar.core.objects.object import UNASSIGNED, Key, Origin, Stored
 from bursar.core.quota.quota import Move
 from bursar.core.quota.quota_messages import headroom_text, quota_refusal
+from bursar.core.quota.visibility import Sees, sight
+from bursar.core.values.access import EVERY
 from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Code, Refusal
 from bursar.core.values.replace import replace
 from bursar.wire.kinds.registry import BY_NAME
-from bursar.wire.shared.document import is_ending
+from bursar.wire.shared.document import generation_of, is_ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,13 @@ class Decide(Command):
     tenant: str  # its tenant when access was checked
     decides_for: tuple[str, ...] = ()  # the tenants of the approver
     gang: str = ""
+    generation: int | None = None  # of the spec that was read and judged
+    pinned: int | None = None  # the newest revision of what the approver has seen, if they name one
+
+    @property
+    def changes_tree(self) -> bool:
+        """Whether it writes to the tenant tree, under the tree's exclusive lock."""
+        return False
 
     def gangs(self) -> dict[GangKey, int]:
         return {(self.key.namespace, self.gang): 0} if self.gang else {}
@@ -73,6 +85,9 @@ class Decide(Command):
         if before.uid != self.uid or before.gang != self.gang:
             return conflict(self.key, "it was deleted and created again")
         approval = approval_of(before)
+        if self._has_changed(batch, before):
+            state = f"it is {approval.state}" if approval is not None else "it needs no approval"
+            return conflict(self.key, f"it was changed meanwhile; {state}")
         if approval is None:
             return Refusal(Code.DECIDED, f"{name_of(self.key)} needs no approval")
         if refusal := self._refusal(batch, before, approval):
@@ -92,14 +107,37 @@ class Decide(Command):
         request = request_in(approval)
         if refusal := undecidable(name_of(self.key), request, self.decision.gate):
             return refusal
-        requester = str(status_of(before).get("user", ""))
-        if not request.self_approval and is_own_request(requester, self.decision.by, self.decides_for):
+        own = (
+            one for one in self._requesters(batch, before) if is_own_request(one, self.decision.by, self.decides_for)
+        )
+        if not request.self_approval and (requester := next(own, None)) is not None:
             return Refusal(
                 Code.FORBIDDEN,
                 f"{name_of(self.key)} was requested by {requester}: nobody approves their own request",
                 "Ask another approver, or let the tenant's policy allow it: spec.approval.selfApproval.",
             )
-        return self._incomplete(batch) if self.decision.verdict is Verdict.APPROVE else None
+        if self.decision.verdict is not Verdict.APPROVE:
+            return None
+        closed = namespace_refusal(batch, self.key) if self.key.namespace else None
+        return closed or self._incomplete(batch)
+
+    def _has_changed(self, batch: UnitOfWork, before: Stored) -> bool:
+        """Whether the spec is another than the one that was judged, or whether the request, or one that is decided with
+        it, is newer than the revision that the approver named."""
+        if self.generation not in (None, generation_of(before.doc)):
+            return True
+        if self.pinned is None:
+            return False
+        each = {one.key: one for one in (before, *self.decided_together(batch))}
+        return any(one.revision == UNASSIGNED or one.revision > self.pinned for one in each.values())
+
+    def _requesters(self, batch: UnitOfWork, before: Stored) -> Iterator[str]:
+        """The users who asked for what is decided together, and for growth of it."""
+        for one in (before, *self.decided_together(batch)):
+            yield str(status_of(one).get("user", ""))
+            approval = approval_of(one)
+            if approval is not None and (request := approval.open) is not None and request.user:
+                yield request.user
 
     def _incomplete(self, batch: UnitOfWork) -> Refusal | None:
         """The refusal of approving a part of a gang."""
@@ -129,9 +167,20 @@ class Decide(Command):
         same = after.gates[self.decision.gate].reason == request_in(approval).gates[self.decision.gate].reason
         if self.decision.verdict is Verdict.NOTE and same:
             return unchanged(before)
+        noted = self.decision.verdict is Verdict.NOTE
+        news = self._news(RequestEvent.NOTED if noted else RequestEvent.GATE_APPROVED, approval, after)
         for one in self._others(batch):
-            batch.put(with_approval(one, replace(approval_in_of(one), gates=after.gates)), self.origin)
-        return batch.put(with_approval(before, with_request(approval, after)), self.origin)
+            own = replace(approval_in_of(one), gates=after.gates, reason=after.reason, by=after.by, until=after.until)
+            put_with_news(batch, with_approval(one, own), news, self.origin)
+        return put_with_news(batch, with_approval(before, with_request(approval, after)), news, self.origin)
+
+    def _news(
+        self, event: RequestEvent, approval: Approval, after: Approval, reason: str | None = None
+    ) -> RequestMessage:
+        """The news of this decision on the object's own request, or on its growth."""
+        reason = self.decision.reason if reason is None else reason
+        growth = request_in(approval) is not approval
+        return decided_news(event, self.decision, after, reason=reason, growth=growth)
 
     def _others(self, batch: UnitOfWork) -> list[Stored]:
         """The other members of the gang that await approval."""
@@ -145,19 +194,19 @@ class Decide(Command):
             Move(one.key.namespace, one.charge, admitted_charge(BY_NAME[one.key.kind], one.charge)) for one in together
         ]
         if exceeded := batch.counters.move(moves):
-            refusal = quota_refusal(BY_NAME[self.key.kind].singular, exceeded, sight_of(batch, self))
+            refusal = quota_refusal(BY_NAME[self.key.kind].singular, exceeded, self.sees(batch))
             return self._leave(batch, before, approval, refusal)
         if (row := self._gang_row(batch)) is not None:
             batch.set_gang((self.key.namespace, self.gang), replace(row, charged=True))
+        news = self._news(RequestEvent.APPROVED, approval, after)
         for one in together:
             if one.key == self.key:
                 continue
             if awaits_approval(one):
-                own = replace(after, until=after.until or approval_in_of(one).until)
-                batch.put(self._approved(one, own), self.origin)
+                put_with_news(batch, self._approved(one, after), news, self.origin)
             else:
                 batch.recharge(replace(one, charge=admitted_charge(BY_NAME[one.key.kind], one.charge)))
-        return batch.put(self._approved(before, with_request(approval, after)), self.origin)
+        return put_with_news(batch, self._approved(before, with_request(approval, after)), news, self.origin)
 
     def _approved(self, one: Stored, approval: Approval) -> Stored:
         """The object with its approval, its charge, and the amounts in force."""
@@ -167,19 +216,32 @@ class Decide(Command):
         return with_approval(replace(one, charge=charge), approval, status)
 
     def _leave(self, batch: UnitOfWork, before: Stored, approval: Approval, refusal: Refusal) -> Refusal:
-        """Leave the last gate pending, and store the numbers as its reason."""
-        request, reason = request_in(approval), headroom_text(refusal)
+        """Leave the last gate pending, and store why as its reason: the numbers, or what else is in the way."""
+        # The tenant reads the reason, and not only the approver.
+        request, reason = request_in(approval), headroom_text(refusal, sight(batch.tree, before.tenant))
         if request.gates[self.decision.gate].reason != reason:
             noted = without_headroom(request, self.decision, reason, batch.now)
-            batch.put(with_approval(before, with_request(approval, noted)), self.origin)
+            news = self._news(RequestEvent.NOTED, approval, noted, reason)
+            for one in self._others(batch):
+                own = replace(approval_in_of(one), gates=noted.gates, reason=reason)
+                put_with_news(batch, with_approval(one, own), news, self.origin)
+            put_with_news(batch, with_approval(before, with_request(approval, noted)), news, self.origin)
         return refusal
+
+    def sees(self, batch: UnitOfWork) -> Sees:
+        """The scopes whose figures the approver sees: those of the tenants that they decide for."""
+        if not self.decides_for or EVERY in self.decides_for:
+            return sight_of(batch, self)
+        each = [sight(batch.tree, name) for name in self.decides_for]
+        return lambda scope: any(one(scope) for one in each)
 
     # Denying.
 
     def _deny(self, batch: UnitOfWork, before: Stored, approval: Approval, after: Approval) -> Result:
+        news = self._news(RequestEvent.DENIED, approval, after)
         for one in self._others(batch):
-            batch.put(refused(batch, one, approval_in_of(one), after), self.origin)
-        return batch.put(refused(batch, before, approval, after), self.origin)
+            put_with_news(batch, refused(batch, one, approval_in_of(one), after, news.message), news, self.origin)
+        return put_with_news(batch, refused(batch, before, approval, after, news.message), news, self.origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,14 +275,14 @@ class DecideJob(Decide):
         if before.revision != self.expected:
             return conflict(self.key)
         if taken := next((one.key for one in self.drafts if one.key in batch.objects), None):
-            return already_exists(taken)
-        drafts = admit(batch, self.drafts, self.drafts_gang, "job", sight_of(batch, self))
+            return self._leave(batch, before, approval, already_exists(taken))
+        drafts = admit(batch, self.drafts, self.drafts_gang, "job", self.sees(batch))
         if isinstance(drafts, Refusal):
-            exceeded = drafts.code is Code.QUOTA_EXCEEDED
-            return self._leave(batch, before, approval, drafts) if exceeded else drafts
+            return self._leave(batch, before, approval, drafts)
         batch.counters.move([Move(self.key.namespace, before.charge)])
         status = status_of(before) | {"active": len(drafts), "startedIndexes": len(drafts)}
-        write = batch.put(with_approval(replace(before, charge=NOTHING), after, status), self.origin)
+        job = with_approval(replace(before, charge=NOTHING), after, status)
+        write = put_with_news(batch, job, self._news(RequestEvent.APPROVED, approval, after), self.origin)
         made = Origin(self.origin.actor, "create", f"job/{self.key.name}")
         for one in drafts:
             batch.put(replace(one, tenant=before.tenant), made)
@@ -263,14 +325,13 @@ def with_request(approval: Approval, request: Approval) -> Approval:
     if request_in(approval) is approval:
         return request
     if request.state is ApprovalState.APPROVED:
-        return replace(approval, gates=request.gates, reason=request.reason, by=request.by, at=request.at,
-                       until=request.until or approval.until, change=None)  # fmt: skip
+        return grown(approval, request)
     return replace(approval, change=request)
 
 
-def refused(batch: UnitOfWork, one: Stored, approval: Approval, after: Approval) -> Stored:
+def refused(batch: UnitOfWork, one: Stored, approval: Approval, after: Approval, message: str) -> Stored:
     """The object after its request was denied or has expired. Refused growth leaves the approved amounts; a refused
-    object holds nothing, and work ends as failed."""
+    object holds nothing, and work ends as failed with this message."""
     kind = BY_NAME[one.key.kind]
     if approval.state is not ApprovalState.PENDING:
         kept = replace(one.charge, accepted=without_request(one.charge.accepted), due={})
@@ -279,8 +340,7 @@ def refused(batch: UnitOfWork, one: Stored, approval: Approval, after: Approval)
     batch.counters.move([Move(one.key.namespace, one.charge)])
     leave_gang(batch, one)
     reason = f"Approval{str(after.state).capitalize()}"
-    said = after.reason or "no reason given"
-    status = status_of(one) | kind.refused(reason, said, timestamp(batch.now))
+    status = status_of(one) | kind.refused(reason, message, timestamp(batch.now))
     ended = replace(one, charge=NOTHING, fields=kind.fields(decoded(kind, one, status)))
     return with_approval(ended, after, status)
 

@@ -12,13 +12,22 @@ from bursar.commands.command import Result
 from bursar.commands.objects.gate import (
     ONE_REQUEST,
     approval_of,
+    charged,
     gates_of,
     held_back,
     pending_charge,
+    requesting,
     with_approval,
     without_request,
 )
-from bursar.commands.objects.object import ChangeObject, ObjectChange, change_object, sight_of
+from bursar.commands.objects.object import (
+    ChangeObject,
+    ObjectChange,
+    change_object,
+    conflict,
+    sight_of,
+    submitter,
+)
 from bursar.commands.objects.status import status_of
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.approval import Approval, ApprovalState, requested
@@ -30,7 +39,7 @@ from bursar.core.quota.tenant_tree import approval_policy
 from bursar.core.values.refusal import Refusal
 from bursar.core.values.replace import replace
 from bursar.wire.kinds.registry import BY_NAME
-from bursar.wire.shared.document import encode
+from bursar.wire.shared.document import encode, is_ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +47,21 @@ class ReviseRequest(ChangeObject):
     """Replace a request by a draft with other amounts."""
 
     def charges(self, batch: UnitOfWork) -> Iterable[tuple[str, Charge]]:
-        yield from ChangeObject.charges(self, batch)
-        yield self.key.namespace, pending_charge(self.draft.charge)
+        draft = charged(batch, self.draft)
+        if before := batch.objects.get(self.key):
+            yield self.key.namespace, before.charge
+        yield self.key.namespace, draft.charge
+        yield self.key.namespace, pending_charge(draft.charge)
 
     def _save_changed(self, batch: UnitOfWork, before: Stored) -> Result:
-        after = _revised(batch, before, self.draft)
+        draft = charged(batch, self.draft)
+        if is_ending(before.doc) and grows(without_request(before.charge.accepted), draft.charge.accepted):
+            return conflict(self.key, "it is being deleted")
+        after = _asked_by(submitter(self.origin), _revised(batch, before, draft))
         if exceeded := batch.counters.move([Move(self.key.namespace, before.charge, after.charge)]):
             return quota_refusal(self.subject, exceeded, sight_of(batch, self))
-        return batch.put(after, self.origin)
+        asks = after.charge.due and after.charge.due != before.charge.due
+        return batch.put(after, requesting(self.origin, after) if asks else self.origin)
 
 
 def _revised(batch: UnitOfWork, before: Stored, draft: Stored) -> Stored:
@@ -55,10 +71,22 @@ def _revised(batch: UnitOfWork, before: Stored, draft: Stored) -> Stored:
     held = without_request(before.charge.accepted)
     if approval is not None and approval.state is not ApprovalState.APPROVED and not held:
         return _asked_again(batch, before, draft, approval, gates)
+    if approval is not None and approval.frozen:
+        gates = gates or tuple(approval.gates)  # A frozen request grows only by a new approval.
     if grows(held, wanted) and gates:
         return _growing(batch, before, draft, approval, held, gates)
     granted = replace(draft, status=encode(status_of(draft) | BY_NAME[draft.key.kind].granted(wanted)))
     return granted if approval is None else with_approval(granted, replace(approval, change=None))
+
+
+def _asked_by(user: str, one: Stored) -> Stored:
+    """The object whose new request names the user who asked for it."""
+    approval = approval_of(one)
+    request = approval.open if approval is not None else None
+    if approval is None or request is None or request.user or status_of(one).get("user") == user:
+        return one
+    asked = replace(request, user=user)
+    return with_approval(one, asked if request is approval else replace(approval, change=asked))
 
 
 def _asked_again(

@@ -12,26 +12,32 @@ from bursar.commands.objects import removal
 from bursar.commands.objects.gate import (
     approval_of,
     awaits_approval,
+    charged,
     gates_of,
+    growth_withdrawn,
     held_back,
     kept_fields,
     pending_charge,
+    requesting,
+    with_approval,
     withdrawn,
 )
 from bursar.core.batch.unit_of_work import UnitOfWork
 from bursar.core.objects.allocation import Gang, GangKey, GangRow
 from bursar.core.objects.charge import NOTHING, Charge, deferred, fallen_due
+from bursar.core.objects.finalizer import added, reserved
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.quota.permit import NOTHING_ASKED, Asking, beyond, missing_classes, too_small
 from bursar.core.quota.quota import Move
 from bursar.core.quota.quota_messages import quota_refusal
 from bursar.core.quota.visibility import Sees, reader_of, sight
+from bursar.core.values.access import Identity, Role, reach
 from bursar.core.values.idempotency import IdempotencyKey
-from bursar.core.values.refusal import Cause, Code, Refusal
+from bursar.core.values.refusal import Cause, Code, Refusal, field_fault
 from bursar.core.values.replace import replace
 from bursar.wire.kinds.priorityclass import PRIORITY_CLASS
 from bursar.wire.kinds.registry import BY_NAME
-from bursar.wire.shared.document import EMPTY, encode, encode_object, finalizers_of
+from bursar.wire.shared.document import EMPTY, encode, encode_object, finalizers_of, is_ending
 from bursar.wire.shared.kind import Kind, Object
 
 
@@ -55,9 +61,10 @@ class CreateObject(Command):
         return {(self.key.namespace, self.gang.group_id): self.gang.min_members} if self.gang else {}
 
     def charges(self, batch: UnitOfWork) -> Iterable[tuple[str, Charge]]:
-        yield self.key.namespace, self.draft.charge
+        charge = charged(batch, self.draft).charge
+        yield self.key.namespace, charge
         if self._gates(batch):
-            yield self.key.namespace, pending_charge(self.draft.charge)
+            yield self.key.namespace, pending_charge(charge)
         if self.gang:
             for member in batch.members(self.key.namespace, self.gang.group_id):
                 yield self.key.namespace, fallen_due(member.charge)
@@ -65,7 +72,7 @@ class CreateObject(Command):
     def decide(self, batch: UnitOfWork) -> Result:
         if refusal := self._refusal(batch):
             return refusal
-        draft = self.draft
+        draft = charged(batch, self.draft)
         tenant = tenant_of(batch, self.key, draft.tenant)
         if tenant != draft.tenant:
             draft = replace(draft, tenant=tenant)
@@ -113,7 +120,17 @@ class CreateObject(Command):
             return quota_refusal(self.subject, exceeded, sight_of(batch, self))
         if self.gang is not None and row is not None:
             batch.set_gang((self.key.namespace, self.gang.group_id), replace(row, members=row.members + 1))
-        return self._save(batch, draft)
+            self._ask_again(batch, self.gang, draft)
+        return batch.put(draft, requesting(self.origin, draft))
+
+    def _ask_again(self, batch: UnitOfWork, gang: Gang, draft: Stored) -> None:
+        """Have the members of a gang that passed gates pass them again with a new one: a smaller set was judged."""
+        fresh = approval_of(draft)
+        assert fresh is not None, "the draft awaits approval"
+        for one in batch.members(self.key.namespace, gang.group_id):
+            if awaits_approval(one) and (approval := approval_of(one)) is not None and approval.passed:
+                again = replace(approval, gates=fresh.gates, reason="", by="", until="")
+                batch.put(with_approval(one, again), self.origin)
 
     def _gang_row(self, batch: UnitOfWork, gang: Gang) -> GangRow:
         row = batch.gangs.get((self.key.namespace, gang.group_id))
@@ -237,7 +254,9 @@ class DeleteObject(Command):
         if awaits_approval(before):
             before = withdrawn(before, batch.now)
         elif BY_NAME[self.key.kind].charged_until_gone and finalizers_of(before.doc):
-            return removal.remove(batch, before, self.origin)
+            last = growth_withdrawn(before, batch.now)
+            batch.counters.move([Move(self.key.namespace, before.charge, last.charge)])
+            return removal.remove(batch, before, self.origin, last)
         if before.charge is not NOTHING:
             batch.counters.move([Move(self.key.namespace, before.charge)])
             before = replace(before, charge=NOTHING)
@@ -275,7 +294,7 @@ def gang_differs(gang: Gang, row: GangRow) -> Refusal:
     return Refusal(Code.INVALID, message, causes=(Cause("FieldValueInvalid", message, field="minMembers"),))
 
 
-# Which command: kinds with commands of their own have functions like these (lifecycle/dispatch.py).
+# The choice of the command: kinds with commands of their own have functions like these (lifecycle/dispatch.py).
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +381,49 @@ def no_namespace(name: str, hint: str = "") -> Refusal:
     return Refusal(Code.NOT_FOUND, f'namespaces "{name}" not found', hint)
 
 
+def out_of_sight(kind: Kind, owner: str) -> Refusal:
+    return Refusal(Code.FORBIDDEN, f"you may not put a {kind.singular} into tenant {owner!r}")
+
+
+def not_below(identity: Identity, kind: Kind) -> Refusal:
+    """Refuse to put a tenant where its creator manages none."""
+    own = ", ".join(name for name, _ in identity.tenants)
+    return Refusal(
+        Code.FORBIDDEN,
+        f"{identity.user} may only change {kind.plural} below {own}",
+        f"Set spec.parent to {own}, or to a tenant below.",
+    )
+
+
+def finalizers_refused(identity: Identity, kind: Kind, one: Object, before: Stored | None = None) -> Refusal | None:
+    """Refuse changed finalizers on a new object or version unless the caller may set them. A user of a tenant must not
+    block the deletion of shared objects, nor release the finalizers of controllers."""
+    were, are = finalizers_of(before.doc) if before is not None else (), tuple(one.metadata.finalizers or ())
+    if were == are:
+        return None
+    if not kind.namespaced and not reach(identity).everything:
+        return Refusal(
+            Code.FORBIDDEN,
+            f"role {identity.role} may not change the finalizers of {kind.plural}",
+            "Ask an administrator of the system, or leave metadata.finalizers as it is.",
+        )
+    if kind.charged_until_gone and identity.role not in (Role.SYSTEM_ADMIN, Role.SERVICE):
+        return Refusal(
+            Code.FORBIDDEN,
+            f"the finalizers of {kind.plural} are for the operators that provide them: "
+            f"role {identity.role} may not change them",
+            "Leave metadata.finalizers as it is; the operator removes its own once everything is taken back.",
+        )
+    new = added(were, are)
+    wrong = reserved(new)
+    if new and before is not None and is_ending(before.doc):
+        wrong = f"cannot be added to an object that is being deleted: {', '.join(new)}"
+    if not wrong:
+        return None
+    cause = field_fault("metadata.finalizers", wrong)
+    return Refusal(Code.UNPROCESSABLE, f"metadata.finalizers: {wrong}", causes=(cause,))
+
+
 def namespace_refusal(batch: UnitOfWork, key: Key, seen_tenant: str | None = None) -> Refusal | None:
     namespace = batch.tree.namespaces.get(key.namespace)
     if namespace is None or seen_tenant not in (None, namespace.tenant):
@@ -399,8 +461,7 @@ def submitter(origin: Origin) -> str:
 _DECIDED = ("approval", "granted", "user")
 
 
-def _next_status(kind: Kind, before: Stored, one: Object) -> bytes:
-    status = encode(one.status) if getattr(one, "status", None) else EMPTY
+def _next_status(kind: Kind, before: Stored, status: bytes) -> bytes:
     if not kind.requestable or status == before.status:
         return status
     was = msgspec.json.decode(before.status)
@@ -410,7 +471,10 @@ def _next_status(kind: Kind, before: Stored, one: Object) -> bytes:
 
 def changed_draft(kind: Kind, before: Stored, one: Object, *, spec_changed: bool, keep_charge: bool) -> Stored:
     """The next version of an object: its identity stays, whatever the client sent."""
-    status = _next_status(kind, before, one)
+    said = encode(one.status) if getattr(one, "status", None) else EMPTY
+    status = _next_status(kind, before, said)
+    if status != said:
+        one = msgspec.convert(msgspec.to_builtins(one) | {"status": msgspec.json.decode(status)}, kind.type)
     kind.normalise(one)
     metadata = one.metadata
     metadata.uid = before.uid

@@ -66,6 +66,8 @@ def tree_refusal(old: Tree, new: Tree, key: Key, after: Stored | None, use: Tree
             return _check_namespace(old, new, key.name, after, use)
         case "ResourceQuota":
             return _check_quota(new, key) if after else None
+        case "Settings":
+            return _check_units(new)
         case "PriorityClass" if after is not None:
             before = old.classes[key.name].allowed_tenants if key.name in old.classes else frozenset()
             return unknown_tenants(new, "allowedTenants", new.classes[key.name].allowed_tenants - before)
@@ -141,7 +143,31 @@ def _check_namespace(old: Tree, new: Tree, name: str, after: Stored | None, use:
 def _check_quota(tree: Tree, key: Key) -> Refusal | None:
     if key.namespace not in tree.namespaces:
         return no_namespace(key.namespace)
+    quota = find_quota(tree, key)
+    if quota is not None and (named := sorted(quota.dimensions & tree.quota_policy.units.keys())):
+        return _in_units(f"spec.hard[{named[0]}]", named[0], tree)
     return None
+
+
+def _check_units(tree: Tree) -> Refusal | None:
+    """Refuse units under which the system or a ResourceQuota has a limit, which would count nothing from then on."""
+    units = tree.quota_policy.units.keys()
+    if named := sorted(units & tree.system.keys()):
+        return _in_units(f"spec.limits[{named[0]}]", named[0], tree)
+    for quota in (one for group in tree.quotas.values() for one in group):
+        if named := sorted(units & quota.dimensions):
+            field, whose = f"spec.quotas.units[{named[0]}]", f"ResourceQuota {quota.namespace}/{quota.name}"
+            message = f"{named[0]} is a dimension with a limit in {whose}: it cannot be a unit"
+            hint = "Remove that limit first, or give the unit another name."
+            return Refusal(Code.INVALID, message, hint, (Cause("FieldValueInvalid", message, field=field),))
+    return None
+
+
+def _in_units(field: str, name: str, tree: Tree) -> Refusal:
+    parts = ", ".join(sorted(tree.quota_policy.units[name]))
+    message = f"{name} is a unit: only limits of tenants and tiers are given in units"
+    hint = f"Limit its parts: {parts}."
+    return Refusal(Code.INVALID, message, hint, (Cause("FieldValueInvalid", message, field=field),))
 
 
 def no_capacity(key: Key, exceeded: Sequence[Exceeded]) -> Refusal:

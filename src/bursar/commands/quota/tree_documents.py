@@ -9,6 +9,7 @@ import msgspec
 from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.quota import tenant_tree as rules
 from bursar.core.quota.tenant_tree import Tree, TreeChange
+from bursar.core.quota.units import QuotaPolicy
 from bursar.wire.kinds import namespace, priorityclass, resourcequota, settings, tenant, tier
 
 _namespace = msgspec.json.Decoder(namespace.Namespace)
@@ -24,7 +25,7 @@ def tree_of(rows: Iterable[TreeChange], deletions: Iterable[tuple[str, int]] = (
     tenants, tiers, namespaces, system, policy = {}, {}, {}, {}, CreditPolicy()
     quotas: dict[str, list[rules.ResourceQuota]] = {}
     classes: dict[str, rules.PriorityClass] = {}
-    permits = rules.PermitPolicy()
+    permits, quota_policy = rules.PermitPolicy(), QuotaPolicy()
     for row in rows:
         match row.key.kind:
             case "Tenant":
@@ -40,12 +41,12 @@ def tree_of(rows: Iterable[TreeChange], deletions: Iterable[tuple[str, int]] = (
             case "Settings":
                 said = _settings.decode(row.doc)
                 system, policy = settings.to_tree(said), settings.credit_policy_of(row.doc)
-                permits = settings.permit_policy_of(said)
+                permits, quota_policy = settings.permit_policy_of(said), settings.quota_policy_of(said)
     ordered = {name: tuple(sorted(group, key=lambda one: one.name)) for name, group in quotas.items()}
     ended: dict[str, tuple[int, int]] = {}
     for name, revision in deletions:
         ended[name] = (ended.get(name, (0, 0))[1], revision)
-    return Tree(tenants, tiers, namespaces, ordered, system, policy, ended, classes, permits)
+    return Tree(tenants, tiers, namespaces, ordered, system, policy, ended, classes, permits, quota_policy)
 
 
 def applied(tree: Tree, change: TreeChange) -> Tree:
@@ -64,7 +65,8 @@ def applied(tree: Tree, change: TreeChange) -> Tree:
         case "PriorityClass":
             return rules.with_class(tree, priorityclass.to_tree(_class.decode(change.doc)))
     policy, said = settings.credit_policy_of(change.doc), _settings.decode(change.doc)
-    return rules.with_system(tree, settings.to_tree(said), policy, settings.permit_policy_of(said))
+    permits, quotas = settings.permit_policy_of(said), settings.quota_policy_of(said)
+    return rules.with_system(tree, settings.to_tree(said), policy, permits, quotas)
 
 
 def _without(tree: Tree, change: TreeChange) -> Tree:

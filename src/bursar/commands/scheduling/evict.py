@@ -24,6 +24,7 @@ from bursar.core.objects.charge import Amounts, Charge
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.instant import timestamp
 from bursar.core.values.refusal import Code, Refusal
+from bursar.wire.to_scheduler.ask import may_cross_tenants
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Preempt(Command):
             there = batch.objects.get(victim.key)
             if there is not None and there.uid != victim.uid:
                 return Refusal(Code.STALE, f"{victim.key.name} was deleted and created again")
-            if there is not None and not _may_evict(batch, batch.objects[self.key], there, victim.notice.rule):
+            if there is not None and not _may_evict(batch, nominees, there, victim.notice.rule):
                 return Refusal(Code.STALE, f"{self.key.name} may not evict other tenants' work by its priority")
         stop_id = batch.new_uid("preempt")
         stopped = [one for one in self.victims if stop_if_placed(batch, one, stop_id, self.origin)]
@@ -142,12 +143,18 @@ def _outrun(batch: UnitOfWork, one: Nominee) -> Refusal | None:
     return waits_no_more(there)
 
 
-def _may_evict(batch: UnitOfWork, nominee: Stored, victim: Stored, rule: str) -> bool:
-    """Whether an eviction for lower priority is still allowed: across tenants only if the class permits it."""
-    if rule != EvictionRule.LOWER_PRIORITY or batch.tenant_of(nominee) == batch.tenant_of(victim):
+def _may_evict(batch: UnitOfWork, nominees: Iterable[Nominee], victim: Stored, rule: str) -> bool:
+    """Whether an eviction for lower priority is still allowed: across tenants only if the classes of all nominees
+    permit it, and their tenants may still use these classes."""
+    asking = [batch.objects[one.key] for one in nominees]
+    if rule != EvictionRule.LOWER_PRIORITY or batch.tenant_of(asking[0]) == batch.tenant_of(victim):
         return True
-    named = batch.tree.classes.get(nominee.charge.facts.priority_class)
-    return named is not None and named.cross_tenant
+    return all(_crosses(batch, one) for one in asking)
+
+
+def _crosses(batch: UnitOfWork, one: Stored) -> bool:
+    exempt = bool(status_of(one).get("permittedBy"))
+    return may_cross_tenants(one.doc, batch.tree, batch.tenant_of(one), uid=one.uid, exempt=exempt)
 
 
 def _unpayable(batch: UnitOfWork, nominees: Iterable[Nominee]) -> Refusal | None:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from bursar.commands.command import Command, Result
+from bursar.commands.objects.gate import awaits_approval, withdrawn
 from bursar.commands.objects.object import NO_PRECONDITIONS, DeletePreconditions, ObjectDeletion, conflict, not_found
 from bursar.commands.objects.removal import remove
 from bursar.commands.objects.status import drop_conditions, set_condition, status_of
@@ -22,6 +23,7 @@ from bursar.core.credit.shortfall import OUT_OF_CREDIT, Shortfall, end_words
 from bursar.core.nodes.eviction import EvictionReason as Stopped
 from bursar.core.nodes.eviction import Failure
 from bursar.core.objects.allocation import ENDED, GangKey, Phase, ResourceRequest
+from bursar.core.objects.approval import DUE_FIELD
 from bursar.core.objects.charge import NOTHING, Charge
 from bursar.core.objects.object import Stored
 from bursar.core.quota.quota import Move
@@ -73,6 +75,8 @@ class Release(Command):
             if phase_of(before) not in ENDED:
                 status |= {"phase": Phase.CANCELLED, "endTime": timestamp(batch.now)}
             last = with_status(before, status, charge=NOTHING)
+            if awaits_approval(before):
+                last = withdrawn(last, batch.now)
             return remove(batch, before, self.origin, last)
         return self._stop(batch, before)
 
@@ -244,6 +248,8 @@ def with_status(
     # An ended allocation is bound to no node, but still shows where it ran.
     ran_on = status.get("nodeName", "")
     fields = {**before.fields, "status.phase": status["phase"], "status.nodeName": ran_on, "spec.nodeName": node}
+    if DUE_FIELD in fields and status["phase"] in ENDED:
+        del fields[DUE_FIELD]  # Its approval has nothing left to end.
     charge = before.charge if charge is None else charge
     # Not replace(), which would cost more than all else here.
     return Stored(

@@ -15,7 +15,15 @@ from typing import Any
 import msgspec
 
 from bursar.commands.command import Command, Result, weight_of_drafts
-from bursar.commands.objects.gate import awaits_approval, gates_of, held_back, pending_charge, withdrawn
+from bursar.commands.objects.gate import (
+    awaits_approval,
+    charged,
+    gates_of,
+    held_back,
+    pending_charge,
+    requesting,
+    withdrawn,
+)
 from bursar.commands.objects.object import (
     NO_PRECONDITIONS,
     CreateObject,
@@ -92,7 +100,7 @@ class CreateJob(CreateObject):
         """Store the job without allocations: its gang begins with them."""
         if exceeded := batch.counters.move([Move(self.key.namespace, after=draft.charge)]):
             return quota_refusal(self.subject, exceeded, sight_of(batch, self))
-        return batch.put(draft, self.origin)
+        return batch.put(draft, requesting(self.origin, draft))
 
     def decide(self, batch: UnitOfWork) -> Result:
         if refusal := self._refusal(batch):
@@ -165,6 +173,8 @@ class CancelJobCommand(JobCommand):
     tenant: str  # the job's tenant when access was checked
     reason: str = ""
     grace_seconds: int = GRACE_SECONDS
+    why: str = "UserRequested"  # the reason in the status
+    message: str = ""  # with the reason, instead of the usual sentence
 
     def next(self, before: Stored, _: dict[str, Any]) -> JobCommand:
         members = tuple(member_key(before.key, turn) for turn in open_turns(progress_in(before)))
@@ -179,6 +189,12 @@ class CancelJobCommand(JobCommand):
         progress = progress_in(before)
         if progress.phase is JobPhase.CANCELLED:
             return unchanged(before)
+        after = self.cancelled(batch, before)
+        return after if isinstance(after, Refusal) else batch.put(after, self.origin)
+
+    def cancelled(self, batch: UnitOfWork, before: Stored) -> Stored | Refusal:
+        """Release the members, and return the job after that; the refusal of a job that has ended."""
+        progress = progress_in(before)
         # Ended members count, even if the controller has not seen their end yet.
         owned = self.owned(batch, before)
         members = [
@@ -192,16 +208,15 @@ class CancelJobCommand(JobCommand):
         left = sum(not has_ended(one) for one in there)
         if self.reason:
             before = replace(before, status=encode({**status_of(before), "cancellationReason": self.reason}))
-        after = with_progress(before, self._progress(progress, left, batch.now), timestamp(batch.now))
-        return batch.put(after, self.origin)
+        return with_progress(before, self._progress(progress, left, batch.now), timestamp(batch.now))
 
     def _turns(self, job: Stored, owned: Sequence[Stored]) -> list[tuple[JobAttempt, Stored]]:
         turns = {turn_name(self.key.name, turn): turn for turn in open_turns(progress_in(job))}
         return [(turns[one.key.name], one) for one in owned]
 
     def _progress(self, progress: JobProgress, left: int, at: datetime) -> JobProgress:
-        words = f"Graceful cancellation initiated, {self.grace_seconds}s grace period"
-        progress = replace(progress, active=left, reason="UserRequested", message=words)
+        words = self.message or f"Graceful cancellation initiated, {self.grace_seconds}s grace period"
+        progress = replace(progress, active=left, reason=self.why, message=words)
         if left:
             return replace(progress, phase=JobPhase.CANCELLING)
         return replace(progress, phase=JobPhase.CANCELLED, boost=None, ended_at=at)
@@ -298,6 +313,7 @@ def admit(
     batch: UnitOfWork, drafts: Sequence[Stored], gang: Gang | None, subject: str, sees: Sees
 ) -> Sequence[Stored] | Refusal:  # fmt: skip
     """Charge allocations of one template together, or none of them; return them as they are to be stored."""
+    drafts = [charged(batch, one) for one in drafts]
     namespace = drafts[0].key.namespace
     moves = [Move(namespace, after=times(drafts[0].charge, len(drafts)))]
     if gang is None:
@@ -310,10 +326,12 @@ def admit(
     if row.min_members != gang.min_members:
         return gang_differs(gang, row)
     row = replace(row, members=row.members + len(drafts))
-    if not row.charged and row.members < row.min_members:
+    members = batch.members(*key)
+    # Members that await approval are charged by their approval, and all others that are not charged yet with them.
+    if not row.charged and (row.members < row.min_members or any(map(awaits_approval, members))):
         batch.set_gang(key, row)
         return [replace(one, charge=deferred(one.charge)) for one in drafts]
-    waiting = [one for one in batch.members(*key) if one.charge.due]
+    waiting = [one for one in members if one.charge.due and not awaits_approval(one)]
     if exceeded := batch.counters.move(
         moves + [Move(namespace, one.charge, fallen_due(one.charge)) for one in waiting]
     ):
@@ -327,7 +345,7 @@ def admit(
 def charges_of(batch: UnitOfWork, drafts: Sequence[Stored], gang: Gang | None) -> Iterable[tuple[str, Charge]]:
     # All have the same template, and therefore the same charge.
     for one in drafts[:1]:
-        yield one.key.namespace, one.charge
+        yield one.key.namespace, charged(batch, one).charge
         if gang is not None:
             for waiting in batch.members(one.key.namespace, gang.group_id):
                 yield one.key.namespace, fallen_due(waiting.charge)

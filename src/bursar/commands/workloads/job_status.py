@@ -11,8 +11,10 @@ from bursar.commands.objects.gate import kept_fields
 from bursar.commands.objects.status import set_condition, status_of
 from bursar.core.nodes.eviction import EvictionReason as Stopped
 from bursar.core.objects.allocation import Phase
+from bursar.core.objects.approval import STATE_FIELD, ApprovalState, approval_in
 from bursar.core.objects.finalizer import ORPHAN
 from bursar.core.objects.job import (
+    JOB_ENDED,
     Boost,
     JobAttempt,
     JobMember,
@@ -62,7 +64,15 @@ def progress_in(job: Stored) -> JobProgress:
         deleting=is_ending(job.doc),
         held=bool(finalizers_of(job.doc)),
         orphaning=ORPHAN in finalizers_of(job.doc),
+        frozen=_is_frozen(job, status),
     )
+
+
+def _is_frozen(job: Stored, status: dict[str, Any]) -> bool:
+    if job.fields.get(STATE_FIELD) != ApprovalState.EXPIRED:
+        return False
+    approval = approval_in(status)
+    return approval is not None and approval.frozen
 
 
 def _time(text: str | None) -> datetime | None:
@@ -98,7 +108,8 @@ def with_progress(job: Stored, progress: JobProgress, at: str, blocked: Refusal 
     _set_conditions(status, progress, at)
     _set_blocked(status, blocked, at)
     fields = status_fields(progress.phase, spec_in(job.doc), settled=progress.settled, user=status.get("user", ""))
-    return replace(job, status=encode(status), fields={**fields, **kept_fields(job)})
+    approval = kept_fields(job, has_ended=progress.phase in JOB_ENDED)
+    return replace(job, status=encode(status), fields={**fields, **approval})
 
 
 _CONDITIONS = {

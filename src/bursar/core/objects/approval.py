@@ -33,8 +33,10 @@ AWAITING_APPROVAL: Final = "awaiting_approval"
 # Selectable fields: the state, and the gate that is to be decided next.
 STATE_FIELD: Final = "status.approval.state"
 GATE_FIELD: Final = "status.approval.gate"
-# Fields for the store, not for clients: since when that gate is open, and the time at which something is due.
+# Fields for the store, not for clients: since when that gate is open, when a reason was noted there last, and the time
+# at which something is due.
 SINCE_FIELD: Final = "status.approval.since"
+NOTED_FIELD: Final = "status.approval.noted"
 DUE_FIELD: Final = "status.approval.due"
 
 
@@ -64,11 +66,21 @@ class Verdict(StrEnum):
 
 
 class OnEnd(StrEnum):
-    """What becomes of approved work when its approval ends."""
+    """The effect of the end of an approval on approved work."""
 
     RELEASE = "release"  # it is stopped with its grace period, and its charge given back
-    FREEZE = "freeze"  # it goes on, and cannot grow
-    KEEP = "keep"  # it goes on
+    FREEZE = "freeze"  # it goes on, and cannot grow: more needs a new approval, and a job makes no new allocations
+    KEEP = "keep"  # it goes on as before
+
+
+class RequestNews(StrEnum):
+    """The type of a notification about a request, for the webhooks of its tenant."""
+
+    APPROVED = "request.approved"
+    DENIED = "request.denied"
+    PENDING = "request.pending"  # it was left pending, and the reason is new
+    ENDING = "request.ending"  # its approval ends soon
+    EXPIRED = "request.expired"  # nobody decided in time, or its approval has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +117,13 @@ class Approval(Struct, frozen=True, rename="camel", omit_defaults=True):
     gates: dict[str, GateStatus] = {}
     reason: str = ""
     by: str = ""  # the approver at the last decided gate
+    user: str = ""  # the user who asked for growth or asked again, if that is not the request's own
     at: str = ""  # the time of the state
     until: str = ""  # the time at which the approval ends
     pending_until: str = ""  # the time at which an undecided request expires
     self_approval: bool = False
     on_end: OnEnd = OnEnd.RELEASE
-    notified: int = 0  # how many notices of the coming end were sent
+    notified: int = 0  # how many of the notices of the coming end are due no more
     change: Approval | None = None  # the growth that is not approved yet, or was denied
 
     @property
@@ -119,6 +132,21 @@ class Approval(Struct, frozen=True, rename="camel", omit_defaults=True):
         if self.state is not ApprovalState.PENDING:
             return ""
         return next((name for name, gate in self.gates.items() if gate.state is ApprovalState.PENDING), "")
+
+    @property
+    def passed(self) -> bool:
+        """Whether any gate is passed."""
+        return any(one.state is ApprovalState.APPROVED for one in self.gates.values())
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was approved until a time that has passed."""
+        return self.state is ApprovalState.EXPIRED and self.reason == ApprovalReason.ENDED
+
+    @property
+    def frozen(self) -> bool:
+        """Whether it has ended, and what it holds stays but must not grow."""
+        return self.ended and self.on_end is OnEnd.FREEZE
 
     @property
     def open(self) -> Approval | None:
@@ -132,6 +160,12 @@ class Approval(Struct, frozen=True, rename="camel", omit_defaults=True):
         """The time since which it is pending at its present gate."""
         passed = [one.at for one in self.gates.values() if one.state is ApprovalState.APPROVED]
         return max(passed, default=self.at)
+
+    @property
+    def noted(self) -> str:
+        """The time of the last note at its present gate; empty if nobody has looked at it."""
+        gate = self.gates.get(self.gate)
+        return gate.at if gate is not None else ""
 
 
 def requested(policy: ApprovalPolicy, gates: Iterable[str], at: datetime) -> Approval:
@@ -171,7 +205,10 @@ def decided(name: str, approval: Approval, decision: Decision, at: datetime) -> 
     if decision.verdict is Verdict.DENY:
         return replace(after, state=ApprovalState.DENIED, at=now, pending_until="")
     if all(one.state is ApprovalState.APPROVED for one in gates.values()):
-        return replace(after, state=ApprovalState.APPROVED, at=now, pending_until="")
+        # The approval itself says when it ends, so notices whose time has passed already are left out.
+        return replace(
+            after, state=ApprovalState.APPROVED, at=now, pending_until="", notified=notices_before(until, now)
+        )
     return after
 
 
@@ -226,6 +263,25 @@ def expired(approval: Approval, reason: ApprovalReason, at: datetime) -> Approva
     )
 
 
+def ended(approval: Approval, at: datetime) -> Approval:
+    """The approval after its end. Pending growth is a request of its own, which stays unless everything is released."""
+    change = approval.change if approval.on_end is not OnEnd.RELEASE else None
+    return replace(expired(approval, ApprovalReason.ENDED, at), change=change)
+
+
+def grown(approval: Approval, growth: Approval) -> Approval:
+    """The approval after its growth was approved. Approved growth is an approval of the whole, also of one that has
+    ended: it has the end of the growth or, if that has none, still its own."""
+    if growth.until:
+        until, notified, on_end = growth.until, growth.notified, growth.on_end
+    else:
+        until, notified, on_end = "" if approval.ended else approval.until, approval.notified, approval.on_end
+    return replace(
+        approval, state=ApprovalState.APPROVED, gates=growth.gates, reason=growth.reason, by=growth.by, at=growth.at,
+        until=until, notified=notified, on_end=on_end, change=None,
+    )  # fmt: skip
+
+
 # Stored form: a part of the status, and the fields to select by.
 
 _convert = msgspec.convert
@@ -249,6 +305,8 @@ def approval_fields(approval: Approval | None) -> dict[str, str]:
     fields = {STATE_FIELD: str(approval.state)}
     if (request := approval.open) is not None:
         fields |= {GATE_FIELD: request.gate, SINCE_FIELD: request.since}
+        if request.noted:
+            fields[NOTED_FIELD] = request.noted
     if due := next_due(approval):
         fields[DUE_FIELD] = due
     return fields
@@ -266,8 +324,16 @@ def _next_notice(approval: Approval) -> str:
     """The time of the next notice before the end, or of the end itself."""
     if approval.notified >= len(NOTICE_SECONDS):
         return approval.until
-    end = datetime.fromisoformat(approval.until)
-    return timestamp(end - timedelta(seconds=NOTICE_SECONDS[approval.notified]))
+    return _notice_at(approval.until, NOTICE_SECONDS[approval.notified])
+
+
+def _notice_at(until: str, seconds: int) -> str:
+    return timestamp(datetime.fromisoformat(until) - timedelta(seconds=seconds))
+
+
+def notices_before(until: str, at: str) -> int:
+    """How many of the notices before an end have their time at or before `at`; none without an end."""
+    return sum(_notice_at(until, seconds) <= at for seconds in NOTICE_SECONDS) if until else 0
 
 
 def is_own_request(requester: str, by: str, tenants: Iterable[str]) -> bool:

@@ -42,6 +42,25 @@ class StepReason(StrEnum):
     STARTED = "Started"  # the first allocation of the job runs
 
 
+class RequestEvent(StrEnum):
+    """The reason of an event of a request that passes approval gates."""
+
+    AWAITING = "AwaitingApproval"  # it was requested
+    GATE_APPROVED = "GateApproved"  # it passed a gate, and another one follows
+    APPROVED = "Approved"  # it passed the last gate
+    DENIED = "Denied"
+    NOTED = "ApprovalNoted"  # it was left pending, with a new reason
+    EXPIRED = "ApprovalExpired"  # nobody decided in time
+    ENDING = "ApprovalEnding"  # its approval ends soon
+    ENDED = "ApprovalEnded"  # its approval has ended
+
+
+# The verbs of requests, of decisions and of what is due for approvals. The audit entry's reason is the event:
+# `Denied: denied at gate manual by ann: too much`.
+_REQUEST_VERBS: Final = frozenset({"create", "update", "patch", "approve", "deny", "note", "expire"})
+_REQUEST_EVENTS: Final = {reason.value: reason for reason in RequestEvent}
+_REQUEST_WARNINGS: Final = frozenset({RequestEvent.DENIED, RequestEvent.EXPIRED, RequestEvent.ENDED})
+
 _STEPS: Final = {reason.value: reason for reason in StepReason}
 _STEP_WARNINGS: Final = frozenset(
     {
@@ -79,6 +98,8 @@ class EventText(NamedTuple):
 def tell(type_: str, verb: str, actor: str, why: str, after: ObjectState | None = None) -> EventText:
     """The event of a change: `Scheduled: placed on gpu-7` if Kubernetes has a reason for it, else actor and verb."""
     plain = EventText(_REASONS[type_], False, f"{verb} by {actor}" + (f": {why}" if why else ""))
+    if verb in _REQUEST_VERBS and (request := _request_event(why)) is not None:
+        return request
     if type_ == "MODIFIED" and verb == STEP and (step := _step_event(why)) is not None:
         return step
     if after is None or type_ != "MODIFIED":
@@ -97,6 +118,18 @@ def tell(type_: str, verb: str, actor: str, why: str, after: ObjectState | None 
     if verb in _STOPPING and after.phase == Phase.TERMINATING:
         return EventText(_STOPPING[verb], True, after.message or plain.message)
     return _reported(after) if verb in ("report", "end", "fail") else plain
+
+
+def request_why(event: RequestEvent, message: str) -> str:
+    """The event of a request with its message, as one line."""
+    return f"{event}: {' '.join(message.split())}"
+
+
+def _request_event(why: str) -> EventText | None:
+    """The event of a request, from the line that `request_why` wrote."""
+    word, _, message = why.partition(": ")
+    reason = _REQUEST_EVENTS.get(word)
+    return EventText(reason, reason in _REQUEST_WARNINGS, message) if reason is not None and message else None
 
 
 def _reported(after: ObjectState) -> EventText:

@@ -84,6 +84,7 @@ class JobProgress:
     deleting: bool = False
     held: bool = False  # while it is being deleted: it has finalizers
     orphaning: bool = False  # its allocations remain after its deletion
+    frozen: bool = False  # its approval has ended: what exists goes on, and no allocation is created
 
     @property
     def succeeded(self) -> int:
@@ -179,6 +180,8 @@ def next_step(plan: JobPlan, progress: JobProgress, members: Sequence[JobMember]
         release = _releasable(members)
     elif progress.phase in JOB_ENDED or progress.phase is JobPhase.CANCELLING:
         release = _releasable(live)
+    elif progress.frozen:
+        return JobStep(_without_more(plan, progress, len(live), now))
     else:
         progress = replace(progress, active=len(live), retry_at=_pending_retry(progress, now))
         return JobStep(progress, create=tuple(_wanted(plan, progress, live)))
@@ -265,6 +268,16 @@ def _judged(plan: JobPlan, progress: JobProgress, live: bool, now: datetime) -> 
 
 def _ended(progress: JobProgress, phase: JobPhase, now: datetime, reason: str = "", message: str = "") -> JobProgress:
     return replace(progress, phase=phase, reason=reason, message=message, ended_at=now, retry_at=None)
+
+
+def _without_more(plan: JobPlan, progress: JobProgress, live: int, now: datetime) -> JobProgress:
+    """The progress of a job that gets no more allocations: it fails when the last one has ended."""
+    progress = replace(progress, active=live, retry_at=None)
+    if live:
+        return progress
+    done = f"{progress.succeeded} of {plan.completions} succeeded"
+    words = f"its approval has ended, so it gets no more allocations: {done}"
+    return _ended(progress, JobPhase.FAILED, now, "ApprovalEnded", words)
 
 
 def _releasable(members: Iterable[JobMember]) -> tuple[JobAttempt, ...]:

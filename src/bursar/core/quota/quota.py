@@ -27,9 +27,11 @@ from bursar.core.quota.tenant_tree import (
     limits_of,
     lineage,
     matches,
+    namespace_scope,
     rows_of,
     soft_of,
     tenant_scope,
+    uncovered,
 )
 from bursar.core.values.quantity import AMOUNT_MAX, UNLIMITED
 
@@ -99,6 +101,7 @@ class Counters:
         self.tree = tree
         self._cells = {row: _cell(tree, row, counter) for row, counter in rows.items()}
         self._known: dict[tuple[str, int, int], tuple[Move, Sequence[_Step]]] = {}
+        self._covered = tree.covered
 
     def __getitem__(self, row: Row) -> Counter:
         cell = self._cells[row]
@@ -106,6 +109,8 @@ class Counters:
 
     def move(self, moves: Sequence[Move]) -> list[Exceeded]:
         """Apply all moves, or none if a limit has no headroom; return the exceeded limits, nearest scope first."""
+        if self._covered and (bare := self._uncovered(moves)):
+            return bare
         if len(moves) == 1 and moves[0].before is NOTHING and not moves[0].after.bound:
             return self._accept(moves[0].namespace, moves[0].after)
         steps = self._steps(moves[0]) if len(moves) == 1 else self._steps_together(moves)
@@ -120,6 +125,12 @@ class Counters:
             cell.accepted += accepted
             cell.bound += bound
         return []
+
+    def _uncovered(self, moves: Sequence[Move]) -> list[Exceeded]:
+        """The increases that no quota limits, in namespaces that require one."""
+        return [
+            one for move in moves if move.namespace in self._covered for one in uncovered_increases(self.tree, move)
+        ]
 
     def _steps(self, move: Move) -> Sequence[_Step]:
         """The changes of a move, cached: work of one template shares its charges."""
@@ -162,6 +173,26 @@ class Counters:
         }
 
 
+def uncovered_increases(tree: Tree, move: Move) -> list[Exceeded]:
+    """The amounts of a move, accepted or bound, that no ResourceQuota of its namespace limits."""
+    more = _increases(move)
+    return [
+        Exceeded(namespace_scope(move.namespace), dimension, 0, 0, more[dimension])
+        for dimension in (uncovered(tree, move.namespace, move.after.facts, more) if more else ())
+    ]
+
+
+def _increases(move: Move) -> dict[str, int]:
+    """The dimensions of which a move takes more, accepted or bound, with the amounts."""
+    pairs = ((move.after.accepted, move.before.accepted), (move.after.bound, move.before.bound))
+    more: dict[str, int] = {}
+    for after, before in pairs:
+        for name, value in after.items():
+            if value > before.get(name, 0):
+                more[name] = max(more.get(name, 0), value - before.get(name, 0))
+    return more
+
+
 def _cell(tree: Tree, row: Row, counter: Counter) -> _Cell:
     # Undecided requests are never queued for headroom: they are in a queue already.
     rejects = row[1] == PENDING_REQUESTS or enforcement_of(tree, row[0]) is Enforcement.REJECT
@@ -177,12 +208,12 @@ def _exceeded(row: Row, cell: _Cell, accepted: int, bound: int) -> Exceeded:
 
 
 def nearest_first(tree: Tree, faults: Iterable[Exceeded]) -> list[Exceeded]:
-    """Sort by scope: quotas of the namespace, its tenant, the ancestors upwards, the system; then by dimension."""
+    """Sort by scope: the namespace and its quotas, its tenant, the ancestors upwards, the system; then by dimension."""
 
     def distance(fault: Exceeded) -> tuple[int, int, str, str]:
         kind, _, name = fault.scope.partition(":")
         depth = sum(1 for _ in lineage(tree, name)) if kind == "tenant" else 0
-        return ("quota", "tenant", "system").index(kind), -depth, fault.scope, fault.dimension
+        return ("namespace", "quota", "tenant", "system").index(kind), -depth, fault.scope, fault.dimension
 
     return sorted(faults, key=distance)
 

@@ -25,6 +25,8 @@ _KUBERNETES = frozenset(
 )
 _PRINTED = {"allocations": "max_concurrent_allocations"}
 
+UNCOVERED = "namespace:"  # the scope of namespaces that require quotas
+
 _WAIT = "Wait for running allocations to complete, or contact your tenant admin."
 _ASK = "Delete objects that are no longer needed, request less, or ask {} for a higher limit."
 
@@ -47,6 +49,8 @@ def quota_refusal(subject: str, exceeded: Sequence[Exceeded], sees: Sees = every
     are left out."""
     exceeded = visible(exceeded, sees)
     first = exceeded[0]
+    if first.scope.startswith(UNCOVERED):
+        return _not_covered(subject, [one for one in exceeded if one.scope == first.scope])
     # Tenant admins set quotas of namespaces; system admins set limits of tenants and of the system.
     admin = "your tenant admin" if first.scope.startswith("quota:") else "a system admin"
     hint = _WAIT if first.used > first.limit and first.scope != ABOVE else _ASK.format(admin)
@@ -58,13 +62,35 @@ def quota_refusal(subject: str, exceeded: Sequence[Exceeded], sees: Sees = every
     )
 
 
-def headroom_text(refusal: Refusal) -> str:
-    """The exceeded limits of a refusal as one line: by how much, and the numbers."""
-    return "; ".join(_lacking(one) for one in refusal.causes) or refusal.message
+def _not_covered(subject: str, bare: Sequence[Exceeded]) -> Refusal:
+    """Refuse amounts that no ResourceQuota covers, in a namespace that requires it."""
+    namespace = bare[0].scope.removeprefix(UNCOVERED)
+    named = ", ".join(dimension_label(one.dimension) for one in bare)
+    message = f"{subject} rejected: namespace {namespace} requires a quota, and none covers {named}"
+    causes = tuple(
+        Cause(
+            "QuotaRequired", f"no ResourceQuota of namespace {namespace} limits {dimension_label(one.dimension)}",
+            field=dimension_label(one.dimension), dimension=dimension_label(one.dimension), scope=one.scope,
+            requested_delta=format_amount(one.dimension, one.requested),
+        )
+        for one in bare
+    )  # fmt: skip
+    hint = "Request nothing else, or ask your tenant admin for a ResourceQuota with a hard limit on it."
+    return Refusal(Code.QUOTA_EXCEEDED, message, hint, causes)
 
 
-def _lacking(cause: Cause) -> str:
-    if not cause.limit:
+def headroom_text(refusal: Refusal, sees: Sees = everything) -> str:
+    """The exceeded limits of a refusal as one line: by how much, and the numbers. Figures of scopes that the reader of
+    the line does not see are left out."""
+    if refusal.code is not Code.QUOTA_EXCEEDED:
+        return refusal.message
+    return "; ".join(_lacking(one, sees) for one in refusal.causes) or refusal.message
+
+
+def _lacking(cause: Cause, sees: Sees) -> str:
+    if cause.scope.startswith(UNCOVERED):
+        return cause.message
+    if not cause.limit or not sees(cause.scope):
         return f"a limit above this tenant has no headroom: {cause.dimension}, requested {cause.requested_delta}"
     dimension = dimension_of(cause.dimension)
     limit, used, asked = (amount(dimension, one) for one in (cause.limit, cause.current_usage, cause.requested_delta))

@@ -7,7 +7,7 @@ they read the tree in force.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from bursar.core.objects.approval import NO_APPROVAL, PENDING_REQUESTS, Approval
 from bursar.core.objects.ask import Toleration
 from bursar.core.objects.charge import Charge, Facts
 from bursar.core.objects.object import Key
+from bursar.core.quota.units import QuotaPolicy, limits_in_parts
 from bursar.core.values.access import Reach
 from bursar.core.values.quantity import UNLIMITED
 
@@ -27,6 +28,7 @@ KNOWN_ROWS_MAX = 50_000
 DEFAULT_LIMITS: Mapping[str, int] = {PENDING_REQUESTS: 1000 * 1000}
 
 Row = tuple[str, str]  # (scope, dimension): the key of one counter
+WarnAt = Mapping[str, tuple[int, ...]]  # percentages of a limit by dimension
 
 
 class Enforcement(StrEnum):
@@ -55,6 +57,7 @@ class PriorityClass:
     admin_only: bool = False
     allowed_tenants: frozenset[str] = frozenset()  # with their subtrees; empty: all, up to their own maximum
     cross_tenant: bool = False  # whether its work may preempt other tenants' work by priority alone
+    global_default: bool = False  # whether it is the class of work that names none
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Tier:
     billing: StatedTerms = NOTHING_SAID
     user_priority_max: int | None = None
     approval: ApprovalPolicy | None = None
+    warn_at: WarnAt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class Tenant:
     tolerations: tuple[Toleration, ...] = ()  # of reserved taints, granted to its work
     isolated: bool = False  # whether its work, and that of its subtree, requires isolation
     approval: ApprovalPolicy | None = None
+    warn_at: WarnAt | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ class Namespace:
     name: str
     tenant: str
     terminating: bool = False
+    quota_required: bool = False  # whether amounts that none of its ResourceQuotas covers are refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,7 @@ class ResourceQuota:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """An effective limit and its source: `override`, `tier:<name>`, or `unlimited`."""
+    """An effective limit and its source: `override`, `tier:<name>`, `default` or `unlimited`."""
 
     value: int
     source: str
@@ -147,11 +153,20 @@ class Tree:
     ended: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     classes: Mapping[str, PriorityClass] = field(default_factory=dict)
     permits: PermitPolicy = PermitPolicy()
+    quota_policy: QuotaPolicy = field(default_factory=QuotaPolicy)
     # Caches: the tree is immutable.
     known_rows: dict[tuple[str, Facts, frozenset[str]], tuple[Row, ...]] = field(default_factory=dict, compare=False)
     known_limits: dict[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
     known_prepaid: list[Mapping[str, BillingTerms]] = field(default_factory=list, compare=False)
     known_permits: dict[str, Any] = field(default_factory=dict, compare=False)  # by tenant (core/quota/permit.py)
+    known_covered: list[frozenset[str]] = field(default_factory=list, compare=False)
+
+    @property
+    def covered(self) -> frozenset[str]:
+        """The namespaces whose charges must be covered by ResourceQuotas. Every batch reads them."""
+        if not self.known_covered:
+            self.known_covered.append(frozenset(one.name for one in self.namespaces.values() if one.quota_required))
+        return self.known_covered[0]
 
     @property
     def prepaid(self) -> Mapping[str, BillingTerms]:
@@ -163,6 +178,11 @@ class Tree:
 
 def tenant_scope(tenant: str) -> str:
     return f"tenant:{tenant}"
+
+
+def namespace_scope(namespace: str) -> str:
+    """The scope of a namespace that requires quotas. It has no counters."""
+    return f"namespace:{namespace}"
 
 
 def quota_scope(namespace: str, name: str) -> str:
@@ -190,13 +210,22 @@ def _prepaid(tenants: Mapping[str, Tenant], tiers: Mapping[str, Tier]) -> dict[s
 
 
 def effective_limits(tree: Tree, tenant: Tenant) -> dict[str, Limit]:
-    """The limits of a tenant: its own, else those of its tier. Other dimensions are unlimited."""
-    tier = tree.tiers.get(tenant.tier)
-    limits = {
-        dimension: Limit(value, f"tier:{tenant.tier}") for dimension, value in (tier.limits if tier else {}).items()
-    }
-    limits.update({dimension: Limit(value, "override") for dimension, value in tenant.limits.items()})
+    """The limits of a tenant: its own, else those of its tier, else the default. Other dimensions are unlimited."""
+    tier, units = tree.tiers.get(tenant.tier), tree.quota_policy.units
+    limits = {dimension: Limit(0, "default") for dimension in tree.quota_policy.zero}
+    of_tier = limits_in_parts(units, tier.limits) if tier else {}
+    limits |= {dimension: Limit(value, f"tier:{tenant.tier}") for dimension, value in of_tier.items()}
+    own = limits_in_parts(units, tenant.limits)
+    limits |= {dimension: Limit(value, "override") for dimension, value in own.items()}
     return limits
+
+
+def limit_on(tree: Tree, tenant: Tenant, dimension: str) -> Limit:
+    """The limit of a tenant on one dimension."""
+    if (limit := effective_limits(tree, tenant).get(dimension)) is not None:
+        return limit
+    default = DEFAULT_LIMITS.get(dimension)
+    return Limit(UNLIMITED, "unlimited") if default is None else Limit(default, "default")
 
 
 def approval_policy(tree: Tree, tenant: str) -> ApprovalPolicy:
@@ -274,6 +303,29 @@ def subtree(tree: Tree, tenant: str) -> set[str]:
         found.add(name)
         queue.extend(below.get(name, ()))
     return found
+
+
+# Counts of objects that come with every charge of work. They need a quota only if a charge has nothing else.
+_COUNTS = frozenset({"pods", "allocations", "nodes", PENDING_REQUESTS})
+
+
+def uncovered(tree: Tree, namespace: str, facts: Facts, dimensions: Iterable[str]) -> list[str]:
+    """The dimensions of a charge that no ResourceQuota of the namespace limits.
+
+    A quota on a resource covers its `limits.` too, and that on `limits.` the resource, if the charge has both.
+    """
+    asked = frozenset(dimensions) - {PENDING_REQUESTS}
+    quotas = (one for one in tree.quotas.get(namespace, ()) if matches(one, facts, tree.classes))
+    hard = frozenset(name for one in quotas for name in one.hard)
+    resources = asked - _COUNTS
+    if not resources:
+        return [] if asked & hard else sorted(asked)
+    twins = {name for name in resources if _twin(name) in hard & (resources | {name.removeprefix("limits.")})}
+    return sorted(resources - hard - twins)
+
+
+def _twin(name: str) -> str:
+    return name.removeprefix("limits.") if name.startswith("limits.") else f"limits.{name}"
 
 
 _NO_CLASSES: Mapping[str, PriorityClass] = {}
@@ -429,13 +481,23 @@ def without_class(tree: Tree, name: str) -> Tree:
 
 
 def with_system(
-    tree: Tree, limits: Mapping[str, int], policy: CreditPolicy | None = None, permits: PermitPolicy | None = None
+    tree: Tree,
+    limits: Mapping[str, int],
+    policy: CreditPolicy | None = None,
+    permits: PermitPolicy | None = None,
+    quotas: QuotaPolicy | None = None,
 ) -> Tree:
-    return _fresh(tree, system=dict(limits), credits=policy or CreditPolicy(), permits=permits or PermitPolicy())
+    return _fresh(
+        tree, system=dict(limits), credits=policy or CreditPolicy(), permits=permits or PermitPolicy(),
+        quota_policy=quotas or QuotaPolicy(),
+    )  # fmt: skip
 
 
 def _fresh(tree: Tree, **changes: object) -> Tree:
-    return replace(tree, **changes, known_rows={}, known_limits={}, known_prepaid=[], known_permits={})  # type: ignore[arg-type]
+    caches: dict[str, Any] = {
+        "known_rows": {}, "known_limits": {}, "known_prepaid": [], "known_permits": {}, "known_covered": [],
+    }  # fmt: skip
+    return replace(tree, **changes, **caches)  # type: ignore[arg-type]
 
 
 class TreeChange(NamedTuple):

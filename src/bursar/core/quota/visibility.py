@@ -33,13 +33,13 @@ def reader_of(actor: str, tenant: str) -> str | None:
 
 
 def sight(tree: Tree, reader: str | None) -> Sees:
-    """The scopes that users of a tenant see: quotas of namespaces, their tenant, and its subtree."""
+    """The scopes that users of a tenant see: namespaces and their quotas, their tenant, and its subtree."""
     if reader is None:
         return everything
 
     def sees(scope: str) -> bool:
         kind, _, name = scope.partition(":")
-        return kind == "quota" or (kind == "tenant" and reader in lineage(tree, name))
+        return kind in ("namespace", "quota") or (kind == "tenant" and reader in lineage(tree, name))
 
     return sees
 

@@ -163,7 +163,7 @@ SYSTEM_ONLY = KindAccess()
 
 
 # Resources that are no kinds of objects.
-REPORTS = ("approvals", "claims", "events", "gangs", "metrics", "pods", "usage")
+REPORTS = ("approvals", "claims", "events", "gangs", "metrics", "pods", "quotas", "usage")
 MONEY = (
     "accounts", "adjustments", "balance", "entries", "forecast", "leases", "limits", "prices", "refunds", "statements",
     "topups",
@@ -289,6 +289,8 @@ def _rules_of_roles(
             *use_tenant,
             AccessRule(WRITE, bounds),
             AccessRule((*READ, "create", "delete"), ("tokens",)),
+            # Of tenants below theirs, and only kinds that grant them the verb.
+            AccessRule(("approve",), ("approvals",)),
         ),
         Role.USER: (read_tenant, *use_tenant),
         Role.VIEWER: (read_tenant,),

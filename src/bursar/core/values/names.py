@@ -68,9 +68,13 @@ def member_name(tenant: str, user: str) -> str:
 
     Two memberships never have the same name: no DNS label has a dot, and none that looks like a hash stands for itself.
     """
-    plain = not dns_label(user) and not user.startswith(_HASHED)
-    name = f"{tenant}.{user if plain else _hash(user)}"
-    return name if len(name) <= _SUBDOMAIN_CHARS_MAX else _hash(f"{tenant}/{user}")
+    name = f"{tenant}.{member_part(user)}"
+    return name if len(name) <= _SUBDOMAIN_CHARS_MAX else f"{_hash(tenant)}.{member_part(user)}"
+
+
+def member_part(user: str) -> str:
+    """The last part of the names of a user's memberships, by which they are found."""
+    return user if not dns_label(user) and not user.startswith(_HASHED) else _hash(user)
 
 
 def label_key(value: str) -> list[str]:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from bursar.core.values.access import Role, identity_fault
+from bursar.core.objects.approval import QUOTA_GATE
+from bursar.core.values.access import EVERY, Role, identity_fault
 from bursar.core.values.refusal import Refusal, invalid
 from bursar.ops.access.audit import token_note
 from bursar.store.access import token as store
@@ -26,6 +27,9 @@ from bursar.store.db.database import Connection
 from bursar.store.objects.change import save_notes
 
 TTL_SECONDS_MAX = 10 * 365 * 24 * 3600
+QUOTA_SERVICE = "quota-service"  # the user of the quota service's token
+SERVICE_TOKEN_SECONDS = 24 * 3600
+_STARTER = "system:start"
 
 _ID_BYTES = 6
 _SECRET_BYTES = 32
@@ -43,7 +47,7 @@ class TokenText:
 
 
 class TokenFileError(Exception):
-    """The administrator's token cannot be read from or written to its file; the message says what to do."""
+    """A token cannot be read from or written to its file; the message says what to do."""
 
 
 async def create_token(
@@ -182,7 +186,7 @@ async def ensure_admin_token(db: Connection, path: Path | None, now: datetime) -
             wanted = not await _holds_admin_token(db, path, now)
         if not wanted:
             return None
-        made = await create_token(db, role=Role.SYSTEM_ADMIN, user="admin", created_by="system:start", now=now)
+        made = await create_token(db, role=Role.SYSTEM_ADMIN, user="admin", created_by=_STARTER, now=now)
         assert not isinstance(made, Refusal), made
         if path is not None:
             # Before the commit: an invalid token in a file is replaced at the next start; a token in no file is lost.
@@ -200,6 +204,22 @@ async def _holds_admin_token(db: Connection, path: Path, now: datetime) -> bool:
     return record.role is Role.SYSTEM_ADMIN and not token_death(record, now)
 
 
+async def renew_service_token(db: Connection, path: Path, now: datetime, *, owner: tuple[int, int] | None) -> None:
+    """Write a new token of the quota service to its file, which belongs to `owner` (uid, gid), and revoke the token
+    that the file had. It expires, so that one which is left behind is of no use for long."""
+    before = _read_token(path)
+    async with db.transaction():
+        made = await create_token(
+            db, role=Role.APPROVER, user=QUOTA_SERVICE, tenants=(EVERY,), gates=(QUOTA_GATE,), created_by=_STARTER,
+            now=now, ttl_seconds=SERVICE_TOKEN_SECONDS,
+        )  # fmt: skip
+        assert not isinstance(made, Refusal), made
+        record = (await store.load_tokens(db, [before.id])).get(before.id) if before is not None else None
+        if record is not None and before is not None and record.user == QUOTA_SERVICE and is_token_of(record, before):
+            await revoke_token(db, record.id, now, by=_STARTER)
+        _write_secret(path, made[1] + "\n", owner)
+
+
 def _read_token(path: Path) -> TokenText | None:
     try:
         with path.open(encoding="ascii") as file:
@@ -208,13 +228,11 @@ def _read_token(path: Path) -> TokenText | None:
     except (FileNotFoundError, UnicodeDecodeError):
         return None
     except OSError as error:
-        raise TokenFileError(
-            f"cannot use {path} for the administrator's token: {error.strerror}; {_FILE_HINT}"
-        ) from error
+        raise TokenFileError(f"cannot use {path} for a token: {error.strerror}; {_FILE_HINT}") from error
     return parse_token(text.strip())
 
 
-def _write_secret(path: Path, text: str) -> None:
+def _write_secret(path: Path, text: str, owner: tuple[int, int] | None = None) -> None:
     """Write the file atomically, readable only by its owner from the first byte on."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
@@ -223,11 +241,11 @@ def _write_secret(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+            if owner is not None:
+                os.fchown(file.fileno(), *owner)
         beside.replace(path)
     except OSError as error:
-        raise TokenFileError(
-            f"cannot write the administrator's token to {path}: {error.strerror}; {_FILE_HINT}"
-        ) from error
+        raise TokenFileError(f"cannot write a token to {path}: {error.strerror}; {_FILE_HINT}") from error
     finally:
         with suppress(FileNotFoundError):
             beside.unlink()

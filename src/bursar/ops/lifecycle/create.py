@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from bursar.commands.approval.limits import RequestLimits
 from bursar.commands.nodes.node import RegisterNode
 from bursar.commands.objects.object import CreateObject, submitter
 from bursar.core.objects.object import Key, Origin
@@ -16,6 +17,7 @@ from bursar.wire.kinds.allocation import ALLOCATION, Allocation, asking_of, diso
 from bursar.wire.kinds.job import JOB
 from bursar.wire.kinds.node import NODE, Node, allocatable_of, gate_of, is_schedulable, said_at_joining
 from bursar.wire.kinds.queue import QUEUE
+from bursar.wire.kinds.quotarequest import QUOTA_REQUEST
 from bursar.wire.shared.kind import Kind, Object
 
 
@@ -72,8 +74,17 @@ def _register_node(creation: ObjectCreation) -> RegisterNode:
     )  # fmt: skip
 
 
+def _request_limits(creation: ObjectCreation) -> RequestLimits:
+    made = create_object(creation)
+    return RequestLimits(
+        key=made.key, origin=made.origin, idempotency_key=made.idempotency_key, draft=made.draft, subject=made.subject,
+        seen_tenant=made.seen_tenant,
+    )  # fmt: skip
+
+
 CREATE: Final[Mapping[str, Callable[[ObjectCreation], CreateObject]]] = {
     ALLOCATION.name: _create_allocation,
     JOB.name: create_job,
     NODE.name: _register_node,
+    QUOTA_REQUEST.name: _request_limits,
 }

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from bursar.commands.command import Command, Reply
+from bursar.commands.command import Command, Reply, Unchanged
 from bursar.commands.lifecycle.dispatch import change_command
 from bursar.commands.objects.status import set_condition
 from bursar.core.nodes.node import CapacityRise
@@ -22,7 +22,6 @@ from bursar.core.values.instant import timestamp
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.refusal import Refusal
 from bursar.ops.objects import object as object_ops
-from bursar.ops.objects.object import Unchanged
 from bursar.ops.runtime import metrics
 from bursar.ops.runtime.clock import now
 from bursar.ops.runtime.runtime import Runtime

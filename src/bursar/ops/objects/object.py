@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from bursar.commands.command import Command, Reply
+from bursar.commands.command import Command, Reply, Unchanged
 from bursar.commands.objects.object import CreateObject, not_found, submitter
 from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.values.idempotency import IdempotencyKey
@@ -101,13 +101,6 @@ async def get(runtime: Runtime, key: Key) -> Stored | Refusal:
     """One object. Concurrent calls share one statement."""
     found = await runtime.reading.submit(key)
     return found if found is not None else not_found(key)
-
-
-@dataclass(frozen=True, slots=True)
-class Unchanged:
-    """The answer to an edit that leaves an object as it is."""
-
-    before: Stored
 
 
 Next = Callable[[Stored, dict[str, Any]], Unchanged | Command | Refusal]

@@ -15,7 +15,9 @@ import structlog
 from msgspec.structs import replace
 
 from bursar.core.credit.ledger import News
+from bursar.core.objects.approval import RequestNews
 from bursar.core.objects.webhook import SECRET_BYTES, secret_fault, secret_of, url_fault
+from bursar.core.quota.warning import QuotaNews
 from bursar.core.usage.budget import BudgetNews
 from bursar.core.values.names import dns_subdomain
 from bursar.core.values.refusal import Cause, Code, Refusal, field_fault, invalid
@@ -29,7 +31,7 @@ from bursar.store.quota import tenant_tree as tree_store
 
 log = structlog.get_logger()
 
-TYPES: Collection[str] = tuple(str(one) for one in (*News, *BudgetNews))
+TYPES: Collection[str] = tuple(str(one) for one in (*News, *BudgetNews, *QuotaNews, *RequestNews))
 WEBHOOKS = "system:webhooks"
 TRIAL = "webhook.test"  # a test notice, sent to one webhook on request
 KEPT = timedelta(days=30)

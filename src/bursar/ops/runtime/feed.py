@@ -14,7 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -173,6 +173,9 @@ class Follower:
         return taken
 
 
+F = TypeVar("F", bound=Follower)
+
+
 class Feed:
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -193,11 +196,15 @@ class Feed:
     async def follow(self, kind: str, namespace: str = "", after: int | None = None) -> Follower:
         """Start following. The queue delivers changes after the returned follower's `after`; the caller reads earlier
         ones."""
+        return await self.join(lambda at: Follower(kind, namespace, at), after)
+
+    async def join(self, follower_at: Callable[[int], F], after: int | None = None) -> F:
+        """Start following with a follower made for the revision after which it gets changes."""
         # The call that starts the reader also sets its first revision; no later call may move it.
         async with self._starting:
             await self._ensure_running()
-        follower = Follower(kind, namespace, self.revision if after is None else max(after, self.revision))
-        self._followers.setdefault(kind, set()).add(follower)
+        follower = follower_at(self.revision if after is None else max(after, self.revision))
+        self._followers.setdefault(follower.kind, set()).add(follower)
         return follower
 
     def listen(self, kind: str, hear: Callable[[FedChange], None]) -> None:

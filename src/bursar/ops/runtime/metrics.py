@@ -35,4 +35,15 @@ AGENT_STREAMS = Gauge("bursar_agent_streams", "Open gRPC streams of node agents 
 AGENT_DIRECTIVES = Counter(
     "bursar_agent_directives_total", "Directives pushed to node agents between their heartbeats."
 )
+APPROVAL_DECISIONS = Counter(
+    "bursar_approval_decisions_total",
+    "Decisions on requests, by gate and outcome: approved, denied, noted, or no_headroom.",
+    ["gate", "outcome"],
+)
+APPROVAL_SECONDS = Histogram(
+    "bursar_approval_decision_seconds",
+    "Time from the arrival of a request at a gate to its approval or denial there, by gate.",
+    ["gate"],
+    buckets=(1, 2, 5, 10, 30, 60, 300, 1800, 3600, 14400, 43200, 86400, 259200, 604800, 2592000),
+)
 LEDGER_BLOCKS = Counter("bursar_ledger_blocks_total", "Ledger blocks that this process sealed.")

@@ -37,7 +37,7 @@ from bursar.ops.access.audit import token_note
 from bursar.ops.quota.tenant_tree import TreeCache
 from bursar.ops.runtime.clock import new_uid, now
 from bursar.ops.runtime.idempotency import claim, remember
-from bursar.ops.write_path.batch import decide, finished, save
+from bursar.ops.write_path.batch import counters_of, decide, finished, save
 from bursar.store.access.token import TokenRecord
 from bursar.store.credit import ledger as ledger_store
 from bursar.store.db.database import Connection
@@ -48,7 +48,7 @@ from bursar.store.objects.departure import file_away
 from bursar.store.quota import quota as quota_store
 from bursar.store.quota import tenant_tree as tree_store
 from bursar.store.scheduling import queue as queue_store
-from bursar.wire.kinds.registry import KINDS
+from bursar.wire.kinds.registry import BY_NAME, KINDS
 from bursar.wire.shared.document import finalizers_of, is_ending
 from bursar.wire.to_scheduler.ask import queue_profile_of
 
@@ -67,6 +67,7 @@ class TreeWriteBatch:
         batch = UnitOfWork(now(), tree, Counters(tree, {}), new_uid)
         keys = {key for command in commands for key in command.objects()}
         batch.objects = await object_store.lock(db, keys)
+        batch.counters = await _locked_counters(db, batch, commands)
         results: list[Result] = decide(batch, commands, remembered)
         revoked = await self._reshape(db, batch) if batch.writes else ()
         if isinstance(revoked, Refusal):
@@ -82,7 +83,11 @@ class TreeWriteBatch:
 
     async def _reshape(self, db: Connection, batch: UnitOfWork) -> Refusal | Sequence[TokenRecord]:
         """Apply the change's effects beyond its own object; return the tokens that it revokes."""
-        (write,) = batch.writes
+        # A decision writes the request beside the tenant; the request is no part of the tree.
+        shaping = [one for one in batch.writes if BY_NAME[one.key.kind].in_tree]
+        if not shaping:
+            return ()
+        (write,) = shaping
         if write.key.kind == "Queue":
             return await _change_queue(db, write) or ()
         change = TreeChange(write.key, write.after is None, write.shown.doc)
@@ -123,6 +128,15 @@ async def _end_owned(db: Connection, batch: UnitOfWork, write: Write) -> Refusal
         removal.finish(batch, one, write.origin)
     batch.writes.append(batch.writes.pop(0))
     return None
+
+
+async def _locked_counters(db: Connection, batch: UnitOfWork, commands: Sequence[Command]) -> Counters:
+    """The counters that deciding may change, beside those that a change of the tree computes again."""
+    rows = counters_of(batch, commands)
+    if not rows:
+        return batch.counters
+    await quota_store.ensure(db, batch.tree, rows)
+    return Counters(batch.tree, await quota_store.lock(db, rows))
 
 
 async def _change_queue(db: Connection, write: Write) -> Refusal | None:

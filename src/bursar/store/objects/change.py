@@ -112,6 +112,16 @@ async def load_between(db: Connection, after: int, until: int, kind: str, namesp
     return [_change(row) for row in await db.fetch(SQL.of_kind_between, after, until, kind, namespace, limit)]
 
 
+async def load_with_field(db: Connection, after: int, until: int, field: str, limit: int) -> list[Change]:
+    """Load the changes in (after, until], oldest first, of objects that have a selectable field or had it before."""
+    return [_change(row) for row in await db.fetch(SQL.with_field_between, after, until, field, limit)]
+
+
+async def list_tenants_between(db: Connection, after: int, until: int) -> list[str]:
+    """List the tenants whose objects changed in (after, until]."""
+    return [row["tenant"] for row in await db.fetch(SQL.tenants_between, after, until) if row["tenant"]]
+
+
 async def load_position(db: Connection) -> FeedPosition:
     return FeedPosition(*await db.fetchrow(SQL.position))
 

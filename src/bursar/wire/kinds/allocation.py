@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.allocation import ENDED, Gang, Phase, ResourceRequest
+from bursar.core.objects.approval import PENDING_REQUESTS
 from bursar.core.objects.charge import NOTHING, Charge, Facts
 from bursar.core.objects.object import Stored
 from bursar.core.quota.permit import NOTHING_ASKED, Asking
@@ -46,7 +47,8 @@ JOB_KIND = "Job"  # the kind of the owner of a job's allocations
 JOB_INDEX = "bursar.io/job-index"  # the job index of an allocation; set at its creation
 
 FAULTS_MAX = 50
-COUNTED = frozenset({"allocations", "nodes", "pods"})  # dimensions of quotas that are not requested from a node
+# Dimensions of quotas that are not requested from a node.
+COUNTED = frozenset({"allocations", "nodes", "pods", PENDING_REQUESTS})
 PREEMPTION_POLICIES = ("PreemptLowerPriority", "Never")
 
 _PART = re.compile(r"0(\.[0-9]{1,9})?|1(\.0{1,9})?")

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from bursar.core.objects.allocation import Gang
+from bursar.core.objects.charge import Amounts
 from bursar.core.objects.finalizer import ORPHAN
 from bursar.core.objects.job import BACKOFF_SECONDS_MAX, JobPhase, JobPlan
 from bursar.core.quota.permit import Asking
@@ -25,6 +26,7 @@ from bursar.wire.kinds.allocation import (
     Allocation,
     AllocationSpec,
     asked_in,
+    charge_of,
     gang_of,
     gang_spec,
     spec_faults,
@@ -205,6 +207,12 @@ def _demand(job: Job) -> AllocationDemand:
     return AllocationDemand(allocation_spec(name, job.spec), size, "spec.template.spec")
 
 
+def _requested(job: Job) -> Amounts:
+    """The amounts of its first allocations, which its approval creates."""
+    each = charge_of(Allocation(metadata=ObjectMeta(), spec=allocation_spec(job.metadata.name or "", job.spec)))
+    return {name: value * plan_of(job.spec).width for name, value in each.accepted.items()}
+
+
 def with_min_members(spec: AllocationSpec, gang: Gang, size: int) -> tuple[AllocationSpec, Gang]:
     """The spec for a smaller gang: a retry may have fewer members than the first attempt."""
     smaller = GangScheduling(group_id=gang.group_id, min_members=size)
@@ -362,6 +370,7 @@ JOB = Kind(
     },
     mutable_spec=False,
     requestable=True,
+    requested=_requested,
     refused=lambda reason, message, at: {
         "phase": str(JobPhase.FAILED),
         "reason": reason,

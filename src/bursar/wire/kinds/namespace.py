@@ -44,8 +44,9 @@ def tenant_of(one: Object) -> str:
 
 def to_tree(namespace: Namespace) -> tenant_tree.Namespace:
     return tenant_tree.Namespace(
-        str(namespace.metadata.name), tenant_of(namespace), terminating=given(namespace.metadata.deletion_timestamp)
-    )
+        str(namespace.metadata.name), tenant_of(namespace), terminating=given(namespace.metadata.deletion_timestamp),
+        quota_required=isinstance(namespace.spec, NamespaceSpec) and namespace.spec.quota_required is True,
+    )  # fmt: skip
 
 
 def _check(namespace: Namespace) -> list[Cause]:

@@ -36,6 +36,7 @@ def to_tree(one: PriorityClass) -> tenant_tree.PriorityClass:
         one.admin_only is True,
         frozenset(one.allowed_tenants or ()),
         one.cross_tenant is True,
+        one.global_default is True,
     )
 
 

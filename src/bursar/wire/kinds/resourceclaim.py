@@ -11,6 +11,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from bursar.core.objects.approval import PENDING_REQUESTS
 from bursar.core.objects.charge import Amounts, Charge
 from bursar.core.values.access import AccessGroup, KindAccess, Role, RoleGrant
 from bursar.core.values.quantity import format_amount
@@ -31,7 +32,7 @@ class ResourceClaimSpec(Wire):
     parameters: dict[str, str] | UnsetType = UNSET
 
 
-class Granted(Wire):
+class GrantedAmounts(Wire):
     resources: dict[str, Quantity] | UnsetType = UNSET
 
 
@@ -40,7 +41,7 @@ class ResourceClaimStatus(Wire):
     reason: Text = UNSET
     message: Text = UNSET
     approval: ApprovalStatus | UnsetType = UNSET
-    granted: Granted | UnsetType = UNSET  # the amounts in force; absent until the claim is approved
+    granted: GrantedAmounts | UnsetType = UNSET  # the amounts in force; absent until the claim is approved
     external_id: Text = UNSET
     state: Text = UNSET
     conditions: list[Condition] | UnsetType = UNSET
@@ -57,6 +58,10 @@ class ResourceClaim(Wire, kw_only=True):
 def _check(claim: ResourceClaim) -> list[Cause]:
     spec = claim.spec
     faults = amounts_faults("spec.resources", spec.resources)
+    if faults:
+        return faults
+    if PENDING_REQUESTS in amounts(spec.resources):
+        faults.append(field_fault("spec.resources", f"{PENDING_REQUESTS} counts requests, and cannot be claimed"))
     if not spec.resources:
         faults.append(field_fault("spec.resources", "names no resource: claim at least one"))
     if isinstance(spec.type, str) and not 0 < len(spec.type) <= TYPE_CHARS_MAX:
@@ -106,6 +111,7 @@ RESOURCE_CLAIM = Kind(
     merge_keys={"status.conditions": "type"},
     requestable=True,
     granted=_granted,
+    refused=lambda reason, message, _: {"reason": reason, "message": message},
     charged_until_gone=True,
     submitted=True,
     has_status=True,

@@ -6,7 +6,7 @@ There is one object, named `system`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -16,16 +16,26 @@ from msgspec import UNSET, UnsetType
 from bursar.core.credit.billing_terms import CreditPolicy
 from bursar.core.nodes.liveness import Patience
 from bursar.core.nodes.node import WHOLE
+from bursar.core.objects.approval import PENDING_REQUESTS
 from bursar.core.objects.object import Key
 from bursar.core.quota.tenant_tree import PermitPolicy
+from bursar.core.quota.units import WARN_AT, QuotaPolicy
 from bursar.core.values.access import AccessGroup, KindAccess
 from bursar.core.values.duration import SECONDS_MAX
 from bursar.core.values.money import MoneyError, nanocredits
+from bursar.core.values.quantity import is_bytes
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.kinds.node import REFUSED, TRUSTED
 from bursar.wire.kinds.priorityclass import priority_faults
 from bursar.wire.shared.kind import Column, Kind
-from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts
+from bursar.wire.shared.limits import (
+    amounts,
+    amounts_faults,
+    dimension_name,
+    show_amounts,
+    warn_at_faults,
+    warn_at_of,
+)
 from bursar.wire.shared.meta import ObjectMeta, Quantity, Text, Wire
 
 SYSTEM = "system"
@@ -36,6 +46,8 @@ BUDGET_PERIOD_DAYS_MAX: Final = 366
 RECORD_DAYS: Final = 800
 RECORD_DAYS_MAX: Final = 3_650
 RESERVED_MAX: Final = 64
+ZERO: Final = "zero"
+DEFAULT_LIMITS: Final = ("unlimited", ZERO)
 
 _RESERVED = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,251}[A-Za-z0-9])?([./]\*)?")
 
@@ -90,6 +102,16 @@ class UsageSettings(Wire):
     record_days: int | UnsetType = UNSET  # retention of usage records; earlier windows have whole days
 
 
+class QuotaSettings(Wire):
+    """Settings of quotas; a field that is left out has its default."""
+
+    default_limit: Text = UNSET  # of tenants without a limit of their own or their tier's: unlimited or zero
+    dimensions: list[str] | UnsetType = UNSET  # the dimensions that `zero` covers
+    units: dict[str, dict[str, Quantity]] | UnsetType = UNSET  # unit → the amounts that one stands for
+    baremetal_hosts: bool | UnsetType = UNSET  # whether exclusive allocations charge their nodes as baremetal-hosts
+    warn_at: dict[str, list[int]] | UnsetType = UNSET  # dimension, or * → percentages of a limit
+
+
 class SettingsSpec(Wire):
     # Hard limits on the whole system, dimension by dimension.
     limits: dict[str, Quantity] | UnsetType = UNSET
@@ -97,6 +119,7 @@ class SettingsSpec(Wire):
     nodes: NodeSettings | UnsetType = UNSET
     credits: CreditSettings | UnsetType = UNSET
     usage: UsageSettings | UnsetType = UNSET
+    quotas: QuotaSettings | UnsetType = UNSET
 
 
 class Settings(Wire, kw_only=True):
@@ -122,6 +145,21 @@ def permit_policy_of(settings: Settings) -> PermitPolicy:
         policy.reserved if isinstance(keys, UnsetType) else tuple(keys),
         policy.fraction_min if isinstance(least, UnsetType) else round(least * WHOLE),
         said.gpu_fractions == REFUSED,
+    )
+
+
+def quota_policy_of(settings: Settings) -> QuotaPolicy:
+    """The settings of quotas, with defaults."""
+    said = settings.spec.quotas if isinstance(settings.spec, SettingsSpec) else UNSET
+    if not isinstance(said, QuotaSettings):
+        return QuotaPolicy()
+    units = {name: amounts(parts) for name, parts in (said.units or {}).items()}
+    named = [dimension_name(one) for one in said.dimensions or ()] if said.default_limit == ZERO else []
+    return QuotaPolicy(
+        frozenset(part for name in named for part in units.get(name, {name: 0})),
+        units,
+        said.baremetal_hosts is True,
+        {**WARN_AT, **(warn_at_of(said.warn_at) or {})},
     )
 
 
@@ -270,6 +308,35 @@ def _scheduling_faults(path: str, said: SchedulingSettings) -> Iterator[Cause]:
             yield field_fault(f"{path}.reservedTaints[{index}]", "must be a key, or begin one and end in .* or /*")
 
 
+def _quota_faults(path: str, said: QuotaSettings) -> Iterator[Cause]:
+    if said.default_limit is not UNSET and said.default_limit not in DEFAULT_LIMITS:
+        yield field_fault(f"{path}.defaultLimit", f"must be one of {', '.join(DEFAULT_LIMITS)}")
+    if said.default_limit == ZERO and not said.dimensions:
+        yield field_fault(f"{path}.dimensions", "is required with defaultLimit zero: it covers these")
+    yield from amounts_faults(f"{path}.dimensions", dict.fromkeys(said.dimensions or (), 0))
+    units = said.units or {}
+    yield from amounts_faults(f"{path}.units", dict.fromkeys(units, 0))
+    for name, parts in units.items():
+        yield from _unit_faults(f"{path}.units[{name[:63]}]", name, parts, units)
+    yield from warn_at_faults(f"{path}.warnAt", said.warn_at)
+
+
+def _unit_faults(path: str, name: str, parts: Mapping[str, Quantity], units: Collection[str]) -> Iterator[Cause]:
+    if is_bytes(name) or name == PENDING_REQUESTS:
+        yield field_fault(path, "is the name of a resource: units have names of their own")
+    if not parts:
+        yield field_fault(path, "stands for nothing: name at least one amount")
+    faults = amounts_faults(path, parts)
+    yield from faults
+    if faults:
+        return
+    for part, amount in amounts(parts).items():
+        if part in units:
+            yield field_fault(f"{path}[{part}]", "is a unit itself: name amounts of dimensions")
+        elif amount == 0:
+            yield field_fault(f"{path}[{part}]", "must be more than 0")
+
+
 def _usage_faults(path: str, spec: SettingsSpec) -> Iterator[Cause]:
     """Budgets are counted to the second, which needs the records of their whole window."""
     days = spec.usage.record_days if isinstance(spec.usage, UsageSettings) else UNSET
@@ -296,6 +363,8 @@ def _check(settings: Settings) -> list[Cause]:
         if isinstance(settings.spec.credits, CreditSettings):
             faults += _credit_faults("spec.credits", settings.spec.credits)
         faults += _usage_faults("spec.usage", settings.spec)
+        if isinstance(settings.spec.quotas, QuotaSettings):
+            faults += _quota_faults("spec.quotas", settings.spec.quotas)
     return faults
 
 

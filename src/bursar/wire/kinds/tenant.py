@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
 from msgspec import UNSET, UnsetType
@@ -19,7 +20,7 @@ from bursar.wire.shared.affinity import toleration_of
 from bursar.wire.shared.approval import APPROVAL_POLICIES, ApprovalSpec, approval_faults, policy_in
 from bursar.wire.shared.billing import Billing, billing_faults, said_in
 from bursar.wire.shared.kind import Column, Fields, Kind, column
-from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts
+from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts, warn_at_faults, warn_at_of
 from bursar.wire.shared.meta import Condition, ObjectMeta, Quantity, Text, Wire
 from bursar.wire.shared.scheduling import Toleration, toleration_list_faults
 
@@ -34,6 +35,7 @@ FLAT_FIELDS = (
     "parent",
     "enforcement",
     "display_name",
+    "approval",
     "approval_policy",
     "sensitive",
     "user_priority_max",
@@ -46,6 +48,16 @@ BILLING_MODE = "billing_mode"  # the flat name of spec.billing.mode
 BUDGET_WARNING = "BudgetWarning"
 BUDGET_EXHAUSTED = "BudgetExhausted"
 BUDGET_FIELD = "status.budget"
+# The condition of a tenant that has used much of a limit, and the field to select by.
+QUOTA_WARNING = "QuotaWarning"
+QUOTA_FIELD = "status.quota"
+
+
+class QuotaState(StrEnum):
+    """Whether a tenant has used much of a limit."""
+
+    WITHIN = "Within"
+    WARNING = "Warning"
 
 
 class TenantSpec(Wire):
@@ -65,11 +77,13 @@ class TenantSpec(Wire):
     sensitive: bool | UnsetType = UNSET  # whether its users may claim nodes for themselves alone
     user_priority_max: int | UnsetType = UNSET  # the highest priority that its users may ask for
     tolerations: list[Toleration] | UnsetType = UNSET  # of reserved taints, which its work may have
+    warn_at: dict[str, list[int]] | UnsetType = UNSET  # dimension, or * → percentages of a limit
     isolation: Text = UNSET  # required: its work, and that below it, goes only to nodes that isolate tenants
 
 
 class TenantStatus(Wire):
     conditions: list[Condition] | UnsetType = UNSET
+    quota_warnings: dict[str, int] | UnsetType = UNSET  # the reached mark of each limit, in percent
 
 
 class Tenant(Wire, kw_only=True):
@@ -96,6 +110,7 @@ def to_tree(tenant: Tenant) -> tenant_tree.Tenant:
         tolerations=tuple(toleration_of(one) for one in spec.tolerations or ()),
         isolated=spec.isolation == ISOLATION_REQUIRED,
         approval=policy_in(spec.approval, spec.approval_policy),
+        warn_at=warn_at_of(spec.warn_at),
     )
 
 
@@ -127,7 +142,7 @@ def _check(tenant: Tenant) -> list[Cause]:
     if not isinstance(tenant.spec, TenantSpec):
         return []
     spec = tenant.spec
-    faults = amounts_faults("spec.limits", spec.limits)
+    faults = amounts_faults("spec.limits", spec.limits) + warn_at_faults("spec.warnAt", spec.warn_at)
     if spec.enforcement is not UNSET and spec.enforcement not in ENFORCEMENTS:
         faults.append(field_fault("spec.enforcement", f"must be one of {', '.join(ENFORCEMENTS)}"))
     if spec.approval_policy is not UNSET and spec.approval_policy not in APPROVAL_POLICIES:
@@ -178,6 +193,7 @@ def _fields(tenant: Tenant) -> Fields:
         "spec.parent": spec.parent or "",
         "spec.tier": spec.tier or "",
         BUDGET_FIELD: state_in(conditions),
+        QUOTA_FIELD: QuotaState.WARNING if status.quota_warnings else QuotaState.WITHIN,
     }
 
 
@@ -208,10 +224,11 @@ TENANT = Kind(
             RoleGrant((Role.BILLING_ADMIN,), READ, ("", ANY)),
             RoleGrant((Role.SERVICE, DELEGATE), ("create", "update", "patch")),
             RoleGrant((DELEGATE,), (*READ, "explain"), ("", ANY)),
+            RoleGrant((Role.SERVICE, DELEGATE), ("update", "delete"), ("limits",)),
         ),
     ),
     check=_check,
-    selectable=("spec.parent", "spec.tier", BUDGET_FIELD),
+    selectable=("spec.parent", "spec.tier", BUDGET_FIELD, QUOTA_FIELD),
     fields=_fields,
     columns=(
         column("Parent", "spec.parent", default="<none>"),
@@ -231,5 +248,7 @@ TENANT = Kind(
     words={
         "TenantSpec.parent": "The parent tenant, whose limits apply to it too.",
         "TenantSpec.tier": "The tier with its default limits.",
+        "TenantSpec.warnAt": "Percentages of a limit at which to warn, by dimension; `*` is every other one.",
+        "TenantStatus.quotaWarnings": "The reached mark of each limit, in percent.",
     },
 )

@@ -12,7 +12,7 @@ from bursar.wire.kinds.requestable import requestable_kinds
 from bursar.wire.shared.approval import ApprovalSpec, approval_faults, policy_in
 from bursar.wire.shared.billing import Billing, billing_faults, said_in
 from bursar.wire.shared.kind import Column, Kind
-from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts
+from bursar.wire.shared.limits import amounts, amounts_faults, show_amounts, warn_at_faults, warn_at_of
 from bursar.wire.shared.meta import ObjectMeta, Quantity, Text, Wire
 
 
@@ -23,6 +23,7 @@ class TierSpec(Wire):
     billing: Billing | UnsetType = UNSET
     user_priority_max: int | UnsetType = UNSET  # the highest priority that users of its tenants may ask for
     approval: ApprovalSpec | UnsetType = UNSET
+    warn_at: dict[str, list[int]] | UnsetType = UNSET  # dimension, or * → percentages of a limit
 
 
 class Tier(Wire, kw_only=True):
@@ -41,6 +42,7 @@ def to_tree(tier: Tier) -> tenant_tree.Tier:
         said_in(spec.billing),
         most if isinstance(most, int) else None,
         policy_in(spec.approval),
+        warn_at_of(spec.warn_at),
     )
 
 
@@ -49,6 +51,7 @@ def _check(tier: Tier) -> list[Cause]:
         return []
     spec = tier.spec
     faults = [*amounts_faults("spec.limits", spec.limits), *billing_faults("spec.billing", spec.billing)]
+    faults += warn_at_faults("spec.warnAt", spec.warn_at)
     faults += approval_faults("spec.approval", spec.approval, requestable_kinds())
     if isinstance(spec.weight, int | float) and not 0 <= spec.weight <= 1e15:
         faults.append(field_fault("spec.weight", f"must be a number from 0 on, got {spec.weight}"))

@@ -9,7 +9,11 @@ import msgspec
 MEDIA_TYPE = "application/cloudevents+json"
 SOURCE = "/bursar/ledger"
 BUDGET_SOURCE = "/bursar/budget"
+REQUEST_SOURCE = "/bursar/approvals"
+QUOTA_SOURCE = "/bursar/quota"
 BUDGET = "budget."  # prefix of the types of notifications about a tenant's hours
+REQUEST = "request."  # prefix of those about requests that pass approval gates
+QUOTA = "quota."  # prefix of those about a tenant's limits
 TYPE_PREFIX = "io.bursar."
 
 
@@ -25,6 +29,8 @@ class CloudEvent(msgspec.Struct):
     datacontenttype: str = "application/json"
 
 
+_SOURCES = {QUOTA: QUOTA_SOURCE, BUDGET: BUDGET_SOURCE, REQUEST: REQUEST_SOURCE}
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -35,6 +41,6 @@ def event_id(number: int, at: datetime) -> str:
 
 def cloud_event(number: int, type_: str, tenant: str, subject: str, data: bytes, at: datetime) -> bytes:
     time = at.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    source = BUDGET_SOURCE if type_.startswith(BUDGET) else SOURCE
+    source = next((source for prefix, source in _SOURCES.items() if type_.startswith(prefix)), SOURCE)
     told = msgspec.Raw(data.strip())
     return _encode(CloudEvent(event_id(number, at), TYPE_PREFIX + type_, subject, tenant, time, told, source))

@@ -60,6 +60,7 @@ class ApprovalChange(Wire):
     gates: dict[str, GateState] | UnsetType = UNSET
     reason: Text = UNSET
     by: Text = UNSET
+    user: Text = UNSET
     at: Text = UNSET
     until: Text = UNSET
     pending_until: Text = UNSET
@@ -74,6 +75,7 @@ class ApprovalStatus(Wire):
     gates: dict[str, GateState] | UnsetType = UNSET
     reason: Text = UNSET
     by: Text = UNSET
+    user: Text = UNSET
     at: Text = UNSET
     until: Text = UNSET
     pending_until: Text = UNSET

@@ -61,6 +61,7 @@ def render_list(
 class _Ending(msgspec.Struct, rename="camel"):
     deletion_timestamp: str = ""
     finalizers: tuple[str, ...] = ()
+    generation: int = 0
 
 
 class _Metadata(msgspec.Struct):
@@ -84,6 +85,11 @@ def deleted_at(doc: bytes) -> str:
 def finalizers_of(doc: bytes) -> tuple[str, ...]:
     """The finalizers of a stored object: it is kept until the list is empty."""
     return _ending.decode(doc).metadata.finalizers if b'"finalizers":["' in doc else ()
+
+
+def generation_of(doc: bytes) -> int:
+    """The number of versions of a stored object's spec."""
+    return _ending.decode(doc).metadata.generation
 
 
 def decode(doc: bytes, status: bytes, revision: int) -> dict[str, Any]:

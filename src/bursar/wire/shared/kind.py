@@ -116,7 +116,7 @@ class Kind:
     # Fields of fieldSelector, besides metadata.name and metadata.namespace.
     selectable: tuple[str, ...] = ()
     fields: Callable[[Object], Fields] = _no_fields
-    # The amounts charged from acceptance on, in bytes or thousandths: `quantity.amount`. Those of a kind that is not
+    # The amounts charged from acceptance on, in bytes or thousandths: `quantity.amount`. Amounts of a kind that is not
     # `placed` count as bound from then on too: a tenant that enforces by queueing limits bound work only.
     charge: Callable[[Object], Charge] = _no_charge
     # The initial status of an object, given the time.
@@ -171,7 +171,10 @@ class Kind:
     only_named: bool = False
     # Whether new objects are requests that pass the approval gates of their tenant.
     requestable: bool = False
-    # The gates of its requests where the tenant's policy names none.
+    # The amounts that approving a request charges, where its own charge does not say: it charges by others.
+    requested: Callable[[Object], Amounts] | None = None
+    # The gates of its requests where the tenant's policy names none. They charge nothing, so that the quota gate would
+    # pass them all: it does not count.
     gates: tuple[str, ...] = ()
     # The part of the status that shows the amounts in force, which stay while growth is pending.
     granted: Callable[[Amounts], dict[str, Any]] = _grant_nothing

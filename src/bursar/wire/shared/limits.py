@@ -7,12 +7,14 @@ from functools import lru_cache
 
 from msgspec import UnsetType
 
+from bursar.core.quota.units import EVERY_DIMENSION
 from bursar.core.values.names import qualified_name
 from bursar.core.values.quantity import QuantityError, amount, format_amount
 from bursar.core.values.refusal import Cause, field_fault
 from bursar.wire.shared.meta import Quantity
 
 DIMENSIONS_MAX = 64
+MARKS_MAX = 8  # warnings of one dimension
 
 
 def quantity_text(value: Quantity) -> str | int:
@@ -65,6 +67,24 @@ def amounts_faults(field: str, given: Mapping[str, Quantity] | UnsetType) -> lis
         if dimension in seen:
             faults.append(field_fault(f"{field}[{name}]", f"names the same dimension as {seen[dimension]}"))
         seen[dimension] = name
+    return faults
+
+
+def warn_at_of(given: Mapping[str, list[int]] | UnsetType) -> dict[str, tuple[int, ...]] | None:
+    """Percentages of limits at which to warn, by dimension or `*`; None if they are not given."""
+    if isinstance(given, UnsetType):
+        return None
+    return {name if name == EVERY_DIMENSION else dimension_name(name): tuple(sorted(at)) for name, at in given.items()}
+
+
+def warn_at_faults(field: str, given: Mapping[str, list[int]] | UnsetType) -> list[Cause]:
+    if isinstance(given, UnsetType):
+        return []
+    faults = amounts_faults(field, {name: 0 for name in given if name != EVERY_DIMENSION})
+    for name, marks in given.items():
+        if len(marks) > MARKS_MAX or len(set(marks)) < len(marks) or not all(1 <= one <= 100 for one in marks):
+            message = f"must be at most {MARKS_MAX} different percentages from 1 to 100"
+            faults.append(field_fault(f"{field}[{name[:63]}]", message))
     return faults
 
 

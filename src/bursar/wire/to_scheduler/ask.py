@@ -224,6 +224,15 @@ def tolerations_in(doc: bytes) -> tuple[tuple[Toleration, ...], bool]:
     return where.tolerations, where.fractional
 
 
+def may_cross_tenants(doc: bytes, tree: Tree, tenant: str, *, uid: str, exempt: bool) -> bool:
+    """Whether a stored allocation may preempt other tenants' work by priority, by the classes and permits of now."""
+    classes = {
+        name: PriorityClassView(one.value, one.global_default, cross_tenant=one.cross_tenant)
+        for name, one in tree.classes.items()
+    }
+    return ask_of(doc, uid=uid, tenant=tenant, labels={}, priorities=classes, tree=tree, exempt=exempt).cross_tenant
+
+
 def _selector(spec: AllocationSpec) -> dict[str, str] | UnsetType:
     """The node selector; with stdin, it selects agents that support it: others would start the command without it."""
     if spec.stdin is not True:

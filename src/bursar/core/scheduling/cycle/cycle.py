@@ -291,7 +291,7 @@ class Cycle:
         """Whether the last of these precedes the next item of the queue, and all are within their limits."""
         if rival is not None and self.scoring.of_member(group, members[-1].submitted_at) < rival - MOMENT:
             return False
-        return not self.cluster.limits.cells or not self.exceeded([(one, (Spot(row),)) for one in members])
+        return not self.cluster.limits.limited or not self.exceeded([(one, (Spot(row),)) for one in members])
 
     def _place_many(self, members: Sequence[Ask], row: int) -> None:
         first = members[0]
@@ -346,7 +346,7 @@ class Cycle:
         """The limits that these would exceed together; before nodes are chosen, the smallest possible share of a node
         counts."""
         limits, fleet = self.cluster.limits, self.cluster.fleet
-        if not limits.cells:
+        if not limits.limited:
             return []
         return limits.exceeded(
             [

@@ -41,7 +41,7 @@ from bursar.core.scheduling.explain.wait_stats import WaitStats
 from bursar.core.scheduling.state.cluster_state import ClusterState
 from bursar.core.scheduling.state.equivalence import EquivalenceClass, EquivalenceKey
 from bursar.core.scheduling.state.fleet import Bools
-from bursar.core.scheduling.state.node_filter import OPEN, by_label, meets
+from bursar.core.scheduling.state.node_filter import CONSTRAINTS, OPEN, by_label, meets
 from bursar.core.scheduling.state.placed_columns import Spot
 
 ROUNDS_MAX = 2  # plans per simulation: a first one may leave work that still fits
@@ -178,22 +178,20 @@ def _before_nodes(cycle: Cycle, unit: Unit) -> Iterator[PendingReason]:
         yield known.reason
 
 
-# Which constraints keep nodes out.
+# Excluded nodes, by constraint.
 
 
 def _detailed(cluster: ClusterState, slot: Slot, reason: PendingReason) -> PendingReason:
-    """The reason with the nodes behind it: matching nodes that are closed, and, where no node matches, each constraint
-    by its name with the nodes that it alone keeps out."""
+    """The reason with the nodes behind it: matching nodes that are closed, and each constraint on nodes by its name,
+    such as a label or a taint, with the nodes that it alone keeps out."""
     reason = replace(reason, closed=_closed(cluster, slot))
-    if reason.why is not ReasonCode.NO_MATCHING_NODES:
+    if reason.why not in (ReasonCode.NO_MATCHING_NODES, ReasonCode.NO_CAPACITY):
         return reason
-    there = all_nodes(cluster)
-    return replace(
-        reason,
-        excluded=tuple(
-            (name, count) for name, met in _constraints(cluster, slot) if (count := int(np.count_nonzero(there & ~met)))
-        ),
-    )
+    there, rules = all_nodes(cluster), {OPEN, *CONSTRAINTS}
+    named = [
+        (name, count) for name, met in _constraints(cluster, slot) if (count := int(np.count_nonzero(there & ~met)))
+    ]
+    return replace(reason, excluded=(*named, *(one for one in reason.excluded if one[0] not in rules)))
 
 
 def _closed(cluster: ClusterState, slot: Slot) -> tuple[tuple[str, str], ...]:
@@ -363,7 +361,7 @@ def _wanted(unit: Unit, rivals: Sequence[tuple[EquivalenceClass, int]]) -> dict[
     return wanted
 
 
-# What if.
+# Simulation.
 
 
 def simulate(

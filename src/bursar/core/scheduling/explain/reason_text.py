@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Final, assert_never
 
 from bursar.core.objects.pending_reason import MEMBERS, NODES, PendingReason, ReasonCode, Short
-from bursar.core.quota.quota_messages import dimension_label
+from bursar.core.quota.quota_messages import UNCOVERED, dimension_label
 from bursar.core.quota.visibility import ABOVE
+from bursar.core.scheduling.state.node_filter import OPEN
 from bursar.core.values.quantity import format_amount
 from bursar.core.values.wording import counted
 
@@ -21,9 +22,9 @@ CONSTRAINTS_SHOWN_MAX: Final = 8
 SHORTAGES_SHOWN_MAX: Final = 4
 NODES_SHOWN_MAX: Final = 3
 
-# Constraints that have no name of their own. Those of nodes are in `node_filter.CONSTRAINTS`.
+# Constraints that have no name of their own. `node_filter.CONSTRAINTS` has the rules of nodes.
 CONSTRAINT_TEXTS: Final = {
-    "not_ready_or_cordoned": "not ready or cordoned",
+    OPEN: "not ready or cordoned",
     "labels": "node selector or affinity",
     "taints": "taints that it does not tolerate",
     "claims": "claims of other users, or no claim of its own user",
@@ -42,7 +43,7 @@ _TOGETHER: Final = "together"  # the number of nodes with capacity for one part,
 _WITHOUT_NUMBERS: Final = {
     ReasonCode.HELD: (
         "free capacity is reserved for work ahead of it in the queue; this one would delay it",
-        "Set a ttl: work that ends in time may run first.",
+        "Set spec.ttl (bursar run --ttl): work that ends in time may run first.",
     ),
     ReasonCode.PREEMPTING: (
         "the scheduler is evicting less urgent work for it",
@@ -100,7 +101,7 @@ def _texts(reason: PendingReason) -> tuple[str, str]:
             )
         case ReasonCode.NO_CAPACITY:
             return (
-                _no_capacity(reason) + _kept_out_by_inter_pod(reason) + _closed(reason),
+                _no_capacity(reason) + _more_kept_out(reason) + _closed(reason),
                 _open_nodes(reason) + _more_capacity(reason) + _easier_inter_pod(reason),
             )
         case ReasonCode.HELD | ReasonCode.PREEMPTING | ReasonCode.NOT_TRIED:
@@ -140,6 +141,9 @@ def _not_claimed(reason: PendingReason) -> str:
 
 
 def _no_headroom(reason: PendingReason) -> str:
+    bare = [dimension_label(dimension) for scope, dimension, *_ in reason.limits if scope.startswith(UNCOVERED)]
+    if bare:
+        return f"{_whose(reason.limits[0][0])} requires a quota, and none covers {', '.join(bare)}"
     parts = [
         f"{_whose(scope)} has {_amount(dimension, bound)} of {_amount(dimension, hard)} {dimension} bound, "
         f"{_amount(dimension, asked)} asked"
@@ -151,6 +155,8 @@ def _no_headroom(reason: PendingReason) -> str:
 
 
 def _raise_quota(reason: PendingReason) -> str:
+    if any(scope.startswith(UNCOVERED) for scope, *_ in reason.limits):
+        return "Ask your tenant admin for a ResourceQuota with a hard limit on it."
     steps = [
         f"raise {dimension_label(dimension)} of {_whose(scope)} by {_amount(dimension, bound + asked - hard)}"
         if scope != ABOVE
@@ -219,9 +225,10 @@ def _more_capacity(reason: PendingReason) -> str:
     return f"{wait}; {fits} would fit now."
 
 
-def _kept_out_by_inter_pod(reason: PendingReason) -> str:
-    """Nodes with free capacity may be among the excluded ones."""
-    parts = [f"{constraint(name)} ({count})" for name, count in reason.excluded if name in _INTER_POD and count]
+def _more_kept_out(reason: PendingReason) -> str:
+    """Nodes with free capacity may be among the excluded ones. Closed nodes are listed by name."""
+    others = [(name, count) for name, count in reason.excluded if name not in (_TOGETHER, OPEN) and count]
+    parts = [f"{constraint(name)} ({count})" for name, count in others[:CONSTRAINTS_SHOWN_MAX]]
     return f"; more nodes are excluded by {', '.join(parts)}" if parts else ""
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from bursar.core.nodes.node import WHOLE
 from bursar.core.objects.ask import Ask
 from bursar.core.objects.charge import Charge
-from bursar.core.quota.quota import Counter, Exceeded, nearest_first
+from bursar.core.quota.quota import Counter, Exceeded, Move, nearest_first, uncovered_increases
 from bursar.core.quota.tenant_tree import Row, Tree, rows_of
+from bursar.core.quota.units import charged
 from bursar.core.values.quantity import UNLIMITED
 
 NODES = "nodes"
@@ -37,6 +38,11 @@ class QuotaForecast:
     changed: int = 0  # rises when headroom may have grown
     _known: dict[tuple[str, int], tuple[Charge, tuple[tuple[ForecastCell, int], ...]]] = field(default_factory=dict)
 
+    @property
+    def limited(self) -> bool:
+        """Whether anything limits what may be placed."""
+        return bool(self.cells or self.tree.covered)
+
     def load(self, tree: Tree, counters: Mapping[Row, Counter]) -> None:
         """Reset the forecast to the stored state: the tree in force, and the counters with a limit."""
         self.tree = tree
@@ -57,6 +63,8 @@ class QuotaForecast:
         more: dict[Row, int] = {}
         faults: dict[Row, Exceeded] = {}
         for ask, nodes in members:
+            if ask.namespace in self.tree.covered:
+                faults |= {(one.scope, one.dimension): one for one in uncovered_increases(self.tree, _binding(ask))}
             for cell, amount in self._touched(ask):
                 asked = more.get(cell.row, 0) + (nodes if cell.row[1] == NODES else amount)
                 more[cell.row] = asked
@@ -81,7 +89,8 @@ class QuotaForecast:
             return known[1]
         if ask.namespace not in self.tree.namespaces:
             return ()
-        charge = replace(ask.charge, bound={**ask.charge.accepted, **ask.charge.due, NODES: WHOLE})
+        wanted = charged(self.tree.quota_policy, ask.charge, placed=True)
+        charge = replace(wanted, bound={**wanted.accepted, **wanted.due, NODES: WHOLE})
         touched = tuple(
             (self.cells[row], charge.bound.get(row[1], 0))
             for row in rows_of(self.tree, ask.namespace, charge)
@@ -91,3 +100,8 @@ class QuotaForecast:
             self._known.clear()
         self._known[key] = (ask.charge, touched)
         return touched
+
+
+def _binding(ask: Ask) -> Move:
+    """The move of binding an allocation that was accepted before."""
+    return Move(ask.namespace, ask.charge, replace(ask.charge, bound={**ask.charge.accepted, **ask.charge.due}))

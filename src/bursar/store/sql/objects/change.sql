@@ -16,6 +16,18 @@ SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, befor
  ORDER BY revision
  LIMIT $5;
 
+-- name: with_field_between
+-- Changes of objects that have a selectable field, or had it before.
+SELECT revision, kind, namespace, name, uid, tenant, type, labels, fields, before_labels, before_fields, before_tenant,
+       doc, status, at
+  FROM change
+ WHERE revision > $1 AND revision <= $2 AND (fields ? $3 OR before_fields ? $3)
+ ORDER BY revision
+ LIMIT $4;
+
+-- name: tenants_between
+SELECT DISTINCT unnest(ARRAY[tenant, before_tenant]) AS tenant FROM change WHERE revision > $1 AND revision <= $2;
+
 -- name: position
 SELECT value, floor FROM revision WHERE id = 1;
 

@@ -16,6 +16,7 @@ SELECT (SELECT value FROM revision WHERE id = 1) AS revision, waiting.queue, wai
   FROM (SELECT coalesce(fields ->> 'spec.queue', 'default') AS queue, count(*) AS depth
           FROM object
          WHERE kind = 'Allocation' AND fields ->> 'status.phase' = 'Pending'
+           AND fields ->> 'status.approval.state' IS DISTINCT FROM 'pending'
          GROUP BY 1
          UNION ALL
         SELECT '', 0) AS waiting;

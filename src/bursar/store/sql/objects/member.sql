@@ -8,6 +8,7 @@ SELECT member.fields ->> 'spec.user' AS username, member.tenant, tenant.uid AS t
   FROM object AS member
   JOIN object AS tenant ON (tenant.kind, tenant.namespace, tenant.name) = ('Tenant', '', member.tenant)
  WHERE member.kind = 'Member'
+   AND substring(member.name FROM '[^.]*$') = ANY($2::text[])
    AND member.fields ->> 'spec.user' = ANY($1::text[])
    AND member.doc -> 'metadata' ->> 'deletionTimestamp' IS NULL
  ORDER BY member.tenant;

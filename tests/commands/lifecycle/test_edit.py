@@ -1,26 +1,26 @@
 """Edits as values: the next version of an object is decided without a database."""
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 
-from bursar.api.http.context import ApiContext
-from bursar.api.http.route import Call, Route
-from bursar.api.objects.edit import SPEC_REMOVED, Edit, patch_object
+from bursar.commands.command import Unchanged
+from bursar.commands.lifecycle.edit import SPEC_REMOVED, Edit
 from bursar.commands.objects.object import ChangeObject
-from bursar.core.objects.object import Key, Stored
+from bursar.core.objects.object import Key, Origin, Stored
 from bursar.core.quota import tenant_tree
 from bursar.core.quota.tenant_tree import Tree
 from bursar.core.values.access import Identity, Role
 from bursar.core.values.patch import PatchError, merge
 from bursar.core.values.refusal import Code, Refusal
-from bursar.ops.objects.object import Unchanged
 from bursar.wire.kinds.namespace import NAMESPACE
 from bursar.wire.kinds.queue import QUEUE
 from bursar.wire.kinds.tenant import TENANT
 from bursar.wire.shared.document import decode, encode
 from bursar.wire.shared.kind import Kind
+from bursar.wire.shared.reading import ObjectPath
 
 ADMIN = Identity("root", Role.SYSTEM_ADMIN)
 BOSS = Identity("boss", Role.TENANT_ADMIN, tenant="ml")
@@ -33,13 +33,14 @@ def stored(kind: Kind, spec: dict[str, Any], *, tenant: str = "", labels: dict[s
     return Stored(Key(kind.name, "", "one"), "u-1", tenant, labels or {}, {}, doc, b"{}", revision=7)
 
 
-def next_of(
-    kind: Kind, before: Stored, patch: dict[str, Any], *, who: Identity = ADMIN, part: str = "", **options: Any
-) -> Any:
+def edit_of(kind: Kind, patch: Callable[[dict[str, Any]], Any], who: Identity = ADMIN, **options: Any) -> Edit:
+    origin = Origin(who.actor, "patch")
+    return Edit(kind=kind, at=ObjectPath(name="one"), patch=patch, identity=who, origin=origin, tree=TREE, **options)
+
+
+def next_of(kind: Kind, before: Stored, patch: dict[str, Any], *, who: Identity = ADMIN, **options: Any) -> Any:
     """The stored object after a merge patch."""
-    route = Route("PATCH", f"/api/v1/{kind.plural}/{{name}}", patch_object, "", "patch", kind.plural, part, kind)
-    call = Call(cast("ApiContext", None), route, who, "r-1", {"name": "one"}, {}, {})
-    edit = Edit(call, lambda document: merge(document, patch), TREE, **options)
+    edit = edit_of(kind, lambda document: merge(document, patch), who, **options)
     return edit.next(before, decode(before.doc, before.status, before.revision))
 
 
@@ -84,7 +85,7 @@ def test_a_status_write_leaves_the_rest_and_another_write_the_status() -> None:
     before = stored(TENANT, {"weight": 2})
     condition = {"type": "BudgetWarning", "status": "True"}
     both = {"spec": {"weight": 3}, "status": {"conditions": [condition]}}
-    status = next_of(TENANT, before, both, part="status")
+    status = next_of(TENANT, before, both, status=True)
     assert msgspec.json.decode(status.draft.doc)["spec"] == {"weight": 2}
     assert msgspec.json.decode(status.draft.status) == {"conditions": [condition]}
     whole = next_of(TENANT, before, both)
@@ -113,8 +114,6 @@ def test_a_patch_that_cannot_be_applied_is_refused() -> None:
         raise PatchError("no such path")
 
     before = stored(QUEUE, {})
-    route = Route("PATCH", "/api/v1/queues/{name}", patch_object, "", "patch", "queues", "", QUEUE)
-    call = Call(cast("ApiContext", None), route, ADMIN, "r-1", {"name": "one"}, {}, {})
-    refused = Edit(call, broken, TREE).next(before, decode(before.doc, before.status, before.revision))
+    refused = edit_of(QUEUE, broken).next(before, decode(before.doc, before.status, before.revision))
     assert isinstance(refused, Refusal)
     assert refused.message == "the patch cannot be applied: no such path"

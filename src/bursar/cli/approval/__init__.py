@@ -1,0 +1,1 @@
+"""Commands on requests that await approval."""
