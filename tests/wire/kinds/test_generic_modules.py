@@ -26,7 +26,7 @@ ABOUT = {
     "core/quota/satisfiable.py": ("members",),
     "core/quota/tenant_tree.py": ("Queue", "PriorityClass"),
     "cli/quota/*": ("Namespace", "Tenant", "tenants", "tiers", "Queue"),
-    "cli/approval/*": ("Namespace", "Tenant", "tenants"),
+    "cli/approval/*": ("Namespace", "Tenant", "User", "tenants"),
     "cli/shell/limit_notes.py": ("tenants", "Queue"),
     # Placements are of allocations.
     "core/nodes/node.py": ("Allocation",),
