@@ -158,7 +158,7 @@ def test_describe_an_allocation_shows_its_spec_and_its_events(kubectl: Kubectl, 
 
 def test_claims_are_applied_listed_described_and_approved(kubectl: Kubectl, team: str) -> None:
     tenant, space = f"{team}-t", f"{team}-c"
-    policy = {"gates": ["quota"], "selfApproval": True}
+    policy = {"gates": ["manual"], "selfApproval": True}
     wanted = {"type": "cluster", "resources": {"clusters": 1}}
     objects: list[dict[str, Any]] = [
         {"kind": "Tenant", "metadata": {"name": tenant}, "spec": {"approval": policy}},
@@ -170,7 +170,7 @@ def test_claims_are_applied_listed_described_and_approved(kubectl: Kubectl, team
     header, row = kubectl("get", "rc", "-n", space).splitlines()
     assert header.split() == ["NAME", "TYPE", "RESOURCES", "APPROVAL", "STATE", "AGE"]
     assert row.split()[:6] == ["prod", "cluster", "clusters:", "1", "pending", "<none>"]
-    assert "awaiting approval at gate quota" in kubectl("describe", "resourceclaim", "prod", "-n", space)
+    assert "awaiting approval at gate manual" in kubectl("describe", "resourceclaim", "prod", "-n", space)
     path = f"/api/v1/namespaces/{space}/resourceclaims/prod/approve"
     kubectl("create", "--raw", path, "-f", "-", text="{}")
     approved = ("--field-selector", "status.approval.state=approved", "-o", "name")
