@@ -51,7 +51,7 @@ def test_explain_tells_why_and_simulate_what_if(
     until(lambda: admin.allocations(team).explain("waits")["reason"]["code"] == f"no_capacity_{GPU}")
     told = bursar(server, "explain", "waits", "-n", team).stdout
     assert told.startswith(
-        f"{team}/waits is Pending\n  why      needs 2 {GPU} on one node; the most free is 1, on 1 of 1 matching node\n"
+        f"{team}/waits is Pending\n  why      needs 2 {GPU} on one node; the most free is 1, on 1 of 1 matching node"
     )
     assert re.search(r"\n  queue    position \d+ in default", told)
     assert "\n  start    in about 60 min (" in told

@@ -40,7 +40,7 @@ def test_limits_are_set_shown_and_removed(server: Server, admin: Client, team: s
     assert bursar(server, "quota", team).stderr == f"tenant/{team} has no limits and no usage.\n"
     done = bursar(server, "quota", "set", team, "cpu=8", "nvidia.com/gpu=4", "memory=64Gi")
     assert done.stdout == f"tenant/{team} updated\n"
-    spec = {"resources": {"requests": {"cpu": "4"}}}
+    spec = {"resources": {"requests": {"cpu": "4"}}, "nodeSelector": {"nowhere": "here"}}
     admin.allocations(team).create({"metadata": {"name": "a"}, "spec": spec})
     quota = {"metadata": {"name": "half"}, "spec": {"hard": {"requests.cpu": "4"}, "soft": {"requests.cpu": "3"}}}
     admin.resourcequotas(team).create(quota)

@@ -165,6 +165,6 @@ async def test_limits_in_units_are_shown_in_both(site: Site) -> None:
     assert (one["limit"], one["accepted"], one["bound"]) == ("5", "2500m", "2500m")
     refused = await site.post(f"namespaces/{team}/resourceclaims", {**claim, "metadata": {"name": "d"}, "spec": {
         "resources": {unit: 3}}})  # fmt: skip
-    assert (refused.status, refused.body["details"]["dimension"]) == (403, "cpu")
+    assert (refused.status, refused.body["details"]["dimension"]) == (409, "cpu")
     assert (await site.delete(f"tenants/{team}/limits/{unit}")).body["source"] == "unlimited"
     await site.patch("settings/system", {"spec": {"quotas": None}})

@@ -21,7 +21,7 @@ async def test_a_namespace_that_requires_quotas_refuses_what_none_covers(site: S
         ("QuotaRequired", "cpu"), ("QuotaRequired", "nvidia.com/gpu"),
     ]  # fmt: skip
     claim = {"metadata": {"name": "c"}, "spec": {"resources": {"clusters": 1}}}
-    assert (await site.post(f"namespaces/{team}/resourceclaims", claim, token=boss)).status == 403
+    assert (await site.post(f"namespaces/{team}/resourceclaims", claim, token=boss)).status == 409
     quota = {"metadata": {"name": "q"}, "spec": {"hard": {"requests.cpu": "4", "nvidia.com/gpu": "1"}}}
     assert (await site.post(f"namespaces/{team}/resourcequotas", quota, token=boss)).status == 201
     assert (await site.post(f"namespaces/{team}/allocations", allocation("a", cpu=2, gpu=1), token=boss)).status == 201
