@@ -75,9 +75,15 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     collected = yield
     gc.collect()
     gc.freeze()
+    # A scheduler that starts thaws the heap of its process before it collects: here that would be all of the above.
+    gc.freeze = gc.unfreeze = _leave_frozen
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
     return collected
+
+
+def _leave_frozen() -> None:
+    return None
 
 
 def _is_fast(item: pytest.Item) -> bool:

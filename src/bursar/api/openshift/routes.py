@@ -80,7 +80,7 @@ def _mapping_routes() -> Iterator[Route]:
     item = f"{base}/{{name}}"
     yield Route("POST", base, identity_mapping.create_mapping, "Map an identity to a user.", "create", name,
                 params=WRITING, body=UserIdentityMapping, body_media=(JSON,), answer=UserIdentityMapping, status=201,
-                refusals=(403, 409, 422))  # fmt: skip
+                refusals=(403, 404, 409, 422))  # fmt: skip
     yield Route("GET", item, identity_mapping.get_mapping, "Read the user of an identity.", "get", name,
                 answer=UserIdentityMapping)  # fmt: skip
     yield Route("DELETE", item, identity_mapping.delete_mapping, "Remove the mapping of an identity.", "delete", name,
