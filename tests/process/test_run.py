@@ -18,6 +18,9 @@ from structlog.testing import capture_logs
 from bursar.client import Client, Invalid
 from bursar.config import Address, ServerSettings
 from bursar.serve import _warn_of_agents
+from bursar.store.db.database import connect
+from bursar.store.nodes.heartbeat import load_agents
+from support.api.site import eventually
 from support.process.agents import Agent, await_phase, joined_agent, living, part, status_of, until
 from support.process.server import BURSAR, OwnServer, migrated_directory, started
 
@@ -352,6 +355,15 @@ def test_on_a_simulated_node_nothing_looks_as_if_it_had_run(
 
 async def test_a_server_without_grpc_says_whom_it_leaves_alone(context: OwnServer, agents: list[Agent]) -> None:
     url = f"postgresql://bursar@/bursar?host={context.data / 'run'}&port=5432"
+    db = await connect(url)
+    try:
+
+        async def both_were_heard() -> bool:
+            return await load_agents(db) == len(agents)
+
+        await eventually(both_were_heard)  # an agent is ready before its first heartbeat is stored
+    finally:
+        await db.close()
     with capture_logs() as said:
         await _warn_of_agents(ServerSettings(http=Address("127.0.0.1", 0), database_url=url))
         await _warn_of_agents(
