@@ -155,7 +155,7 @@ def test_from_activation_to_expiry_requests_follow_the_portal(coldfront: Portal,
             return str(claims.get(name)["status"]["approval"]["state"])
 
         eventually(lambda: state("within") == "approved")
-        eventually(lambda: "would exceed clusters by 2" in claims.get("beyond")["status"]["message"])
+        eventually(lambda: "would exceed max_clusters by 2" in claims.get("beyond")["status"]["message"])
         assert state("beyond") == "pending"
         coldfront.change(one, clusters=4)
         push_due()
