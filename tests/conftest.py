@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """What is collected stays until the end: the cyclic garbage collector would traverse it in vain, again and again.
+    """Freeze collected tests: they stay until the end, and the cyclic garbage collector would traverse them in vain.
     Where assertions are rewritten too, that is almost half of the time that collecting takes."""
     gc.disable()
     _import_share(session.config)

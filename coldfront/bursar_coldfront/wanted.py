@@ -28,7 +28,7 @@ _NOT_IN_NAMES = re.compile(r"[^a-z0-9-]+")
 
 
 class OnEnd(StrEnum):
-    """What becomes of an allocation's work when the allocation ends."""
+    """The effect of the end of an allocation on its work."""
 
     KEEP = "keep"  # limits and work stay
     FREEZE = "freeze"  # limits become 0: nothing new starts, what runs goes on

@@ -349,7 +349,7 @@ async def test_tenants_list_their_own_requests_alone(site: Site) -> None:
     assert listed[0]["object"]["status"]["approval"]["state"] == "pending"
 
 
-# What a requester sees, and finalizers.
+# The view of a requester, and finalizers.
 
 
 async def test_work_that_awaits_approval_says_so_everywhere(site: Site) -> None:

@@ -121,7 +121,7 @@ class Model:
         return True
 
     def together(self, one: One) -> list[One]:
-        """What is decided with a request: of a gang, all that is not charged yet."""
+        """The objects decided with a request: of a gang, all members that are not charged yet."""
         if not one.gang:
             return [one]
         return [each for each in self.of(one.space) if each.gang == one.gang and each.pending]
